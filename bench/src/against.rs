@@ -82,19 +82,25 @@ fn ratios(records: &Records) -> impl Iterator<Item = &Ratio> {
 #[must_use]
 pub fn bounds(records: &Records) -> Vec<Bound<'_>> {
     let limit = Limit::NotBelow(LIMIT);
-    let bounds = ratios(records).map(|ratio| Bound { case: &ratio.case, of: Of::Ratio(&ratio.of, &ratio.peer), limit });
+    let bounds = ratios(records).map(|ratio| Bound {
+        case: &ratio.case,
+        of: Of::Ratio(&ratio.of, &ratio.peer),
+        limit,
+    });
     bounds.collect()
 }
 
 /// Formats the ratios in Markdown.
 #[must_use]
 pub fn table(records: &Records) -> String {
-    let mut page =
-        String::from("| case | this build / the other | 95 % interval of the median | least to greatest |\n");
+    let mut page = String::from(
+        "| case | this build / the other | 95 % interval of the median | least to greatest |\n",
+    );
     page.push_str("| --- | --- | --- | --- |\n");
     for ratio in ratios(records) {
         let Ratio { case, of, ours, params, value, .. } = ratio;
-        let number = |name: &str| params.get(name).and_then(serde_json::Value::as_f64).unwrap_or_default();
+        let number =
+            |name: &str| params.get(name).and_then(serde_json::Value::as_f64).unwrap_or_default();
         let disturbed = if record::counts(params) { "" } else { " (disturbed)" };
         let [low, high, min, max] = ["low", "high", "min", "max"].map(number);
         let _ = writeln!(
@@ -115,7 +121,12 @@ pub fn children(name: &str, common: &Common, daemon: &Path) -> Result<bool> {
     stop::listen()?;
     let this = std::env::current_exe().context("the path of this program is unknown")?;
     let other = daemon.with_file_name(this.file_name().context("this program has no name")?);
-    ensure!(other.exists(), "there is no {}: build it beside {}", other.display(), daemon.display());
+    ensure!(
+        other.exists(),
+        "there is no {}: build it beside {}",
+        other.display(),
+        daemon.display()
+    );
     let directory = tempfile::tempdir()?;
     let (mut measured, mut records) = (Vec::new(), Records::new(name));
     for pair in 0..pairs(common.scale()) {
@@ -124,7 +135,8 @@ pub fn children(name: &str, common: &Common, daemon: &Path) -> Result<bool> {
         for turn in 0..2 {
             let of = index(turn, pair);
             let program = if of == 0 { &this } else { &other };
-            of_pair[of] = child(program, name, common, &directory.path().join(format!("{pair}-{of}")))?;
+            of_pair[of] =
+                child(program, name, common, &directory.path().join(format!("{pair}-{of}")))?;
         }
         let [this, other] = of_pair;
         measured.push((this, other));
@@ -155,7 +167,8 @@ fn child(program: &PathBuf, name: &str, common: &Common, json: &Path) -> Result<
         output.status,
         String::from_utf8_lossy(&output.stderr)
     );
-    let text = std::fs::read_to_string(json).with_context(|| format!("{} has no records", program.display()))?;
+    let text = std::fs::read_to_string(json)
+        .with_context(|| format!("{} has no records", program.display()))?;
     // Lines of ratios have other fields and are left out.
     Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
 }
@@ -163,11 +176,14 @@ fn child(program: &PathBuf, name: &str, common: &Common, json: &Path) -> Result<
 fn record_children(records: &mut Records, pairs: &[(Vec<Measure>, Vec<Measure>)]) -> Result<()> {
     let (first, _) = pairs.first().context("no pairs")?;
     for Measure { case, system, metric, unit, .. } in first {
-        let is_same = |measure: &&Measure| (&measure.case, &measure.system, &measure.metric) == (case, system, metric);
+        let is_same = |measure: &&Measure| {
+            (&measure.case, &measure.system, &measure.metric) == (case, system, metric)
+        };
         let mut ratios = Rounds::new();
         for (this, other) in pairs {
             // A case that only one of the builds has cannot be compared.
-            let (Some(this), Some(other)) = (this.iter().find(is_same), other.iter().find(is_same)) else {
+            let (Some(this), Some(other)) = (this.iter().find(is_same), other.iter().find(is_same))
+            else {
                 continue;
             };
             let is_rate = unit.ends_with("/s");
@@ -208,13 +224,17 @@ mod tests {
     #[test]
     fn builds_change_places_within_their_pair() {
         let order = |round| (0..4).map(|turn| index(turn, round)).collect::<Vec<_>>();
-        assert_eq!((order(0), order(1), order(2)), (vec![0, 1, 2, 3], vec![1, 0, 3, 2], vec![0, 1, 2, 3]));
+        assert_eq!(
+            (order(0), order(1), order(2)),
+            (vec![0, 1, 2, 3], vec![1, 0, 3, 2], vec![0, 1, 2, 3])
+        );
     }
 
     #[test]
     fn a_ratio_above_one_is_faster_whatever_the_unit() {
         let pair = |ns: f64, per_s: f64, counts| {
-            let of = |ns, per_s| vec![measure("a", "ns", ns, counts), measure("b", "1/s", per_s, true)];
+            let of =
+                |ns, per_s| vec![measure("a", "ns", ns, counts), measure("b", "1/s", per_s, true)];
             (of(ns, per_s), of(10.0, 100.0))
         };
         let pairs = [pair(8.0, 90.0, false), pair(8.0, 90.0, false), pair(8.0, 80.0, true)];
@@ -222,18 +242,26 @@ mod tests {
         record_children(&mut records, &pairs).unwrap();
         let value = |case, of| records.find_ratio(case, of, "sidecored-before").unwrap().value;
         assert_eq!((value("a", "1/m"), value("b", "m")), (1.25, 0.9));
-        let verdicts: Vec<Verdict> =
-            check(&bounds(&records), &records, OURS).iter().map(|checked| checked.verdict).collect();
+        let verdicts: Vec<Verdict> = check(&bounds(&records), &records, OURS)
+            .iter()
+            .map(|checked| checked.verdict)
+            .collect();
         // The first was measured in pairs most of which were disturbed; the second is slower in
         // every pair.
         assert_eq!(verdicts, [Verdict::Unknown, Verdict::Fail]);
-        assert!(table(&records).contains("| b, m of sidecored | 0.900 | 0.800 to 0.900 |"), "{}", table(&records));
+        assert!(
+            table(&records).contains("| b, m of sidecored | 0.900 | 0.800 to 0.900 |"),
+            "{}",
+            table(&records)
+        );
     }
 
     #[test]
     fn a_case_of_one_build_alone_is_left_out_and_builds_without_a_common_case_are_an_error() {
-        let both =
-            (vec![measure("a", "ns", 1.0, true), measure("new", "ns", 1.0, true)], vec![measure("a", "ns", 1.0, true)]);
+        let both = (
+            vec![measure("a", "ns", 1.0, true), measure("new", "ns", 1.0, true)],
+            vec![measure("a", "ns", 1.0, true)],
+        );
         let mut records = Records::new("e");
         record_children(&mut records, &[both]).unwrap();
         assert_eq!(bounds(&records).len(), 1);

@@ -91,10 +91,15 @@ pub fn print(checked: &[Checked]) -> bool {
         let word = match bound.verdict {
             Verdict::Pass => "pass",
             Verdict::Fail => "FAIL",
-            Verdict::Unknown => "unknown (the cores were far apart or busy, or the rounds spread too far)",
+            Verdict::Unknown => {
+                "unknown (the cores were far apart or busy, or the rounds spread too far)"
+            }
             Verdict::Missing => "not measured",
         };
-        let is = bound.value.as_ref().map_or_else(|| "was not measured".to_owned(), |value| format!("is {value}"));
+        let is = bound
+            .value
+            .as_ref()
+            .map_or_else(|| "was not measured".to_owned(), |value| format!("is {value}"));
         println!("{word}: {} {is}, must be {}", bound.what, bound.limit);
     }
     checked.iter().all(|bound| bound.verdict == Verdict::Pass)
@@ -117,7 +122,8 @@ fn check_one(bound: &Bound<'_>, records: &Records, ours: &str) -> Checked {
         Of::Ratio(metric, peer) => ratio_to(metric, peer),
         Of::FloorRatio(metric) => ratio_to(metric, FLOOR),
         Of::Ours(metric, unit) => {
-            let found = records.find(case, ours, metric).map(|measure| (measure.value, &measure.params));
+            let found =
+                records.find(case, ours, metric).map(|measure| (measure.value, &measure.params));
             (format!("{case}: {metric}"), unit, found)
         }
     };
@@ -154,8 +160,12 @@ mod tests {
             bound("c", Of::Ours("added", " us"), Limit::AtMost(6.0)),
             bound("d", ratio, Limit::AtLeast(3.5)),
         ];
-        let verdicts: Vec<Verdict> = check(&bounds, &records, OURS).iter().map(|checked| checked.verdict).collect();
-        assert_eq!(verdicts, [Verdict::Pass, Verdict::Fail, Verdict::Unknown, Verdict::Fail, Verdict::Missing]);
+        let verdicts: Vec<Verdict> =
+            check(&bounds, &records, OURS).iter().map(|checked| checked.verdict).collect();
+        assert_eq!(
+            verdicts,
+            [Verdict::Pass, Verdict::Fail, Verdict::Unknown, Verdict::Fail, Verdict::Missing]
+        );
     }
     #[test]
     fn a_small_ratio_fails_only_if_its_interval_is_below_the_limit() {
@@ -166,7 +176,8 @@ mod tests {
         }
         let of = Of::Ratio("iops", "before");
         let bounds = cases.map(|(case, ..)| Bound { case, of, limit: Limit::NotBelow(0.98) });
-        let verdicts: Vec<Verdict> = check(&bounds, &records, OURS).iter().map(|checked| checked.verdict).collect();
+        let verdicts: Vec<Verdict> =
+            check(&bounds, &records, OURS).iter().map(|checked| checked.verdict).collect();
         assert_eq!(verdicts, [Verdict::Pass, Verdict::Unknown, Verdict::Fail]);
     }
 }

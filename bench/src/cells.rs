@@ -8,7 +8,8 @@ use crate::record::{self, Records};
 pub fn requests(records: &Records, case: &str, system: &str) -> String {
     let Some(iops) = records.find(case, system, "iops") else { return String::new() };
     let latency = records.find(case, system, "latency_p50");
-    let latency = latency.map_or(String::new(), |latency| format!(", {:.2} us", latency.value / 1e3));
+    let latency =
+        latency.map_or(String::new(), |latency| format!(", {:.2} us", latency.value / 1e3));
     format!("{}{latency}", plot::per_second(iops.value))
 }
 
@@ -43,7 +44,14 @@ mod tests {
         assert_eq!(requests(&records, "b", OURS), "");
         assert_eq!(ratio(&records, "a", "peer"), "1.50 (disturbed)");
         assert_eq!(ratio(&records, "a", "floor"), "");
-        records.ratio("b", "iops", OURS, "peer", 1.6, params([("ours", 3e6.into()), ("theirs", 2e6.into())]));
+        records.ratio(
+            "b",
+            "iops",
+            OURS,
+            "peer",
+            1.6,
+            params([("ours", 3e6.into()), ("theirs", 2e6.into())]),
+        );
         assert_eq!(ratio(&records, "b", "peer"), "3 M/s : 2 M/s = 1.50");
     }
 }

@@ -27,7 +27,8 @@ pub const NEAR_NS: f64 = 250.0;
 pub fn pin(core: CoreId) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(core.0 as usize);
-    rustix::thread::sched_setaffinity(None, &set).with_context(|| format!("cannot run on core {core}"))
+    rustix::thread::sched_setaffinity(None, &set)
+        .with_context(|| format!("cannot run on core {core}"))
 }
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -62,7 +63,10 @@ impl Partner {
     ///
     /// # Errors
     /// The thread died.
-    pub fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Result<Receiver<T>> {
+    pub fn run<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<Receiver<T>> {
         let (sender, receiver) = channel();
         let job = Box::new(move || {
             let _ = sender.send(job());
@@ -178,7 +182,10 @@ impl Gate {
     ///
     /// # Errors
     /// `run` fails; an interrupt.
-    pub fn run<T>(&mut self, mut run: impl FnMut(&Partner) -> Result<(T, f64)>) -> Result<Gated<T>> {
+    pub fn run<T>(
+        &mut self,
+        mut run: impl FnMut(&Partner) -> Result<(T, f64)>,
+    ) -> Result<Gated<T>> {
         let mut repeats = 0;
         loop {
             stop::check()?;

@@ -99,7 +99,11 @@ pub struct Report<'a> {
 impl<'a> Report<'a> {
     /// Makes a report without notes and pictures.
     #[must_use]
-    pub fn new(table: String, bounds: (&'a str, &'a [Bound<'a>]), headlines: &'a [Headline]) -> Self {
+    pub fn new(
+        table: String,
+        bounds: (&'a str, &'a [Bound<'a>]),
+        headlines: &'a [Headline],
+    ) -> Self {
         Self { table, note: String::new(), bounds, headlines, draw: |_| Ok(()) }
     }
 }
@@ -152,7 +156,11 @@ impl Common {
         let checked = bounds::check(bounds, records, ours);
         let hold = bounds::print(&checked);
         if let Some(file) = &self.verdicts {
-            verdicts::append(file, (records.experiment(), self.scale().name(), records.revision()), &checked)?;
+            verdicts::append(
+                file,
+                (records.experiment(), self.scale().name(), records.revision()),
+                &checked,
+            )?;
         }
         println!("took {:.0} s; {disturbed}", begin.elapsed().as_secs_f64());
         if let Some(file) = &self.json {
@@ -194,7 +202,11 @@ impl Experiment {
         cores::pin(cores::CLIENT).context("the experiment needs two cores")?;
         let partner = Partner::start(cores::SERVER).context("the experiment needs two cores")?;
         let scale = programs.common.scale().name();
-        eprintln!("{name}, {scale}: client on core {}, server on core {}", cores::CLIENT, cores::SERVER);
+        eprintln!(
+            "{name}, {scale}: client on core {}, server on core {}",
+            cores::CLIENT,
+            cores::SERVER
+        );
         Ok(Self {
             begin,
             options: programs.common.clone(),
@@ -204,7 +216,10 @@ impl Experiment {
             records: Records::new(name),
             directory: tempfile::Builder::new().prefix("sidecore-bench").tempdir()?,
             // On tmpfs, as `/run` is: a controller's log is beside the control socket.
-            run: tempfile::Builder::new().prefix("sidecore-bench").tempdir_in("/dev/shm").context("no tmpfs")?,
+            run: tempfile::Builder::new()
+                .prefix("sidecore-bench")
+                .tempdir_in("/dev/shm")
+                .context("no tmpfs")?,
             no_peer: programs.no_peer,
         })
     }
@@ -219,7 +234,12 @@ impl Experiment {
     ///
     /// # Errors
     /// As [`Sidecored::start`].
-    pub fn start_ours(&self, name: &str, controllers: &[Controller], devices: &[Device]) -> Result<Sidecored> {
+    pub fn start_ours(
+        &self,
+        name: &str,
+        controllers: &[Controller],
+        devices: &[Device],
+    ) -> Result<Sidecored> {
         Sidecored::start(&self.daemon, self.run.path(), name, controllers, devices)
     }
 
@@ -302,7 +322,8 @@ impl Experiment {
     /// # Errors
     /// A file cannot be written.
     pub fn conclude(&self, report: Report<'_>) -> Result<bool> {
-        let disturbed = format!("{} runs waited for near and free cores or were repeated", self.gate.retries());
+        let disturbed =
+            format!("{} runs waited for near and free cores or were repeated", self.gate.retries());
         let of_builds = against::bounds(&self.records);
         let report = match self.options.against {
             Some(_) => Report::new(against::table(&self.records), (against::THIS, &of_builds), &[]),

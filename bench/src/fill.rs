@@ -36,8 +36,14 @@ pub fn fill(socket: &Path, bytes: u64, piece_bytes: u32, order: Order) -> Result
     for index in 0..=pieces {
         match order {
             _ if index == pieces => queue.submit_flush(slot)?,
-            Order::Sequential => queue.submit_write(slot, sector(index, piece_bytes), piece_bytes)?,
-            Order::Random => queue.submit_write(slot, sector(shuffled(index, pieces), piece_bytes), piece_bytes)?,
+            Order::Sequential => {
+                queue.submit_write(slot, sector(index, piece_bytes), piece_bytes)?
+            }
+            Order::Random => queue.submit_write(
+                slot,
+                sector(shuffled(index, pieces), piece_bytes),
+                piece_bytes,
+            )?,
         }
         complete(queue, &mut completions)?;
     }
@@ -72,7 +78,10 @@ fn complete<Q: Queue>(queue: &mut Q, completions: &mut Vec<Q::Completion>) -> Re
             bail!("the device does not answer");
         }
     }
-    ensure!(completions.iter().all(|done| Q::outcome(*done).1), "filling a disk fails: {completions:?}");
+    ensure!(
+        completions.iter().all(|done| Q::outcome(*done).1),
+        "filling a disk fails: {completions:?}"
+    );
     Ok(())
 }
 

@@ -20,7 +20,11 @@ use crate::{huge_pages, stats};
 /// # Errors
 /// A system call fails; the partner died.
 pub fn eventfd_round_trip_ns(partner: &Partner, blocking: bool, rounds: u32) -> Result<f64> {
-    let flags = if blocking { EventfdFlags::CLOEXEC } else { EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK };
+    let flags = if blocking {
+        EventfdFlags::CLOEXEC
+    } else {
+        EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK
+    };
     let (there, back) = (rustix::event::eventfd(0, flags)?, rustix::event::eventfd(0, flags)?);
     let (their_there, their_back) = (there.try_clone()?, back.try_clone()?);
     let done = partner.run(move || {
@@ -108,13 +112,21 @@ impl CopyFloor {
         let enough = huge_pages::free() * huge_pages::BYTES >= bytes;
         let shared = match arena.pages() {
             PageKind::Huge if enough => {
-                let shared = whole(&memory(bytes, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB)?, bytes)?;
+                let shared =
+                    whole(&memory(bytes, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB)?, bytes)?;
                 shared.fill_zero();
                 Some(shared)
             }
             _ => None,
         };
-        Ok(Self { arena, shared, client, buffers, blocks: bytes / u64::from(BLOCK_BYTES), best: [None; 2] })
+        Ok(Self {
+            arena,
+            shared,
+            client,
+            buffers,
+            blocks: bytes / u64::from(BLOCK_BYTES),
+            best: [None; 2],
+        })
     }
 
     /// Whether the arena is on huge pages.
@@ -187,7 +199,11 @@ impl CopyFloor {
                     }
                     _ => {
                         segments.bind(&self.client);
-                        segments.push(GuestAddress(GUEST_BASE + buffer * block), block, &mut hint)?;
+                        segments.push(
+                            GuestAddress(GUEST_BASE + buffer * block),
+                            block,
+                            &mut hint,
+                        )?;
                         // Prefetches the block that is read anyway; for a write, a line in the
                         // cache, because fetching the lines that a streaming store replaces would
                         // only delay the store.

@@ -85,10 +85,17 @@ pub fn run(options: &Options) -> Result<bool> {
 }
 
 /// Measures pairs of runs. Returns the number of disturbed pairs.
-fn measure(records: &mut Records, case: &str, depth: usize, plan: &Plan, scale: Scale) -> Result<usize> {
+fn measure(
+    records: &mut Records,
+    case: &str,
+    depth: usize,
+    plan: &Plan,
+    scale: Scale,
+) -> Result<usize> {
     // The controllers' threads inherit the core of the thread that makes the controllers.
     cores::pin(cores::SERVER)?;
-    let mut volumes = [Volume::new(true, depth, plan.writes)?, Volume::new(false, depth, plan.writes)?];
+    let mut volumes =
+        [Volume::new(true, depth, plan.writes)?, Volume::new(false, depth, plan.writes)?];
     cores::pin(cores::CLIENT)?;
     let (mut with, mut without, mut pairs) = (Rounds::new(), Rounds::new(), Pairs::default());
     let mut disturbed = 0;
@@ -114,13 +121,21 @@ fn measure(records: &mut Records, case: &str, depth: usize, plan: &Plan, scale: 
         pairs.add(ns[0], ns[1], counts);
         pair += 1;
     }
-    let params = params([("plan", scale.name().into()), ("depth", depth.into()), ("writes", plan.writes.into())]);
+    let params = params([
+        ("plan", scale.name().into()),
+        ("depth", depth.into()),
+        ("writes", plan.writes.into()),
+    ]);
     for (system, rounds) in [(OURS, &with), (WITHOUT, &without)] {
         let (median, params) = rounds.settle(params.clone());
         records.measure(case, system, METRIC, median, "ns", params);
     }
     let (ratio, params) = pairs.settle(params);
-    eprintln!("  {case:<16} {:>8.0} ns with the log, {:>8.0} ns without: {ratio:.3}", with.median(), without.median());
+    eprintln!(
+        "  {case:<16} {:>8.0} ns with the log, {:>8.0} ns without: {ratio:.3}",
+        with.median(),
+        without.median()
+    );
     records.ratio(case, METRIC, OURS, WITHOUT, ratio, params);
     Ok(disturbed)
 }
@@ -133,9 +148,14 @@ fn table(records: &Records) -> String {
     for (case, _) in CASES {
         let ns = |system| records.find(case, system, METRIC).map_or(0.0, |measure| measure.value);
         let pair = records.find_ratio(case, METRIC, WITHOUT).and_then(Ratio::pair);
-        let pair = pair
-            .map_or(String::new(), |(with, without)| format!("{with:.0} ns : {without:.0} ns = {:.3}", with / without));
-        page.push_str(&format!("| {case} | {:.0} ns | {:.0} ns | {pair} |\n", ns(OURS), ns(WITHOUT)));
+        let pair = pair.map_or(String::new(), |(with, without)| {
+            format!("{with:.0} ns : {without:.0} ns = {:.3}", with / without)
+        });
+        page.push_str(&format!(
+            "| {case} | {:.0} ns | {:.0} ns | {pair} |\n",
+            ns(OURS),
+            ns(WITHOUT)
+        ));
     }
     page
 }

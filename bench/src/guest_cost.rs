@@ -71,7 +71,8 @@ pub enum Format {
 }
 
 impl Format {
-    const ALL: [Self; 5] = [Self::Split, Self::SplitIndirect, Self::Packed, Self::PackedIndirect, Self::Nvme];
+    const ALL: [Self; 5] =
+        [Self::Split, Self::SplitIndirect, Self::Packed, Self::PackedIndirect, Self::Nvme];
 
     fn name(self) -> &'static str {
         match self {
@@ -130,7 +131,13 @@ impl Plan {
                 let patience = Duration::from_secs(20);
                 Self { run: ms(12), warm_up: ms(5), trial: ms(3), rounds: 7, patience }
             }
-            Scale::Tiny => Self { run: ms(2), warm_up: ms(1), trial: ms(1), rounds: 1, patience: Duration::ZERO },
+            Scale::Tiny => Self {
+                run: ms(2),
+                warm_up: ms(1),
+                trial: ms(1),
+                rounds: 1,
+                patience: Duration::ZERO,
+            },
         }
     }
 }
@@ -140,7 +147,9 @@ fn bounded_cases() -> Vec<String> {
     let mut cases = Vec::new();
     for format in Format::ALL {
         for depth in DEPTHS.into_iter().filter(|depth| *depth > 1) {
-            cases.extend(OWN_WORK_NS.into_iter().filter(|ns| *ns <= 500).map(|ns| case(format, depth, ns)));
+            cases.extend(
+                OWN_WORK_NS.into_iter().filter(|ns| *ns <= 500).map(|ns| case(format, depth, ns)),
+            );
         }
     }
     cases
@@ -234,7 +243,10 @@ impl Bench {
         let store = Store::Null { bytes: DISK_BYTES };
         let devices = [
             Device::new("virtio", store),
-            Device { front_end: FrontEnd::Nvme, ..Device::new("nvme", Store::Shared { with: "virtio" }) },
+            Device {
+                front_end: FrontEnd::Nvme,
+                ..Device::new("nvme", Store::Shared { with: "virtio" })
+            },
         ];
         let mut daemons = vec![(OURS.to_owned(), self.experiment.start_ours(OURS, &[], &devices)?)];
         let before = self.experiment.start_before(OURS, &[], &devices)?;
@@ -290,7 +302,9 @@ impl Bench {
             floor_runs.push(floor.run(&mut self.experiment.gate, &guest, interval_ns, clock)?);
             for turn in 0..self.daemons.len() {
                 let index = if builds { against::index(turn, number) } else { turn };
-                let (Some(daemon), Some(client)) = (self.daemons.get_mut(index), clients.get_mut(index)) else {
+                let (Some(daemon), Some(client)) =
+                    (self.daemons.get_mut(index), clients.get_mut(index))
+                else {
                     continue;
                 };
                 let run = round(&mut self.experiment, &self.plan, daemon, client, &guest)?;
@@ -314,19 +328,30 @@ impl Bench {
         for _ in 0..TRIALS {
             for (iops, interval_ns) in iops.iter_mut().zip(INTERVALS_NS).take(intervals) {
                 let clock = &self.experiment.clock;
-                *iops += floor.run(&mut self.experiment.gate, &trial, interval_ns, clock)?.result.iops;
+                *iops +=
+                    floor.run(&mut self.experiment.gate, &trial, interval_ns, clock)?.result.iops;
             }
         }
-        let best = iops.iter().zip(INTERVALS_NS).max_by(|(one, _), (other, _)| one.total_cmp(other));
+        let best =
+            iops.iter().zip(INTERVALS_NS).max_by(|(one, _), (other, _)| one.total_cmp(other));
         Ok(best.map_or(0, |(_, interval_ns)| interval_ns))
     }
 
-    fn record(&mut self, case: &str, params: &Params, interval_ns: u64, floor_runs: &[Gated<Cost>]) {
+    fn record(
+        &mut self,
+        case: &str,
+        params: &Params,
+        interval_ns: u64,
+        floor_runs: &[Gated<Cost>],
+    ) {
         let records = &mut self.experiment.records;
         let mut floor_params = params.clone();
         floor_params.insert("interval_ns".to_owned(), interval_ns.into());
         record_costs(records, case, FLOOR, &floor_params, floor_runs);
-        let mut line = format!("  {case:<28} floor {:>4.0} ns (polls every {interval_ns} ns)", median(floor_runs));
+        let mut line = format!(
+            "  {case:<28} floor {:>4.0} ns (polls every {interval_ns} ns)",
+            median(floor_runs)
+        );
         for daemon in &self.daemons {
             record_costs(records, case, &daemon.name, params, &daemon.runs);
             line.push_str(&format!("  {} {:.0} ns", daemon.name, median(&daemon.runs)));
@@ -387,7 +412,13 @@ fn median(runs: &[Gated<Cost>]) -> f64 {
     rounds(runs, |cost| cost.client_ns).median()
 }
 
-fn record_costs(records: &mut Records, case: &str, system: &str, params: &Params, runs: &[Gated<Cost>]) {
+fn record_costs(
+    records: &mut Records,
+    case: &str,
+    system: &str,
+    params: &Params,
+    runs: &[Gated<Cost>],
+) {
     for (metric, unit, value) in METRICS {
         let (median, params) = rounds(runs, value).settle(params.clone());
         records.measure(case, system, metric, median, unit, params);

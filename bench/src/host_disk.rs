@@ -55,7 +55,10 @@ impl Tmpfs {
     /// The process is not root's.
     pub fn new(path: &Path) -> Result<Self> {
         std::fs::create_dir_all(path)?;
-        output_of("mount", &["-t", "tmpfs", "-o", "huge=always,size=100%", "sidecore-bench", text(path)?])?;
+        output_of(
+            "mount",
+            &["-t", "tmpfs", "-o", "huge=always,size=100%", "sidecore-bench", text(path)?],
+        )?;
         Ok(Self { path: path.to_owned(), is_mounted: true })
     }
 
@@ -110,9 +113,12 @@ impl HostDisk {
 
     fn on_loop(directory: &Path, bytes: u64) -> Result<Self> {
         let backing = directory.join("disk");
-        let file = File::create(&backing).with_context(|| format!("cannot make {}", backing.display()))?;
-        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes).context("no room for a loop device")?;
-        let attached = output_of("losetup", &["--find", "--show", "--direct-io=on", text(&backing)?]);
+        let file =
+            File::create(&backing).with_context(|| format!("cannot make {}", backing.display()))?;
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes)
+            .context("no room for a loop device")?;
+        let attached =
+            output_of("losetup", &["--find", "--show", "--direct-io=on", text(&backing)?]);
         let _ = std::fs::remove_file(&backing);
         let path = PathBuf::from(attached?.trim());
         let open = File::open(&path);
@@ -123,10 +129,13 @@ impl HostDisk {
     }
 
     fn on_zram(bytes: u64) -> Result<Self> {
-        let number = std::fs::read_to_string(Path::new(ZRAM_CONTROL).join("hot_add")).context("no zram")?;
+        let number =
+            std::fs::read_to_string(Path::new(ZRAM_CONTROL).join("hot_add")).context("no zram")?;
         let number: u32 = number.trim().parse().context("not a zram disk's number")?;
-        let disk = Self { path: PathBuf::from(format!("/dev/zram{number}")), keep: Keep::Number(number) };
-        std::fs::write(format!("/sys/block/zram{number}/disksize"), bytes.to_string()).context("no room for zram")?;
+        let disk =
+            Self { path: PathBuf::from(format!("/dev/zram{number}")), keep: Keep::Number(number) };
+        std::fs::write(format!("/sys/block/zram{number}/disksize"), bytes.to_string())
+            .context("no room for zram")?;
         Ok(disk)
     }
 }

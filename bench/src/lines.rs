@@ -52,7 +52,8 @@ impl Figure {
         let rows = self.panels.len().div_ceil(2).max(1) as f64;
         let full_width = LEFT + 2.0 * WIDTH + BETWEEN + 20.0;
         let full_height = TOP + rows * (HEIGHT + BELOW);
-        let mut svg = head((full_width, full_height), &self.title, &self.series, (LEFT, 150.0), colour);
+        let mut svg =
+            head((full_width, full_height), &self.title, &self.series, (LEFT, 150.0), colour);
         for (index, panel) in self.panels.iter().enumerate() {
             let x = LEFT + (index % 2) as f64 * (WIDTH + BETWEEN);
             let y = TOP + (index / 2) as f64 * (HEIGHT + BELOW);
@@ -87,7 +88,8 @@ impl Axis {
 
     /// The position of `value` along the axis, 0 to 1.
     fn share(&self, value: f64) -> f64 {
-        ((value.log(self.base) - f64::from(self.low)) / f64::from(self.high - self.low)).clamp(0.0, 1.0)
+        ((value.log(self.base) - f64::from(self.low)) / f64::from(self.high - self.low))
+            .clamp(0.0, 1.0)
     }
 
     fn powers(&self) -> impl Iterator<Item = f64> {
@@ -100,17 +102,33 @@ impl Panel {
         let points = || self.lines.iter().flat_map(|line| &line.points);
         let across = Axis::over(points().map(|(x, _)| *x), 2.0);
         let up = Axis::over(points().map(|(_, y)| *y), 10.0);
-        let at = |x: f64, y: f64| (left + across.share(x) * WIDTH, top + (1.0 - up.share(y)) * HEIGHT);
-        let _ = writeln!(svg, "<text x=\"{left}\" y=\"{}\" font-size=\"12\">{}</text>", top - 8.0, escape(&self.title));
+        let at =
+            |x: f64, y: f64| (left + across.share(x) * WIDTH, top + (1.0 - up.share(y)) * HEIGHT);
+        let _ = writeln!(
+            svg,
+            "<text x=\"{left}\" y=\"{}\" font-size=\"12\">{}</text>",
+            top - 8.0,
+            escape(&self.title)
+        );
         for x in across.powers().step_by(2) {
             let (x_at, bottom) = (at(x, 1.0).0, top + HEIGHT);
-            let _ = writeln!(svg, "<line x1=\"{x_at}\" y1=\"{top}\" x2=\"{x_at}\" y2=\"{bottom}\" stroke=\"#eee\"/>");
+            let _ = writeln!(
+                svg,
+                "<line x1=\"{x_at}\" y1=\"{top}\" x2=\"{x_at}\" y2=\"{bottom}\" stroke=\"#eee\"/>"
+            );
             let label = escape(&(self.x_label)(x));
-            let _ = writeln!(svg, "<text x=\"{x_at}\" y=\"{}\" text-anchor=\"middle\">{label}</text>", bottom + 16.0);
+            let _ = writeln!(
+                svg,
+                "<text x=\"{x_at}\" y=\"{}\" text-anchor=\"middle\">{label}</text>",
+                bottom + 16.0
+            );
         }
         for y in up.powers() {
             let (y_at, right) = (at(1.0, y).1, left + WIDTH);
-            let _ = writeln!(svg, "<line x1=\"{left}\" y1=\"{y_at}\" x2=\"{right}\" y2=\"{y_at}\" stroke=\"#ddd\"/>");
+            let _ = writeln!(
+                svg,
+                "<line x1=\"{left}\" y1=\"{y_at}\" x2=\"{right}\" y2=\"{y_at}\" stroke=\"#ddd\"/>"
+            );
             let label = escape(&(self.y_label)(y));
             let (x, y) = (left - 6.0, y_at + 4.0);
             let _ = writeln!(svg, "<text x=\"{x}\" y=\"{y}\" text-anchor=\"end\">{label}</text>");
@@ -121,11 +139,14 @@ impl Panel {
                 let (x, y) = at(*x, *y);
                 let _ = write!(path, "{x:.1},{y:.1} ");
                 let dot = colour(line.series);
-                let _ = writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.5\" fill=\"{dot}\"/>");
+                let _ =
+                    writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.5\" fill=\"{dot}\"/>");
             }
             let (path, colour) = (path.trim_end(), colour(line.series));
-            let _ =
-                writeln!(svg, "<polyline points=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"/>");
+            let _ = writeln!(
+                svg,
+                "<polyline points=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"/>"
+            );
         }
     }
 }
@@ -145,7 +166,8 @@ mod tests {
     #[test]
     fn every_panel_has_its_lines_and_its_labels() {
         let line = |series| Line { series, points: vec![(512.0, 10.0), (2048.0, 1000.0)] };
-        let panel = |lines| Panel { title: "a & b".to_owned(), lines, x_label: label, y_label: label };
+        let panel =
+            |lines| Panel { title: "a & b".to_owned(), lines, x_label: label, y_label: label };
         let figure = Figure {
             title: "t".to_owned(),
             series: vec!["x".to_owned(), "y".to_owned()],
@@ -153,7 +175,11 @@ mod tests {
         };
         let svg = figure.to_svg();
         assert_eq!((svg.matches("<polyline").count(), svg.matches("<circle").count()), (2, 4));
-        assert!(svg.contains("a &amp; b") && svg.contains("&lt;512&gt;") && svg.contains("&lt;1000&gt;"));
+        assert!(
+            svg.contains("a &amp; b")
+                && svg.contains("&lt;512&gt;")
+                && svg.contains("&lt;1000&gt;")
+        );
         assert!(!svg.contains("NaN") && svg.ends_with("</svg>\n"));
     }
 

@@ -122,9 +122,13 @@ pub fn run<Q: Queue>(queue: &mut Q, work: &Work, clock: &Clock) -> Result<Sample
 /// # Errors
 /// As [`run`]; `queues` is empty.
 pub fn run_all<Q: Queue>(queues: &mut [Q], work: &Work, clock: &Clock) -> Result<Sample> {
-    let take = |queue: &mut Q| (0..work.depth).map_while(|_| queue.take_slot()).collect::<Vec<Slot>>();
+    let take =
+        |queue: &mut Q| (0..work.depth).map_while(|_| queue.take_slot()).collect::<Vec<Slot>>();
     let slots: Vec<Vec<Slot>> = queues.iter_mut().map(take).collect();
-    ensure!(slots.iter().all(|slots| slots.len() == usize::from(work.depth)), "a queue has too few slots");
+    ensure!(
+        slots.iter().all(|slots| slots.len() == usize::from(work.depth)),
+        "a queue has too few slots"
+    );
     let result = run_on(queues, work, clock, &slots);
     for (queue, slots) in queues.iter_mut().zip(&slots) {
         slots.iter().for_each(|slot| queue.release_slot(*slot));
@@ -167,11 +171,18 @@ impl Readings {
     }
 }
 
-fn run_on<Q: Queue>(queues: &mut [Q], work: &Work, clock: &Clock, slots: &[Vec<Slot>]) -> Result<Sample> {
+fn run_on<Q: Queue>(
+    queues: &mut [Q],
+    work: &Work,
+    clock: &Clock,
+    slots: &[Vec<Slot>],
+) -> Result<Sample> {
     ensure!(!queues.is_empty(), "no queue");
     let before = sum(queues);
-    let pattern = if work.touch && work.write { vec![0x5a; work.bytes as usize] } else { Vec::new() };
-    let per_reading = (BYTES_PER_READING / u64::from(work.bytes.max(1))).clamp(1, REQUESTS_PER_READING);
+    let pattern =
+        if work.touch && work.write { vec![0x5a; work.bytes as usize] } else { Vec::new() };
+    let per_reading =
+        (BYTES_PER_READING / u64::from(work.bytes.max(1))).clamp(1, REQUESTS_PER_READING);
     let alone = work.depth == 1 && queues.len() == 1;
     let mut places = Places::new(work.blocks);
     let mut latencies = Histogram::default();
@@ -232,7 +243,12 @@ fn run_on<Q: Queue>(queues: &mut [Q], work: &Work, clock: &Clock, slots: &[Vec<S
 }
 
 /// The sample of so many completed requests, without quantiles of the latency.
-fn sample_of(done: u64, elapsed: Duration, in_flight: f64, (before, after): (Counters, Counters)) -> Sample {
+fn sample_of(
+    done: u64,
+    elapsed: Duration,
+    in_flight: f64,
+    (before, after): (Counters, Counters),
+) -> Sample {
     let (done, seconds) = (done as f64, elapsed.as_secs_f64());
     let requests = (after.requests - before.requests) as f64;
     Sample {
@@ -245,7 +261,11 @@ fn sample_of(done: u64, elapsed: Duration, in_flight: f64, (before, after): (Cou
 }
 
 /// Waits for the requests in flight, and takes the interrupts that no wait has taken.
-fn drain<Q: Queue>(queues: &mut [Q], work: &Work, completions: &mut Vec<Q::Completion>) -> Result<()> {
+fn drain<Q: Queue>(
+    queues: &mut [Q],
+    work: &Work,
+    completions: &mut Vec<Q::Completion>,
+) -> Result<()> {
     let mut silence = 0_u32;
     for queue in queues {
         while queue.in_flight() > 0 {
@@ -260,7 +280,13 @@ fn drain<Q: Queue>(queues: &mut [Q], work: &Work, completions: &mut Vec<Q::Compl
 }
 
 #[inline]
-fn submit<Q: Queue>(queue: &mut Q, slot: Slot, sector: Sector, work: &Work, pattern: &[u8]) -> Result<()> {
+fn submit<Q: Queue>(
+    queue: &mut Q,
+    slot: Slot,
+    sector: Sector,
+    work: &Work,
+    pattern: &[u8],
+) -> Result<()> {
     if work.write {
         if work.touch {
             queue.write_data(slot, 0, pattern);
@@ -282,7 +308,11 @@ fn wait_on<Q: Queue>(queue: &mut Q, work: &Work, silence: &mut u32) -> Result<()
     if work.yields {
         rustix::thread::sched_yield();
     }
-    if queue.notify() == Notify::Interrupt || silence.is_multiple_of(POLLS_PER_WAIT) { wait(queue) } else { Ok(()) }
+    if queue.notify() == Notify::Interrupt || silence.is_multiple_of(POLLS_PER_WAIT) {
+        wait(queue)
+    } else {
+        Ok(())
+    }
 }
 
 /// Spins or sleeps until there is a completion.

@@ -88,7 +88,12 @@ impl Plan {
     /// The plan for pairs of builds.
     fn of_builds(scale: Scale) -> Self {
         let plan = Self::of(scale);
-        Self { run: against::run_time(plan.run), rounds: against::pairs(scale), budget: Duration::MAX, ..plan }
+        Self {
+            run: against::run_time(plan.run),
+            rounds: against::pairs(scale),
+            budget: Duration::MAX,
+            ..plan
+        }
     }
 
     fn of(scale: Scale) -> Self {
@@ -147,13 +152,33 @@ impl Plan {
 const NO_SLOWER_THAN_INTERRUPTS: Of<'static> = Of::Ratio("latency_p50", contended::INTERRUPT);
 
 const BOUNDS: &[Bound<'static>] = &[
-    Bound { case: "null/randread/qd1", of: Of::Ratio("latency_p50", peer::NAME), limit: Limit::AtMost(0.2) },
-    Bound { case: "null/randread/qd32", of: Of::Ratio("iops", peer::NAME), limit: Limit::AtLeast(3.5) },
+    Bound {
+        case: "null/randread/qd1",
+        of: Of::Ratio("latency_p50", peer::NAME),
+        limit: Limit::AtMost(0.2),
+    },
+    Bound {
+        case: "null/randread/qd32",
+        of: Of::Ratio("iops", peer::NAME),
+        limit: Limit::AtLeast(3.5),
+    },
     Bound { case: "ram/randread/qd32", of: Of::FloorRatio("iops"), limit: Limit::AtLeast(0.75) },
     Bound { case: "ram/randwrite/qd32", of: Of::FloorRatio("iops"), limit: Limit::AtLeast(0.75) },
-    Bound { case: "file/randread/qd32", of: Of::Ratio("iops", peer::NAME), limit: Limit::AtLeast(1.5) },
-    Bound { case: "file/randwrite/qd32", of: Of::Ratio("iops", peer::NAME), limit: Limit::AtLeast(1.5) },
-    Bound { case: idle::NEIGHBOURS, of: Of::Ours("added_latency", " ns"), limit: Limit::AtMost(6000.0) },
+    Bound {
+        case: "file/randread/qd32",
+        of: Of::Ratio("iops", peer::NAME),
+        limit: Limit::AtLeast(1.5),
+    },
+    Bound {
+        case: "file/randwrite/qd32",
+        of: Of::Ratio("iops", peer::NAME),
+        limit: Limit::AtLeast(1.5),
+    },
+    Bound {
+        case: idle::NEIGHBOURS,
+        of: Of::Ours("added_latency", " ns"),
+        limit: Limit::AtMost(6000.0),
+    },
     Bound { case: idle::CPU, of: Of::Ours("cpu_share", " %"), limit: Limit::AtMost(1.0) },
     Bound { case: contended::CASES[0], of: NO_SLOWER_THAN_INTERRUPTS, limit: Limit::AtMost(1.0) },
     Bound { case: contended::CASES[1], of: NO_SLOWER_THAN_INTERRUPTS, limit: Limit::AtMost(1.0) },
@@ -194,7 +219,8 @@ pub fn run(options: &Options) -> Result<bool> {
     // the arenas of two stores and none of a floor), and some pages for the clients.
     let huge_pages = HugePages::reserve(3 * plan.store_bytes / huge_pages::BYTES + 32);
     let on_huge_pages = huge_pages::free() * huge_pages::BYTES >= 3 * plan.store_bytes;
-    let mut bench = Bench { experiment, options: options.clone(), plan, on_huge_pages, copy_floor: None };
+    let mut bench =
+        Bench { experiment, options: options.clone(), plan, on_huge_pages, copy_floor: None };
     if bench.wants(Part::Floors) {
         bench.floors()?;
     }
@@ -257,8 +283,12 @@ impl Bench {
         for (case, two_lines) in [("floor/one-line", false), ("floor/two-lines", true)] {
             self.round_trip(case, |partner| cores::round_trip_ns(partner, two_lines))?;
         }
-        for (case, blocking) in [("floor/eventfd-spinning", false), ("floor/eventfd-blocking", true)] {
-            self.round_trip(case, |partner| floors::eventfd_round_trip_ns(partner, blocking, rounds))?;
+        for (case, blocking) in
+            [("floor/eventfd-spinning", false), ("floor/eventfd-blocking", true)]
+        {
+            self.round_trip(case, |partner| {
+                floors::eventfd_round_trip_ns(partner, blocking, rounds)
+            })?;
         }
         for (case, write) in [("floor/copy-out-of-arena", false), ("floor/copy-into-arena", true)] {
             for by_store in [false, true] {

@@ -11,7 +11,8 @@ use quanta::Clock;
 use sidecore_bench::fill::{self, Order};
 use sidecore_bench::load::{self, BLOCK_BYTES, Work};
 use sidecore_bench::{
-    cores, fresh_writes, guest_cost, local_block, nested, nvme_vf, plot, shares, stop, translation, verdicts,
+    cores, fresh_writes, guest_cost, local_block, nested, nvme_vf, plot, shares, stop, translation,
+    verdicts,
 };
 use sidecore_driver::{BlkClient, ClientOptions, Notify};
 use sidecore_units::SECTOR_BYTES;

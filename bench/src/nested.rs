@@ -130,7 +130,12 @@ const SIZES: [u32; 13] = [
 impl Plan {
     /// The same plan for pairs of builds.
     fn against(self, scale: Scale) -> Self {
-        Self { run: against::run_time(self.run), rounds: against::pairs(scale), budget: Duration::MAX, ..self }
+        Self {
+            run: against::run_time(self.run),
+            rounds: against::pairs(scale),
+            budget: Duration::MAX,
+            ..self
+        }
     }
 
     fn of(scale: Scale) -> Self {
@@ -246,7 +251,9 @@ impl Bench {
     /// client.
     fn reserve_huge_pages(&self) -> HugePages {
         let daemons = if self.builds() { 2 } else { 1 };
-        HugePages::reserve(daemons * (servers::ram_bytes(self.plan.volume_bytes) / huge_pages::BYTES + 64))
+        HugePages::reserve(
+            daemons * (servers::ram_bytes(self.plan.volume_bytes) / huge_pages::BYTES + 64),
+        )
     }
 
     fn on(&mut self, medium: Medium) -> Result<()> {
@@ -275,7 +282,9 @@ impl Bench {
     fn sizes(&self, medium: Medium) -> Vec<u32> {
         let wanted = &self.options.sizes;
         let all = if wanted.is_empty() { self.plan.sizes } else { &SIZES };
-        let is_wanted = |bytes: &u32| *bytes >= medium.block_bytes() && (wanted.is_empty() || wanted.contains(bytes));
+        let is_wanted = |bytes: &u32| {
+            *bytes >= medium.block_bytes() && (wanted.is_empty() || wanted.contains(bytes))
+        };
         all.iter().copied().filter(is_wanted).collect()
     }
 
@@ -296,7 +305,10 @@ impl BoundCases {
         let mut cases = Vec::new();
         for bytes in bench.sizes(Medium::Loop) {
             for write in [false, true] {
-                cases.extend(depths(bytes).map(|depth| (bytes, depth, case(Medium::Loop, write, bytes, depth))));
+                cases.extend(
+                    depths(bytes)
+                        .map(|depth| (bytes, depth, case(Medium::Loop, write, bytes, depth))),
+                );
             }
         }
         Self(cases)
@@ -314,7 +326,10 @@ impl BoundCases {
                 _ if at_4k => bound(Of::Ratio("iops", PF), Limit::AtLeast(0.97)),
                 _ => {}
             }
-            bound(Of::Ratio("iops", FILE), if at_4k { Limit::AtLeast(2.0) } else { Limit::MoreThan(1.0) });
+            bound(
+                Of::Ratio("iops", FILE),
+                if at_4k { Limit::AtLeast(2.0) } else { Limit::MoreThan(1.0) },
+            );
         }
         bounds
     }
@@ -334,8 +349,10 @@ mod tests {
 
     #[test]
     fn every_cell_has_its_bound_and_4_kib_has_more() {
-        let cases = BoundCases(vec![(512, 1, "a".into()), (4096, 1, "b".into()), (4096, 32, "c".into())]);
-        let bounds: Vec<(&str, Limit)> = cases.bounds().iter().map(|bound| (bound.case, bound.limit)).collect();
+        let cases =
+            BoundCases(vec![(512, 1, "a".into()), (4096, 1, "b".into()), (4096, 32, "c".into())]);
+        let bounds: Vec<(&str, Limit)> =
+            cases.bounds().iter().map(|bound| (bound.case, bound.limit)).collect();
         let expected = [
             ("a", Limit::MoreThan(1.0)),
             ("b", Limit::AtMost(1.05)),

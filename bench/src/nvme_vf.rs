@@ -101,7 +101,14 @@ impl Plan {
             }
             Scale::Tiny => {
                 let (run, warm_up) = (ms(3), ms(1));
-                Self { run, warm_up, rounds: 1, patience: Duration::ZERO, disk_bytes: 16 << 20, ..full }
+                Self {
+                    run,
+                    warm_up,
+                    rounds: 1,
+                    patience: Duration::ZERO,
+                    disk_bytes: 16 << 20,
+                    ..full
+                }
             }
         }
     }

@@ -35,12 +35,17 @@ impl Program {
     /// # Errors
     /// No program is found.
     pub fn find(roots: &Path, may_fetch: bool) -> Result<Self> {
-        let root = if may_fetch { Root::find_or_fetch(roots, |what| eprintln!("  {what}")) } else { Root::find(roots) };
+        let root = if may_fetch {
+            Root::find_or_fetch(roots, |what| eprintln!("  {what}"))
+        } else {
+            Root::find(roots)
+        };
         match root.and_then(|root| root.command(NAME)) {
             Ok(command) => Ok(Self { version: version(&command)?, command, remark: None }),
             Err(error) => {
                 let command = vec![NAME.to_owned()];
-                let version = version(&command).with_context(|| format!("no {NAME}: install it to compare with it"))?;
+                let version = version(&command)
+                    .with_context(|| format!("no {NAME}: install it to compare with it"))?;
                 let remark = Some(format!("installed one, the newest is not to be had: {error:#}"));
                 Ok(Self { command, version, remark })
             }
@@ -79,7 +84,8 @@ impl Program {
 
 fn version(command: &[String]) -> Result<String> {
     let (program, arguments) = command.split_first().context("an empty command")?;
-    let output = Command::new(program).args(arguments).arg("--version").stdin(Stdio::null()).output()?;
+    let output =
+        Command::new(program).args(arguments).arg("--version").stdin(Stdio::null()).output()?;
     let text = String::from_utf8_lossy(&output.stdout);
     let version = text.split_whitespace().skip_while(|word| *word != "version").nth(1);
     version.map(str::to_owned).with_context(|| format!("{NAME} does not say its version"))
@@ -121,7 +127,9 @@ impl Settings {
         let polls = [32_768, 1_000_000];
         polls
             .iter()
-            .flat_map(|poll| directs.iter().map(|direct| Self { poll_max_ns: *poll, direct: *direct }))
+            .flat_map(|poll| {
+                directs.iter().map(|direct| Self { poll_max_ns: *poll, direct: *direct })
+            })
             .collect()
     }
 
@@ -132,7 +140,10 @@ impl Settings {
             Disk::Null { .. } => format!("null-co, iothread poll-max-ns={}", self.poll_max_ns),
             Disk::File { .. } => {
                 let direct = if self.direct { "on" } else { "off" };
-                format!("file, aio=io_uring, cache.direct={direct}, iothread poll-max-ns={}", self.poll_max_ns)
+                format!(
+                    "file, aio=io_uring, cache.direct={direct}, iothread poll-max-ns={}",
+                    self.poll_max_ns
+                )
             }
         }
     }
@@ -176,17 +187,28 @@ impl StorageDaemon {
         let mut best: Option<(f64, Settings)> = None;
         let mut failure = None;
         for (number, settings) in Settings::all(disk).into_iter().enumerate() {
-            let result = Self::start(program, directory, &format!("{name}-{number}"), disk, queues, settings)
-                .and_then(|daemon| daemon.try_out(trial));
+            let result = Self::start(
+                program,
+                directory,
+                &format!("{name}-{number}"),
+                disk,
+                queues,
+                settings,
+            )
+            .and_then(|daemon| daemon.try_out(trial));
             match result {
-                Ok(score) if best.is_none_or(|(other, _)| score > other) => best = Some((score, settings)),
+                Ok(score) if best.is_none_or(|(other, _)| score > other) => {
+                    best = Some((score, settings))
+                }
                 Ok(_) => {}
                 Err(error) => failure = Some(error),
             }
             crate::stop::check()?;
         }
         let mut daemon = match (best, failure) {
-            (Some((_, settings)), _) => Self::start(program, directory, name, disk, queues, settings),
+            (Some((_, settings)), _) => {
+                Self::start(program, directory, name, disk, queues, settings)
+            }
             (None, Some(error)) => Err(error),
             (None, None) => bail!("no settings to try"),
         }?;
@@ -218,7 +240,10 @@ impl StorageDaemon {
                 format!("driver=null-co,node-name=disk,size={bytes},read-zeroes=off")
             }
             Disk::File { path, .. } => {
-                format!("driver=file,node-name=disk,aio=io_uring,cache.direct={direct},filename={}", path.display())
+                format!(
+                    "driver=file,node-name=disk,aio=io_uring,cache.direct={direct},filename={}",
+                    path.display()
+                )
             }
         };
         let export = format!(
@@ -226,10 +251,12 @@ impl StorageDaemon {
             socket.display()
         );
         let object = format!("iothread,id=io,poll-max-ns={}", settings.poll_max_ns);
-        let options = ["--object", &object, "--blockdev", &blockdev, "--export", &export].map(str::to_owned);
+        let options =
+            ["--object", &object, "--blockdev", &blockdev, "--export", &export].map(str::to_owned);
         let command: Vec<String> = program.command.iter().cloned().chain(options).collect();
         let process = run(name, &command, &socket, directory)?;
-        let (settings, name, directory) = (settings.describe(disk), name.to_owned(), directory.to_owned());
+        let (settings, name, directory) =
+            (settings.describe(disk), name.to_owned(), directory.to_owned());
         Ok(Self { process, socket, settings, command, name, directory })
     }
 

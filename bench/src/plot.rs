@@ -43,8 +43,13 @@ impl Chart {
     /// Draws the chart.
     #[must_use]
     pub fn to_svg(&self) -> String {
-        let values =
-            || self.groups.iter().flat_map(|group| &group.bars).map(|bar| bar.value).filter(|value| *value > 0.0);
+        let values = || {
+            self.groups
+                .iter()
+                .flat_map(|group| &group.bars)
+                .map(|bar| bar.value)
+                .filter(|value| *value > 0.0)
+        };
         // The axis goes from one power of ten to another, which enclose all bars.
         let low = values().fold(f64::INFINITY, f64::min).log10().floor();
         let high = values().fold(0.0, f64::max).log10().ceil();
@@ -54,13 +59,22 @@ impl Chart {
         let height: f64 = self.groups.iter().map(rows).sum();
         let (full_width, full_height) = (LEFT + WIDTH + RIGHT, TOP + height + 30.0);
 
-        let mut svg = head((full_width, full_height), &self.title, &self.series, (LEFT, 190.0), colour);
+        let mut svg =
+            head((full_width, full_height), &self.title, &self.series, (LEFT, 190.0), colour);
         for power in low as i32..=high as i32 {
             let x = LEFT + length(10_f64.powi(power));
             let bottom = TOP + height;
-            let _ = writeln!(svg, "<line x1=\"{x}\" y1=\"{}\" x2=\"{x}\" y2=\"{bottom}\" stroke=\"#ddd\"/>", TOP - 6.0);
+            let _ = writeln!(
+                svg,
+                "<line x1=\"{x}\" y1=\"{}\" x2=\"{x}\" y2=\"{bottom}\" stroke=\"#ddd\"/>",
+                TOP - 6.0
+            );
             let label = per_second(10_f64.powi(power));
-            let _ = writeln!(svg, "<text x=\"{x}\" y=\"{}\" text-anchor=\"middle\">{label}</text>", TOP - 12.0);
+            let _ = writeln!(
+                svg,
+                "<text x=\"{x}\" y=\"{}\" text-anchor=\"middle\">{label}</text>",
+                TOP - 12.0
+            );
         }
         let mut y = TOP;
         for group in &self.groups {
@@ -80,7 +94,12 @@ impl Chart {
                     colour(bar.series)
                 );
                 let x = LEFT + width + 5.0;
-                let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{}\">{}</text>", top + 9.5, per_second(bar.value));
+                let _ = writeln!(
+                    svg,
+                    "<text x=\"{x:.1}\" y=\"{}\">{}</text>",
+                    top + 9.5,
+                    per_second(bar.value)
+                );
             }
             y += rows(group);
         }
@@ -111,7 +130,11 @@ pub(crate) fn head(
     );
     for (index, name) in series.iter().enumerate() {
         let x = left + index as f64 * step;
-        let _ = writeln!(svg, "<rect x=\"{x}\" y=\"34\" width=\"12\" height=\"12\" fill=\"{}\"/>", colour(index));
+        let _ = writeln!(
+            svg,
+            "<rect x=\"{x}\" y=\"34\" width=\"12\" height=\"12\" fill=\"{}\"/>",
+            colour(index)
+        );
         let _ = writeln!(svg, "<text x=\"{}\" y=\"44\">{}</text>", x + 18.0, escape(name));
     }
     svg
@@ -146,15 +169,23 @@ mod tests {
 
     #[test]
     fn rates_are_short() {
-        let rates = [5.0, 83_400.0, 404_000.0, 1_000_000.0, 3_014_000.0, 12_740_000.0].map(per_second);
+        let rates =
+            [5.0, 83_400.0, 404_000.0, 1_000_000.0, 3_014_000.0, 12_740_000.0].map(per_second);
         assert_eq!(rates, ["5/s", "83.4 k/s", "404 k/s", "1 M/s", "3.01 M/s", "12.7 M/s"]);
     }
 
     #[test]
     fn a_chart_has_a_bar_for_each_value_and_its_text_is_escaped() {
         let bars = vec![Bar { series: 0, value: 1e6 }, Bar { series: 1, value: 5e4 }];
-        let groups = vec![Group { name: "a<b".to_owned(), bars }, Group { name: "none".to_owned(), bars: Vec::new() }];
-        let chart = Chart { title: "t & u".to_owned(), series: vec!["x".to_owned(), "y".to_owned()], groups };
+        let groups = vec![
+            Group { name: "a<b".to_owned(), bars },
+            Group { name: "none".to_owned(), bars: Vec::new() },
+        ];
+        let chart = Chart {
+            title: "t & u".to_owned(),
+            series: vec!["x".to_owned(), "y".to_owned()],
+            groups,
+        };
         let svg = chart.to_svg();
         assert_eq!(svg.matches("<rect").count(), 1 + 2 + 2);
         assert!(svg.contains("a&lt;b") && svg.contains("t &amp; u") && svg.ends_with("</svg>\n"));

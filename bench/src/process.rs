@@ -30,9 +30,15 @@ impl Process {
     ///
     /// # Errors
     /// The program cannot be started.
-    pub fn start(name: &str, cores: &[CoreId], command: &[String], directory: &Path) -> Result<Self> {
+    pub fn start(
+        name: &str,
+        cores: &[CoreId],
+        command: &[String],
+        directory: &Path,
+    ) -> Result<Self> {
         let log = directory.join(format!("{name}.log"));
-        let output = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+        let output =
+            File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
         let cores: Vec<String> = cores.iter().map(ToString::to_string).collect();
         let mut taskset = tied_to_this_process("taskset".as_ref());
         taskset.args(["--cpu-list", &cores.join(",")]).args(command);
@@ -67,7 +73,9 @@ impl Process {
     /// All output of the program so far.
     #[must_use]
     pub fn output(&self) -> String {
-        std::fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+        std::fs::read(&self.log)
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+            .unwrap_or_default()
     }
 
     /// Stops the program's threads, which frees its core.
@@ -143,15 +151,21 @@ impl Process {
 
     /// The state letter of each thread (proc(5)).
     fn states(&self) -> Result<Vec<char>> {
-        let state = |text: String| text.rsplit(") ").next().and_then(|rest| rest.chars().next()).unwrap_or('?');
+        let state = |text: String| {
+            text.rsplit(") ").next().and_then(|rest| rest.chars().next()).unwrap_or('?')
+        };
         Ok(self.threads("stat")?.into_iter().map(state).collect())
     }
 
     fn threads(&self, file: &str) -> Result<Vec<String>> {
         let directory = format!("/proc/{}/task", self.child.id());
-        let tasks = std::fs::read_dir(&directory).with_context(|| format!("{} is gone", self.name))?;
+        let tasks =
+            std::fs::read_dir(&directory).with_context(|| format!("{} is gone", self.name))?;
         // A thread may end between the two reads.
-        Ok(tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join(file)).ok()).collect())
+        Ok(tasks
+            .flatten()
+            .filter_map(|task| std::fs::read_to_string(task.path().join(file)).ok())
+            .collect())
     }
 }
 
@@ -170,7 +184,9 @@ impl Drop for Process {
 /// Parses a field of schedstat: time on a core, time waited for one, turns on one (Linux,
 /// Documentation/scheduler/sched-stats).
 pub(crate) fn schedstat(text: &str, field: usize) -> Duration {
-    Duration::from_nanos(text.split_whitespace().nth(field).and_then(|number| number.parse().ok()).unwrap_or(0))
+    Duration::from_nanos(
+        text.split_whitespace().nth(field).and_then(|number| number.parse().ok()).unwrap_or(0),
+    )
 }
 
 /// Watches whether this thread and a program had their cores for themselves: on a machine with
@@ -222,7 +238,9 @@ impl Watch {
         let (waits, cpu) = waits_and_cpu(process)?;
         // Threads of a program may wait for each other on its one core: the core withheld no more
         // than this.
-        let lost = waits.saturating_sub(self.waits).min(elapsed.saturating_sub(cpu.saturating_sub(self.cpu)));
+        let lost = waits
+            .saturating_sub(self.waits)
+            .min(elapsed.saturating_sub(cpu.saturating_sub(self.cpu)));
         let lost = own_waits().saturating_sub(self.own_waits) + lost;
         Ok(lost.as_secs_f64() / elapsed.as_secs_f64().max(1e-9))
     }
@@ -248,5 +266,7 @@ fn own_waits() -> Duration {
 }
 
 fn waits_and_cpu(process: Option<&Process>) -> Result<(Duration, Duration)> {
-    process.map_or(Ok((Duration::ZERO, Duration::ZERO)), |process| Ok((process.waits()?, process.cpu_time()?)))
+    process.map_or(Ok((Duration::ZERO, Duration::ZERO)), |process| {
+        Ok((process.waits()?, process.cpu_time()?))
+    })
 }

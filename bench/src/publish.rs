@@ -34,11 +34,20 @@ pub type Headline = (&'static str, Of<'static>);
 pub fn publish(records: &Records, report: &Report<'_>, checked: &[Checked]) -> Result<()> {
     let (name, Report { table, note, .. }) = (records.experiment(), report);
     let note = note.trim_end();
-    let source = format!("{note}\nMeasured by `cargo xtask bench {name}` at revision {}.", records.revision());
-    update(PAGE, &format!("bench: {name}"), &format!("{}\n\n{}", table.trim_end(), source.trim_start()))?;
-    let readme = std::fs::read_to_string(README).with_context(|| format!("cannot read {README}"))?;
+    let source = format!(
+        "{note}\nMeasured by `cargo xtask bench {name}` at revision {}.",
+        records.revision()
+    );
+    update(
+        PAGE,
+        &format!("bench: {name}"),
+        &format!("{}\n\n{}", table.trim_end(), source.trim_start()),
+    )?;
+    let readme =
+        std::fs::read_to_string(README).with_context(|| format!("cannot read {README}"))?;
     let rows = rows(records, report, checked);
-    let old = pages::between(&readme, ROWS).with_context(|| format!("{README} has no place for rows"))?;
+    let old =
+        pages::between(&readme, ROWS).with_context(|| format!("{README} has no place for rows"))?;
     update(README, ROWS, &replace_rows(old, name, &rows))?;
     (report.draw)(records)
 }
@@ -83,10 +92,17 @@ fn rows(records: &Records, report: &Report<'_>, checked: &[Checked]) -> Vec<Stri
         };
         let is_of = |bound: &Bound<'_>| bound.case == *case && bound.of == *of;
         let bound = bounds.iter().position(is_of).and_then(|index| checked.get(index));
-        let bound = bound.map_or(String::new(), |bound| format!("{}: {}", bound.limit, word(bound.verdict)));
+        let bound = bound
+            .map_or(String::new(), |bound| format!("{}: {}", bound.limit, word(bound.verdict)));
         let (name, revision) = (records.experiment(), records.revision());
-        let case = if metric.starts_with("latency") { format!("{case}, latency") } else { (*case).to_owned() };
-        Some(format!("| [{name}](docs/bench.md#{name}) | {case} | {cells} | {bound} | {revision} |"))
+        let case = if metric.starts_with("latency") {
+            format!("{case}, latency")
+        } else {
+            (*case).to_owned()
+        };
+        Some(format!(
+            "| [{name}](docs/bench.md#{name}) | {case} | {cells} | {bound} | {revision} |"
+        ))
     };
     report.headlines.iter().filter_map(row).take(MAX_ROWS).collect()
 }
@@ -124,9 +140,16 @@ fn check_rows(table: &str) -> Result<()> {
     for row in table.lines().filter(|line| line.starts_with("| [")) {
         let name = row.split(['[', ']']).nth(1).context("no experiment")?;
         *counts.entry(name).or_insert(0) += 1;
-        ensure!(row.split('|').count() == HEADER.lines().next().map_or(0, |line| line.split('|').count()), "{row}");
+        ensure!(
+            row.split('|').count()
+                == HEADER.lines().next().map_or(0, |line| line.split('|').count()),
+            "{row}"
+        );
     }
-    ensure!(counts.values().all(|count| *count <= MAX_ROWS), "more than {MAX_ROWS} rows: {counts:?}");
+    ensure!(
+        counts.values().all(|count| *count <= MAX_ROWS),
+        "more than {MAX_ROWS} rows: {counts:?}"
+    );
     Ok(())
 }
 
@@ -147,8 +170,11 @@ mod tests {
             Bound { case: "b", of: Of::Ours("wait", " ns"), limit: Limit::AtMost(30.0) },
             Bound { case: "a", of: Of::Ratio("iops", "peer"), limit: Limit::AtLeast(2.0) },
         ];
-        let headlines =
-            [("a", Of::Ratio("iops", "peer")), ("b", Of::Ours("wait", " ns")), ("c", Of::Ours("wait", " ns"))];
+        let headlines = [
+            ("a", Of::Ratio("iops", "peer")),
+            ("b", Of::Ours("wait", " ns")),
+            ("c", Of::Ours("wait", " ns")),
+        ];
         let report = Report::new(String::new(), (OURS, &bounds), &headlines);
         let rows = rows(&records, &report, &check(&bounds, &records, OURS));
         let revision = records.revision();
@@ -156,7 +182,9 @@ mod tests {
             format!(
                 "| [nested](docs/bench.md#nested) | a | 3 M/s | peer 2 M/s | 1.50 | at least 2: **fails** | {revision} |"
             ),
-            format!("| [nested](docs/bench.md#nested) | b | 27.2 ns | | | at most 30 ns: holds | {revision} |"),
+            format!(
+                "| [nested](docs/bench.md#nested) | b | 27.2 ns | | | at most 30 ns: holds | {revision} |"
+            ),
         ];
         assert_eq!(rows, expected);
         check_rows(&replace_rows("", "nested", &rows)).unwrap();
@@ -165,21 +193,46 @@ mod tests {
     #[test]
     fn the_rows_of_an_experiment_replace_its_old_ones_in_their_place() {
         let row = |name: &str, text: &str| format!("| [{name}](docs/bench.md#{name}) | {text} |");
-        let table = format!("{HEADER}{}\n{}\n{}\n{}\n", row("x", "1"), row("y", "1"), row("y", "2"), row("z", "1"));
+        let table = format!(
+            "{HEADER}{}\n{}\n{}\n{}\n",
+            row("x", "1"),
+            row("y", "1"),
+            row("y", "2"),
+            row("z", "1")
+        );
         let changed = replace_rows(&table, "y", &[row("y", "3")]);
-        assert_eq!(changed, format!("{HEADER}{}\n{}\n{}\n", row("x", "1"), row("y", "3"), row("z", "1")));
-        assert!(replace_rows(&table, "w", &[row("w", "1")]).ends_with(&format!("{}\n", row("w", "1"))));
+        assert_eq!(
+            changed,
+            format!("{HEADER}{}\n{}\n{}\n", row("x", "1"), row("y", "3"), row("z", "1"))
+        );
+        assert!(
+            replace_rows(&table, "w", &[row("w", "1")]).ends_with(&format!("{}\n", row("w", "1")))
+        );
     }
 
     #[test]
     fn the_pages_have_a_place_for_each_experiment() {
-        let read = |page| std::fs::read_to_string(format!("{}/../{page}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+        let read = |page| {
+            std::fs::read_to_string(format!("{}/../{page}", env!("CARGO_MANIFEST_DIR"))).unwrap()
+        };
         let (readme, page) = (read(README), read(PAGE));
         check_rows(pages::between(&readme, ROWS).unwrap()).unwrap();
         assert!(pages::between(&readme, "bounds").is_some());
-        let experiments =
-            ["local-block", "translation", "nested", "vf-cost", "nvme-vf", "guest-cost", "fresh-writes", "shares"];
-        for name in experiments.map(|name| format!("bench: {name}")).iter().chain([&"bench: bounds".to_owned()]) {
+        let experiments = [
+            "local-block",
+            "translation",
+            "nested",
+            "vf-cost",
+            "nvme-vf",
+            "guest-cost",
+            "fresh-writes",
+            "shares",
+        ];
+        for name in experiments
+            .map(|name| format!("bench: {name}"))
+            .iter()
+            .chain([&"bench: bounds".to_owned()])
+        {
             assert!(pages::between(&page, name).is_some(), "{name}");
         }
         assert!(readme.lines().count() <= 200, "README.md has {} lines", readme.lines().count());

@@ -101,7 +101,15 @@ impl Records {
     }
 
     /// Adds a measurement.
-    pub fn measure(&mut self, case: &str, system: &str, metric: &str, value: f64, unit: &str, params: Params) {
+    pub fn measure(
+        &mut self,
+        case: &str,
+        system: &str,
+        metric: &str,
+        value: f64,
+        unit: &str,
+        params: Params,
+    ) {
         self.records.push(Record::Measure(Measure {
             experiment: self.experiment.clone(),
             case: case.to_owned(),
@@ -115,7 +123,15 @@ impl Records {
     }
 
     /// Adds a ratio.
-    pub fn ratio(&mut self, case: &str, of: &str, ours: &str, peer: &str, value: f64, params: Params) {
+    pub fn ratio(
+        &mut self,
+        case: &str,
+        of: &str,
+        ours: &str,
+        peer: &str,
+        value: f64,
+        params: Params,
+    ) {
         self.records.push(Record::Ratio(Ratio {
             experiment: self.experiment.clone(),
             case: case.to_owned(),
@@ -133,7 +149,9 @@ impl Records {
     #[must_use]
     pub fn find(&self, case: &str, system: &str, metric: &str) -> Option<&Measure> {
         self.records.iter().find_map(|record| match record {
-            Record::Measure(m) if m.case == case && m.system == system && m.metric == metric => Some(m),
+            Record::Measure(m) if m.case == case && m.system == system && m.metric == metric => {
+                Some(m)
+            }
             _ => None,
         })
     }
@@ -217,10 +235,19 @@ mod tests {
 
     #[test]
     fn a_line_has_the_documented_fields() {
-        let mut records = Records { experiment: "e".into(), revision: "r".into(), records: Vec::new() };
-        records.measure("null/randread/qd1", OURS, "iops", 2.5, "1/s", params([("rounds", 5.into())]));
+        let mut records =
+            Records { experiment: "e".into(), revision: "r".into(), records: Vec::new() };
+        records.measure(
+            "null/randread/qd1",
+            OURS,
+            "iops",
+            2.5,
+            "1/s",
+            params([("rounds", 5.into())]),
+        );
         records.ratio("null/randread/qd1", "iops", OURS, FLOOR, 0.5, Params::new());
-        let lines: Vec<String> = records.all().iter().map(|r| serde_json::to_string(r).unwrap()).collect();
+        let lines: Vec<String> =
+            records.all().iter().map(|r| serde_json::to_string(r).unwrap()).collect();
         assert_eq!(
             lines[0],
             r#"{"experiment":"e","case":"null/randread/qd1","system":"sidecored","metric":"iops","value":2.5,"unit":"1/s","params":{"rounds":5},"revision":"r"}"#

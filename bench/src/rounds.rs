@@ -28,8 +28,11 @@ impl Pairs {
     fn middle(&self) -> Option<(f64, f64)> {
         let only_counting = self.ratios().counting().1;
         let counting = self.0.iter().filter(|(_, _, counts)| *counts || !only_counting);
-        let mut pairs: Vec<(f64, f64)> = counting.map(|(ours, theirs, _)| (*ours, *theirs)).collect();
-        pairs.sort_by(|(ours, theirs), (others, peers)| (ours / theirs).total_cmp(&(others / peers)));
+        let mut pairs: Vec<(f64, f64)> =
+            counting.map(|(ours, theirs, _)| (*ours, *theirs)).collect();
+        pairs.sort_by(|(ours, theirs), (others, peers)| {
+            (ours / theirs).total_cmp(&(others / peers))
+        });
         pairs.get(pairs.len().saturating_sub(1) / 2).copied()
     }
 
@@ -39,7 +42,10 @@ impl Pairs {
     #[must_use]
     pub fn settle(&self, mut params: Params) -> (f64, Params) {
         if let Some((ours, theirs)) = self.middle() {
-            params.extend([("ours", ours), ("theirs", theirs)].map(|(name, value)| (name.to_owned(), value.into())));
+            params.extend(
+                [("ours", ours), ("theirs", theirs)]
+                    .map(|(name, value)| (name.to_owned(), value.into())),
+            );
         }
         self.ratios().settle(params)
     }
@@ -74,8 +80,13 @@ impl Rounds {
     /// The rounds that count, and true, if they are the greater part; else all rounds, and false.
     fn counting(&self) -> (Vec<f64>, bool) {
         let both = self.values.iter().zip(&self.counts);
-        let counting: Vec<f64> = both.filter(|(_, counts)| **counts).map(|(value, _)| *value).collect();
-        if counting.len() * 2 > self.values.len() { (counting, true) } else { (self.values.clone(), false) }
+        let counting: Vec<f64> =
+            both.filter(|(_, counts)| **counts).map(|(value, _)| *value).collect();
+        if counting.len() * 2 > self.values.len() {
+            (counting, true)
+        } else {
+            (self.values.clone(), false)
+        }
     }
 
     /// The median of the rounds that count, or of all if most do not.
@@ -89,8 +100,12 @@ impl Rounds {
     pub fn settle(&self, mut params: Params) -> (f64, Params) {
         let (values, counts) = self.counting();
         let (min, max) = stats::spread(&values);
-        let more: [(&str, Value); 4] =
-            [("rounds", values.len().into()), ("counts", counts.into()), ("min", min.into()), ("max", max.into())];
+        let more: [(&str, Value); 4] = [
+            ("rounds", values.len().into()),
+            ("counts", counts.into()),
+            ("min", min.into()),
+            ("max", max.into()),
+        ];
         params.extend(more.map(|(name, value)| (name.to_owned(), value)));
         (self.median(), params)
     }
@@ -100,7 +115,9 @@ impl Rounds {
     pub fn settle_with_interval(&self, params: Params) -> (f64, Params) {
         let (low, high) = stats::median_interval(&self.counting().0);
         let (median, mut params) = self.settle(params);
-        params.extend([("low", low), ("high", high)].map(|(name, value)| (name.to_owned(), value.into())));
+        params.extend(
+            [("low", low), ("high", high)].map(|(name, value)| (name.to_owned(), value.into())),
+        );
         (median, params)
     }
 }
@@ -126,7 +143,13 @@ mod tests {
 
     #[test]
     fn a_pair_that_does_not_count_is_shown_only_if_most_do_not() {
-        let rounds = [(1.0, 1.0, true), (2.0, 1.0, true), (3.0, 1.0, true), (9.0, 1.0, false), (9.0, 1.0, false)];
+        let rounds = [
+            (1.0, 1.0, true),
+            (2.0, 1.0, true),
+            (3.0, 1.0, true),
+            (9.0, 1.0, false),
+            (9.0, 1.0, false),
+        ];
         assert_eq!(pairs(&rounds).1["ours"], 2.0);
         let (ratio, params) = pairs(&rounds[2..]);
         assert_eq!((ratio, &params["ours"], &params["counts"]), (9.0, &9.0.into(), &false.into()));

@@ -19,24 +19,35 @@ pub struct Metric {
     pub value: fn(&Sample, &Work) -> f64,
 }
 
-const fn metric(name: &'static str, unit: &'static str, alone: bool, value: fn(&Sample, &Work) -> f64) -> Metric {
+const fn metric(
+    name: &'static str,
+    unit: &'static str,
+    alone: bool,
+    value: fn(&Sample, &Work) -> f64,
+) -> Metric {
     Metric { name, unit, alone, value }
 }
 
 /// Requests a second.
 pub const IOPS: Metric = metric("iops", "1/s", false, |sample, _| sample.iops);
 /// Bytes a second.
-pub const BANDWIDTH: Metric = metric("bandwidth", "B/s", false, |sample, work| sample.iops * f64::from(work.bytes));
+pub const BANDWIDTH: Metric =
+    metric("bandwidth", "B/s", false, |sample, work| sample.iops * f64::from(work.bytes));
 /// The median latency.
-pub const LATENCY_P50: Metric = metric("latency_p50", "ns", true, |sample, _| sample.latency_p50_ns);
+pub const LATENCY_P50: Metric =
+    metric("latency_p50", "ns", true, |sample, _| sample.latency_p50_ns);
 /// The 99th percentile of the latency.
-pub const LATENCY_P99: Metric = metric("latency_p99", "ns", true, |sample, _| sample.latency_p99_ns);
+pub const LATENCY_P99: Metric =
+    metric("latency_p99", "ns", true, |sample, _| sample.latency_p99_ns);
 /// The mean latency.
-pub const LATENCY_MEAN: Metric = metric("latency_mean", "ns", true, |sample, _| sample.latency_mean_ns);
+pub const LATENCY_MEAN: Metric =
+    metric("latency_mean", "ns", true, |sample, _| sample.latency_mean_ns);
 /// Notifications of the device (kicks) for each request.
-pub const KICKS: Metric = metric("kicks_per_request", "1", false, |sample, _| sample.kicks_per_request);
+pub const KICKS: Metric =
+    metric("kicks_per_request", "1", false, |sample, _| sample.kicks_per_request);
 /// Interrupts for each request.
-pub const INTERRUPTS: Metric = metric("interrupts_per_request", "1", false, |sample, _| sample.interrupts_per_request);
+pub const INTERRUPTS: Metric =
+    metric("interrupts_per_request", "1", false, |sample, _| sample.interrupts_per_request);
 
 /// The metrics whose ratio is recorded.
 const RATIOS: [Metric; 2] = [IOPS, LATENCY_P50];
@@ -65,7 +76,11 @@ impl Runs {
     }
 
     /// Compares each run with the peer's run of the same round.
-    pub(crate) fn compared(&self, peer: &Self, compare: impl Fn(&Sample, &Sample) -> f64) -> Rounds {
+    pub(crate) fn compared(
+        &self,
+        peer: &Self,
+        compare: impl Fn(&Sample, &Sample) -> f64,
+    ) -> Rounds {
         let mut rounds = Rounds::new();
         for (ours, peer) in self.0.iter().zip(&peer.0) {
             rounds.add(compare(&ours.result, &peer.result), ours.counts() && peer.counts());
@@ -76,7 +91,9 @@ impl Runs {
     /// The median of the round trips before and after each run.
     #[must_use]
     pub fn line_ns(&self) -> f64 {
-        stats::median(&self.0.iter().flat_map(|run| [run.before_ns, run.after_ns]).collect::<Vec<_>>())
+        stats::median(
+            &self.0.iter().flat_map(|run| [run.before_ns, run.after_ns]).collect::<Vec<_>>(),
+        )
     }
 
     /// The median share of the time that was spent waiting for a core.
@@ -113,7 +130,12 @@ pub fn record_ratios(
 pub const ADDED: &str = "added_ns";
 
 /// Records the time that a request takes beyond a peer's, by the requests a second of each round.
-pub fn record_added(records: &mut Records, case: &str, (ours, our_runs): Named<'_>, (_, peer_runs): Named<'_>) {
+pub fn record_added(
+    records: &mut Records,
+    case: &str,
+    (ours, our_runs): Named<'_>,
+    (_, peer_runs): Named<'_>,
+) {
     let request_ns = |sample: &Sample| 1e9 / sample.iops;
     let added = our_runs.compared(peer_runs, |ours, peer| request_ns(ours) - request_ns(peer));
     let (median, params) = added.settle(Params::new());
@@ -144,9 +166,15 @@ mod tests {
         let ratio = records.find_ratio("c", "iops", "peer").unwrap();
         assert_eq!((ratio.value, ratio.pair()), (3.0, Some((30.0, 10.0))));
         assert_eq!(records.find_ratio("c", "iops", "peer").unwrap().params["counts"], false);
-        assert!((records.find_ratio("c", "latency_p50", "peer").unwrap().value - 1.0 / 3.0).abs() < 1e-9);
+        assert!(
+            (records.find_ratio("c", "latency_p50", "peer").unwrap().value - 1.0 / 3.0).abs()
+                < 1e-9
+        );
         record_ratios(&mut records, "d", &work, false, ("ours", &ours), ("ours", &ours));
-        let of_d = records.all().iter().filter(|record| matches!(record, Record::Ratio(ratio) if ratio.case == "d"));
+        let of_d = records
+            .all()
+            .iter()
+            .filter(|record| matches!(record, Record::Ratio(ratio) if ratio.case == "d"));
         assert_eq!(of_d.count(), 1);
         record_added(&mut records, "f", ("ours", &ours), ("peer", &runs(&[4.0, 5.0, 4.0], 50.0)));
         let added = records.find("f", "ours", ADDED).unwrap();
@@ -154,6 +182,9 @@ mod tests {
             (added.value, &added.params["min"], &added.params["max"]),
             (-125e6, &(-1e9 / 6.0).into(), &250e6.into())
         );
-        assert_eq!((ours.line_ns(), (BANDWIDTH.value)(&ours.all()[0].result, &work)), (51.0, 8192.0));
+        assert_eq!(
+            (ours.line_ns(), (BANDWIDTH.value)(&ours.all()[0].result, &work)),
+            (51.0, 8192.0)
+        );
     }
 }

@@ -109,12 +109,21 @@ pub fn run(options: &Options) -> Result<bool> {
     let partner = Partner::start(cores::SERVER).context("the experiment needs two cores")?;
     let arrangements = [Arrangement::new(true)?, Arrangement::new(false)?];
     let mut records = Records::new(NAME);
-    eprintln!("{NAME}, {}: a sidecore on core {}, another on core {}", scale.name(), cores::CLIENT, cores::SERVER);
+    eprintln!(
+        "{NAME}, {}: a sidecore on core {}, another on core {}",
+        scale.name(),
+        cores::CLIENT,
+        cores::SERVER
+    );
     let mut disturbed = 0;
     for case in CASES {
         disturbed += measure(&mut records, case, &arrangements, &partner, &plan, scale)?;
     }
-    let bounds = CASES.map(|case| Bound { case: case.name, of: Of::Ratio(METRIC, APART), limit: Limit::AtLeast(0.97) });
+    let bounds = CASES.map(|case| Bound {
+        case: case.name,
+        of: Of::Ratio(METRIC, APART),
+        limit: Limit::AtLeast(0.97),
+    });
     let headlines = CASES.map(|case| (case.name, Of::Ratio(METRIC, APART)));
     let outcome = Outcome {
         records: &records,
@@ -169,7 +178,10 @@ fn measure(
     }
     let (ratio, params) = pairs.settle(params);
     let (ours, theirs) = (together.median(), apart.median());
-    eprintln!("  {:<16} {ours:>12.0}/s on one controller, {theirs:>12.0}/s on two: {ratio:.3}", case.name);
+    eprintln!(
+        "  {:<16} {ours:>12.0}/s on one controller, {theirs:>12.0}/s on two: {ratio:.3}",
+        case.name
+    );
     records.ratio(case.name, METRIC, OURS, APART, ratio, params);
     Ok(disturbed)
 }
@@ -181,7 +193,8 @@ fn table(records: &Records) -> String {
     );
     for Case { name, .. } in CASES {
         let Some(ratio) = records.find_ratio(name, METRIC, APART) else { continue };
-        let [least, greatest] = ["min", "max"].map(|end| ratio.params.get(end).and_then(Value::as_f64).unwrap_or(0.0));
+        let [least, greatest] =
+            ["min", "max"].map(|end| ratio.params.get(end).and_then(Value::as_f64).unwrap_or(0.0));
         let pair = cells::ratio(records, name, APART);
         page.push_str(&format!("| {name} | {pair} | {least:.3} to {greatest:.3} |\n"));
     }

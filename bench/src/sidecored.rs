@@ -88,7 +88,13 @@ impl Device {
     /// Makes a virtio disk with one queue, which is polled.
     #[must_use]
     pub fn new(name: &str, store: Store) -> Self {
-        Self { name: name.to_owned(), store, idle: "poll", front_end: FrontEnd::VirtioBlk, queues: 1 }
+        Self {
+            name: name.to_owned(),
+            store,
+            idle: "poll",
+            front_end: FrontEnd::VirtioBlk,
+            queues: 1,
+        }
     }
 }
 
@@ -119,10 +125,12 @@ impl Sidecored {
         std::fs::create_dir(&directory)?;
         let config = directory.join("sidecored.toml");
         std::fs::write(&config, configuration(&directory, controllers, devices)?)?;
-        let command = [program.display().to_string(), "--config".to_owned(), config.display().to_string()];
+        let command =
+            [program.display().to_string(), "--config".to_owned(), config.display().to_string()];
         // The sidecore pins itself to its own core; the other threads, which have no work, run on
         // the client's.
-        let mut process = Process::start(OURS, &[cores::CLIENT, cores::SERVER], &command, &directory)?;
+        let mut process =
+            Process::start(OURS, &[cores::CLIENT, cores::SERVER], &command, &directory)?;
         process.wait_until(|output| output.lines().any(|line| line.starts_with("ready")))?;
         Ok(Self { process, directory })
     }
@@ -148,7 +156,11 @@ fn socket(directory: &Path, device: &str) -> PathBuf {
     directory.join(format!("{device}.sock"))
 }
 
-fn configuration(directory: &Path, controllers: &[Controller], devices: &[Device]) -> Result<String> {
+fn configuration(
+    directory: &Path,
+    controllers: &[Controller],
+    devices: &[Device],
+) -> Result<String> {
     let mut text = String::new();
     writeln!(text, "control_socket = {:?}", control_socket(directory))?;
     writeln!(text, "[[sidecore]]\nname = \"sc0\"\ncpu = {}", cores::SERVER)?;
@@ -167,7 +179,10 @@ fn configuration(directory: &Path, controllers: &[Controller], devices: &[Device
             FrontEnd::Nvme => "nvme",
         };
         writeln!(text, "[[device]]\nname = {name:?}\nstore = {store:?}\nsocket = {socket:?}")?;
-        writeln!(text, "front_end = {front_end:?}\nqueues = {queues}\nsidecore = \"sc0\"\nidle = {idle:?}")?;
+        writeln!(
+            text,
+            "front_end = {front_end:?}\nqueues = {queues}\nsidecore = \"sc0\"\nidle = {idle:?}"
+        )?;
     }
     Ok(text)
 }
@@ -178,14 +193,18 @@ fn write_store(text: &mut String, name: &str, store: &Store) -> Result<()> {
     }
     match store {
         Store::Shared { .. } => {}
-        Store::Null { bytes } => writeln!(text, "type = \"null\"\nsize = {:?}", mebibytes(*bytes)?)?,
+        Store::Null { bytes } => {
+            writeln!(text, "type = \"null\"\nsize = {:?}", mebibytes(*bytes)?)?
+        }
         Store::Ram { bytes } => writeln!(text, "type = \"ram\"\nsize = {:?}", mebibytes(*bytes)?)?,
         Store::File { path } => writeln!(text, "type = \"file\"\npath = {path:?}")?,
         Store::Volume { controller, volume, bytes } => {
             writeln!(text, "type = \"volume\"\ncontroller = {controller:?}")?;
             writeln!(text, "volume = {volume:?}\nsize = {:?}", mebibytes(*bytes)?)?;
         }
-        Store::Physical { controller } => writeln!(text, "type = \"pf\"\ncontroller = {controller:?}")?,
+        Store::Physical { controller } => {
+            writeln!(text, "type = \"pf\"\ncontroller = {controller:?}")?
+        }
     }
     Ok(())
 }

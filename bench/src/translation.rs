@@ -117,7 +117,8 @@ pub fn run(options: &Options) -> Result<bool> {
     let begin = options.common.begin()?;
     cores::pin(cores::SERVER).or_else(|_| cores::pin(cores::CLIENT))?;
     let scale = options.common.scale();
-    let mut bench = Bench { scale, plan: Plan::of(scale), records: Records::new(NAME), disturbed: 0 };
+    let mut bench =
+        Bench { scale, plan: Plan::of(scale), records: Records::new(NAME), disturbed: 0 };
     eprintln!("{NAME}, {}", scale.name());
     bench.hits()?;
     for extents in [1, 1000] {
@@ -192,7 +193,10 @@ impl Bench {
         let pieces = RANGE_EXTENTS;
         self.both(case, params, pieces, &mut |offset| {
             let first = Vlba((places.next_block() + offset) * EXTENT_BLOCKS);
-            reader.translate_pieces(BlockRange { first, count: RANGE_EXTENTS * EXTENT_BLOCKS }, pieces)
+            reader.translate_pieces(
+                BlockRange { first, count: RANGE_EXTENTS * EXTENT_BLOCKS },
+                pieces,
+            )
         })
     }
 
@@ -255,13 +259,18 @@ impl Bench {
         Ok(())
     }
 
-    fn undisturbed(&mut self, dependent: bool, one: &mut impl FnMut(u64) -> Option<u64>) -> Result<(f64, bool)> {
+    fn undisturbed(
+        &mut self,
+        dependent: bool,
+        one: &mut impl FnMut(u64) -> Option<u64>,
+    ) -> Result<(f64, bool)> {
         let mut repeats = 0;
         loop {
             stop::check()?;
             let duration = self.plan.run;
-            let (ns, waited_share) =
-                watched(|| if dependent { time::<true>(duration, one) } else { time::<false>(duration, one) })?;
+            let (ns, waited_share) = watched(|| {
+                if dependent { time::<true>(duration, one) } else { time::<false>(duration, one) }
+            })?;
             let counts = waited_share < cores::UNDISTURBED_SHARE;
             if counts || repeats == self.plan.repeats {
                 return Ok((ns, counts));
@@ -278,7 +287,10 @@ const PER_READING: u64 = 2000;
 /// Measures nanoseconds for each call of `one`. The argument of `one` is always zero: `one` adds it
 /// to the address to translate, and returns the physical address. `DEPENDENT`: the zero is computed
 /// from the physical address before, so that the processor has to wait for that.
-fn time<const DEPENDENT: bool>(duration: Duration, one: &mut impl FnMut(u64) -> Option<u64>) -> Result<f64> {
+fn time<const DEPENDENT: bool>(
+    duration: Duration,
+    one: &mut impl FnMut(u64) -> Option<u64>,
+) -> Result<f64> {
     let mut zero = 0;
     let mut batch = || -> Result<()> {
         for _ in 0..PER_READING {

@@ -40,15 +40,27 @@ struct Note {
 const OUT_OF_REACH: &str = "out of reach: see below the table";
 
 const NOTES: [Note; 2] = [
-    Note { experiment: "nested", what: "loop/randread/4KiB/qd32: iops of vf / file", why: OUT_OF_REACH },
-    Note { experiment: "nested", what: "loop/randwrite/4KiB/qd32: iops of vf / file", why: OUT_OF_REACH },
+    Note {
+        experiment: "nested",
+        what: "loop/randread/4KiB/qd32: iops of vf / file",
+        why: OUT_OF_REACH,
+    },
+    Note {
+        experiment: "nested",
+        what: "loop/randwrite/4KiB/qd32: iops of vf / file",
+        why: OUT_OF_REACH,
+    },
 ];
 
 /// Appends the results of an experiment's bounds to `file`, a JSON object a line.
 ///
 /// # Errors
 /// The file cannot be written.
-pub fn append(file: &Path, (experiment, scale, revision): (&str, &str, &str), checked: &[Checked]) -> Result<()> {
+pub fn append(
+    file: &Path,
+    (experiment, scale, revision): (&str, &str, &str),
+    checked: &[Checked],
+) -> Result<()> {
     let mut text = Vec::new();
     for bound in checked {
         let line = Line {
@@ -64,7 +76,8 @@ pub fn append(file: &Path, (experiment, scale, revision): (&str, &str, &str), ch
         text.push(b'\n');
     }
     let open = std::fs::File::options().create(true).append(true).open(file);
-    open.and_then(|mut open| open.write_all(&text)).with_context(|| format!("cannot write {}", file.display()))
+    open.and_then(|mut open| open.write_all(&text))
+        .with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// The options of `sidecore-bench verdicts`.
@@ -80,7 +93,8 @@ pub struct Options {
 /// A file cannot be read or written, or is not in the format of `--verdicts`.
 pub fn run(options: &Options) -> Result<bool> {
     let name = options.file.display();
-    let text = std::fs::read_to_string(&options.file).with_context(|| format!("cannot read {name}"))?;
+    let text =
+        std::fs::read_to_string(&options.file).with_context(|| format!("cannot read {name}"))?;
     let lines: Vec<Line> = text
         .lines()
         .map(serde_json::from_str)
@@ -112,20 +126,33 @@ fn table(mut lines: Vec<Line>) -> String {
         count(Verdict::Unknown),
         count(Verdict::Pass),
     );
-    text.push_str("| experiment | what | bound | value | verdict |\n| --- | --- | --- | --- | --- |\n");
+    text.push_str(
+        "| experiment | what | bound | value | verdict |\n| --- | --- | --- | --- | --- |\n",
+    );
     for line in &lines {
-        let note = NOTES.iter().find(|note| note.experiment == line.experiment && line.what.starts_with(note.what));
+        let note = NOTES
+            .iter()
+            .find(|note| note.experiment == line.experiment && line.what.starts_with(note.what));
         let word = publish::word(line.verdict);
         let verdict = match note {
             Some(note) if line.verdict == Verdict::Fail => format!("{word} ({})", note.why),
             _ => word.to_owned(),
         };
         let value = line.value.as_deref().unwrap_or("");
-        let _ = writeln!(text, "| {} | {} | {} | {value} | {verdict} |", line.experiment, line.what, line.limit);
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {value} | {verdict} |",
+            line.experiment, line.what, line.limit
+        );
     }
     let mut runs: Vec<String> = lines
         .iter()
-        .map(|line| format!("`cargo xtask bench {}` ({}) at revision {}", line.experiment, line.scale, line.revision))
+        .map(|line| {
+            format!(
+                "`cargo xtask bench {}` ({}) at revision {}",
+                line.experiment, line.scale, line.revision
+            )
+        })
         .collect();
     runs.sort();
     runs.dedup();
@@ -145,8 +172,14 @@ mod tests {
         records.ratio("good", "iops", OURS, "peer", 3.6, Params::new());
         records.ratio(case, "iops", OURS, "file", 1.3, Params::new());
         records.ratio("far", "iops", OURS, "peer", 9.0, params([("counts", false.into())]));
-        let bound = |case, peer| Bound { case, of: Of::Ratio("iops", peer), limit: Limit::AtLeast(2.0) };
-        let bounds = [bound("good", "peer"), bound("far", "peer"), bound("none", "peer"), bound(case, "file")];
+        let bound =
+            |case, peer| Bound { case, of: Of::Ratio("iops", peer), limit: Limit::AtLeast(2.0) };
+        let bounds = [
+            bound("good", "peer"),
+            bound("far", "peer"),
+            bound("none", "peer"),
+            bound(case, "file"),
+        ];
         let file = tempfile::NamedTempFile::new().unwrap();
         append(file.path(), ("nested", "quick", "abc"), &check(&bounds, &records, "vf")).unwrap();
         let text = std::fs::read_to_string(file.path()).unwrap();
@@ -159,14 +192,23 @@ mod tests {
         let rows: Vec<&str> = table.lines().filter(|line| line.starts_with("| nested")).collect();
         assert_eq!(rows.len(), 4, "{table}");
         for (row, (start, end)) in rows.iter().zip([
-            ("| nested | loop/randread/4KiB/qd32: iops of vf / file | at least 2 | 1.300 |", "see below the table) |"),
+            (
+                "| nested | loop/randread/4KiB/qd32: iops of vf / file | at least 2 | 1.300 |",
+                "see below the table) |",
+            ),
             ("| nested | none:", "not measured |"),
             ("| nested | far:", "unknown |"),
             ("| nested | good:", "holds |"),
         ]) {
             assert!(row.starts_with(start) && row.ends_with(end), "{row}");
         }
-        assert!(table.starts_with("4 bounds: 1 fail, 1 were not measured, 1 are unknown"), "{table}");
-        assert!(table.ends_with("Measured by `cargo xtask bench nested` (quick) at revision abc.\n"), "{table}");
+        assert!(
+            table.starts_with("4 bounds: 1 fail, 1 were not measured, 1 are unknown"),
+            "{table}"
+        );
+        assert!(
+            table.ends_with("Measured by `cargo xtask bench nested` (quick) at revision abc.\n"),
+            "{table}"
+        );
     }
 }

@@ -35,7 +35,10 @@ const ARROWS: &[(&str, Uses)] = &[
     ("volume", Only(&["extent", "units"])),
     ("controller", Only(&["volume", "extent", "block", "memory", "reactor", "telemetry", "units"])),
     ("virtio", Only(&["spec-virtio", "ring", "block", "memory", "reactor", "units"])),
-    ("nvme", Only(&["spec-nvme", "keys", "ring", "block", "memory", "reactor", "telemetry", "units"])),
+    (
+        "nvme",
+        Only(&["spec-nvme", "keys", "ring", "block", "memory", "reactor", "telemetry", "units"]),
+    ),
     ("nvme-subsystem", Only(&["nvme"])),
     ("socket", Only(&[])),
     ("peer", Only(&["socket"])),
@@ -161,15 +164,15 @@ fn edges(workspace: &Workspace) -> Vec<(String, String)> {
 
 /// Rooms without a row, and rows without a room.
 fn wrong_rooms(workspace: &Workspace) -> Vec<String> {
-    let rooms: Vec<String> = workspace.packages.iter().map(|p| workspace.room(p.directory())).collect();
-    let unlisted = rooms
-        .iter()
-        .filter(|room| row(room).is_none())
-        .map(|room| format!("{room} has no row in xtask/src/arrows.rs: add one that says what it may depend on"));
-    let vanished = ARROWS
-        .iter()
-        .filter(|(room, _)| !rooms.iter().any(|r| r == room))
-        .map(|(room, _)| format!("{room} has a row in xtask/src/arrows.rs but does not exist: remove the row"));
+    let rooms: Vec<String> =
+        workspace.packages.iter().map(|p| workspace.room(p.directory())).collect();
+    let unlisted = rooms.iter().filter(|room| row(room).is_none()).map(|room| {
+        format!("{room} has no row in xtask/src/arrows.rs: add one that says what it may depend on")
+    });
+    let vanished =
+        ARROWS.iter().filter(|(room, _)| !rooms.iter().any(|r| r == room)).map(|(room, _)| {
+            format!("{room} has a row in xtask/src/arrows.rs but does not exist: remove the row")
+        });
     unlisted.chain(vanished).collect()
 }
 
@@ -243,7 +246,10 @@ mod tests {
 
     #[test]
     fn code_that_ships_may_not_use_a_test_tool() {
-        assert_eq!(wrong_arrows(&[edge("assembly", "verify/guest"), edge("ring", "verify/alloc")]).len(), 2);
+        assert_eq!(
+            wrong_arrows(&[edge("assembly", "verify/guest"), edge("ring", "verify/alloc")]).len(),
+            2
+        );
     }
 
     #[test]

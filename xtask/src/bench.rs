@@ -8,7 +8,8 @@ use anyhow::Result;
 use crate::shell;
 
 /// In the order of docs/bench.md.
-const EXPERIMENTS: &str = "local-block translation nested vf-cost nvme-vf guest-cost fresh-writes shares";
+const EXPERIMENTS: &str =
+    "local-block translation nested vf-cost nvme-vf guest-cost fresh-writes shares";
 
 /// The file to which the experiments write the verdict on each of their bounds.
 const VERDICTS: &str = "target/verdicts.jsonl";
@@ -22,14 +23,17 @@ pub fn run(arguments: &[String]) -> Result<()> {
         return shell::run(bench().args(arguments));
     }
     if !arguments.iter().any(|argument| argument == "--enforce") {
-        return EXPERIMENTS.split(' ').try_for_each(|experiment| shell::run(bench().arg(experiment).args(arguments)));
+        return EXPERIMENTS
+            .split(' ')
+            .try_for_each(|experiment| shell::run(bench().arg(experiment).args(arguments)));
     }
     if Path::new(VERDICTS).exists() {
         std::fs::remove_file(VERDICTS)?;
     }
     let mut failed = Vec::new();
     for experiment in EXPERIMENTS.split(' ') {
-        let ran = shell::run(bench().arg(experiment).args(arguments).args(["--verdicts", VERDICTS]));
+        let ran =
+            shell::run(bench().arg(experiment).args(arguments).args(["--verdicts", VERDICTS]));
         failed.extend(ran.err().map(|error| format!("{experiment}: {error:#}")));
     }
     let hold = shell::run(bench().args(["verdicts", VERDICTS]));
@@ -42,7 +46,9 @@ pub fn run(arguments: &[String]) -> Result<()> {
 /// Runs each experiment for a moment, to show that all of them still work.
 pub fn run_tiny() -> Result<()> {
     build_what_ships()?;
-    EXPERIMENTS.split(' ').try_for_each(|experiment| shell::run(bench().args([experiment, "--tiny"])))
+    EXPERIMENTS
+        .split(' ')
+        .try_for_each(|experiment| shell::run(bench().args([experiment, "--tiny"])))
 }
 
 fn bench() -> Command {
@@ -54,5 +60,12 @@ fn bench() -> Command {
 /// Builds the daemon and the command line tool in release mode, as they ship: the bench and the
 /// demo run these binaries.
 pub fn build_what_ships() -> Result<()> {
-    shell::run(shell::cargo().args(["build", "--release", "--package", "sidecored", "--package", "sidecore"]))
+    shell::run(shell::cargo().args([
+        "build",
+        "--release",
+        "--package",
+        "sidecored",
+        "--package",
+        "sidecore",
+    ]))
 }

@@ -18,7 +18,8 @@ pub fn check(workspace: &Workspace) -> Result<()> {
     }
     install(workspace, &root, &workspace.target.join("release"))?;
     for program in ["sidecored", "sidecore"] {
-        let printed = shell::read(Command::new(root.join("usr/bin").join(program)).arg("--version"))?;
+        let printed =
+            shell::read(Command::new(root.join("usr/bin").join(program)).arg("--version"))?;
         ensure!(printed.starts_with(program), "{program} --version printed {printed:?}");
     }
     std::fs::remove_dir_all(&root).with_context(|| format!("cannot remove {}", root.display()))
@@ -27,7 +28,12 @@ pub fn check(workspace: &Workspace) -> Result<()> {
 /// Runs `make install` as a packager does, and checks the files that it makes.
 fn install(workspace: &Workspace, root: &Path, build: &Path) -> Result<()> {
     let variable = |name: &str, value: &Path| format!("{name}={}", value.display());
-    let make = ["install".to_owned(), variable("DESTDIR", root), format!("PREFIX={PREFIX}"), variable("BUILD", build)];
+    let make = [
+        "install".to_owned(),
+        variable("DESTDIR", root),
+        format!("PREFIX={PREFIX}"),
+        variable("BUILD", build),
+    ];
     shell::read(Command::new("make").arg("--silent").args(make).current_dir(&workspace.root))?;
     for (file, mode) in [
         ("usr/bin/sidecored", 0o755),
@@ -37,16 +43,22 @@ fn install(workspace: &Workspace, root: &Path, build: &Path) -> Result<()> {
         ("usr/share/doc/sidecore/docs/config.md", 0o644),
     ] {
         use std::os::unix::fs::PermissionsExt as _;
-        let metadata = std::fs::metadata(root.join(file)).with_context(|| format!("`make install` made no {file}"))?;
-        ensure!(metadata.permissions().mode() & 0o777 == mode, "{file} has mode {:o}", metadata.permissions().mode());
+        let metadata = std::fs::metadata(root.join(file))
+            .with_context(|| format!("`make install` made no {file}"))?;
+        ensure!(
+            metadata.permissions().mode() & 0o777 == mode,
+            "{file} has mode {:o}",
+            metadata.permissions().mode()
+        );
     }
     let unit = std::fs::read_to_string(root.join("usr/lib/systemd/system/sidecored.service"))?;
     let starts = "ExecStart=/usr/bin/sidecored --config /etc/sidecore/disks.toml";
     ensure!(unit.lines().any(|line| line == starts), "the unit does not have the line {starts}");
     let variable = unit.lines().find(|line| line.contains('@'));
     ensure!(variable.is_none(), "the unit has an unknown variable: {variable:?}");
-    let stray: Vec<PathBuf> =
-        std::fs::read_dir(root)?.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?;
+    let stray: Vec<PathBuf> = std::fs::read_dir(root)?
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect::<Result<_, _>>()?;
     ensure!(stray == [root.join("usr")], "`make install` writes outside of PREFIX: {stray:?}");
     Ok(())
 }
@@ -68,10 +80,19 @@ mod tests {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         }
         install(&workspace, root.path(), build.path()).unwrap();
-        let uninstall =
-            ["uninstall".to_owned(), format!("DESTDIR={}", root.path().display()), format!("PREFIX={PREFIX}")];
-        shell::read(Command::new("make").arg("--silent").args(uninstall).current_dir(&workspace.root)).unwrap();
+        let uninstall = [
+            "uninstall".to_owned(),
+            format!("DESTDIR={}", root.path().display()),
+            format!("PREFIX={PREFIX}"),
+        ];
+        shell::read(
+            Command::new("make").arg("--silent").args(uninstall).current_dir(&workspace.root),
+        )
+        .unwrap();
         assert!(crate::tidy::rust_files(root.path()).unwrap().is_empty());
-        assert!(!root.path().join("usr/bin/sidecore").exists() && !root.path().join("usr/share/doc/sidecore").exists());
+        assert!(
+            !root.path().join("usr/bin/sidecore").exists()
+                && !root.path().join("usr/share/doc/sidecore").exists()
+        );
     }
 }

@@ -64,12 +64,16 @@ fn check_package(workspace: &Workspace, package: &Package) -> Result<Vec<String>
     let room = workspace.room(package.directory());
     let mut broken = Vec::new();
     if !shares_lints(&read(&package.manifest)?)? {
-        broken.push(format!("{}: add `[lints]` with `workspace = true`", tidy::show(&package.manifest, workspace)));
+        broken.push(format!(
+            "{}: add `[lints]` with `workspace = true`",
+            tidy::show(&package.manifest, workspace)
+        ));
     }
     for target in package.targets.iter().filter(|target| target.ships()) {
         let source = read(&target.source)?;
         let file = tidy::show(&target.source, workspace);
-        broken.extend(wrong_header(&room, &source).into_iter().map(|what| format!("{file}: {what}")));
+        broken
+            .extend(wrong_header(&room, &source).into_iter().map(|what| format!("{file}: {what}")));
     }
     if !UNSAFE_ROOMS.contains(&room.as_str()) {
         // The attribute covers the code that ships; this check covers tests, examples and build
@@ -85,8 +89,11 @@ fn stray_unsafe(workspace: &Workspace, directory: &Path) -> Result<Vec<String>> 
     for file in tidy::rust_files(directory)? {
         let name = tidy::show(&file, workspace);
         let lines = unsafe_lines(&read(&file)?);
-        found
-            .extend(lines.iter().map(|line| format!("{name}:{line}: `unsafe` belongs in {}", UNSAFE_ROOMS.join(", "))));
+        found.extend(
+            lines.iter().map(|line| {
+                format!("{name}:{line}: `unsafe` belongs in {}", UNSAFE_ROOMS.join(", "))
+            }),
+        );
     }
     Ok(found)
 }
@@ -101,7 +108,9 @@ fn wrong_header(room: &str, source: &str) -> Vec<String> {
     for (line, wanted, list) in rules {
         match (wanted, has_attribute(source, line)) {
             (true, false) => wrong.push(format!("add the line\n    {line}")),
-            (false, true) => wrong.push(format!("has `{line}`, but {list} in xtask/src/law.rs says otherwise")),
+            (false, true) => {
+                wrong.push(format!("has `{line}`, but {list} in xtask/src/law.rs says otherwise"))
+            }
             _ => {}
         }
     }
@@ -121,19 +130,33 @@ fn squeeze(code: &str) -> String {
 /// Whether the manifest takes the workspace's lints.
 fn shares_lints(manifest: &str) -> Result<bool> {
     let manifest: toml::Table = manifest.parse().context("a manifest is not TOML")?;
-    let shares = manifest.get("lints").and_then(|lints| lints.get("workspace")).and_then(toml::Value::as_bool);
+    let shares = manifest
+        .get("lints")
+        .and_then(|lints| lints.get("workspace"))
+        .and_then(toml::Value::as_bool);
     Ok(shares == Some(true))
 }
 
 /// The numbers of the lines where `unsafe` is used as a keyword.
 fn unsafe_lines(source: &str) -> Vec<usize> {
-    let uses =
-        ["unsafe {", "unsafe fn ", "unsafe impl", "unsafe extern", "unsafe trait ", "#[unsafe(", "#![allow(unsafe"];
+    let uses = [
+        "unsafe {",
+        "unsafe fn ",
+        "unsafe impl",
+        "unsafe extern",
+        "unsafe trait ",
+        "#[unsafe(",
+        "#![allow(unsafe",
+    ];
     let code = |line: &str| line.split("//").next().unwrap_or("").trim_start().to_owned();
     // A use inside a string literal follows a quote; code never does.
-    let starts = |line: &str, word: &str| line.match_indices(word).any(|(at, _)| !line[..at].contains('"'));
+    let starts =
+        |line: &str, word: &str| line.match_indices(word).any(|(at, _)| !line[..at].contains('"'));
     let lines = source.lines().enumerate();
-    lines.filter(|(_, line)| uses.iter().any(|word| starts(&code(line), word))).map(|(index, _)| index + 1).collect()
+    lines
+        .filter(|(_, line)| uses.iter().any(|word| starts(&code(line), word)))
+        .map(|(index, _)| index + 1)
+        .collect()
 }
 
 fn read(file: &Path) -> Result<String> {
@@ -160,13 +183,18 @@ mod tests {
     #[test]
     fn a_peer_facing_room_carries_the_whole_line() {
         assert!(wrong_header("ring", PEER_LAW).is_empty());
-        assert_eq!(wrong_header("ring", "#![cfg_attr(not(test), deny(clippy::unwrap_used))]").len(), 1);
+        assert_eq!(
+            wrong_header("ring", "#![cfg_attr(not(test), deny(clippy::unwrap_used))]").len(),
+            1
+        );
         assert_eq!(wrong_header("virtio", "").len(), 2);
     }
 
     #[test]
     fn rustfmt_may_break_the_line() {
-        let broken = PEER_LAW.replace("deny(", "deny(\n        ").replace("unimplemented)", "unimplemented,\n    )");
+        let broken = PEER_LAW
+            .replace("deny(", "deny(\n        ")
+            .replace("unimplemented)", "unimplemented,\n    )");
         assert!(wrong_header("memory", &broken).is_empty());
     }
 

@@ -23,7 +23,8 @@ pub struct Options {
 
 /// Builds the daemon as it ships and has a libvirt guest use it.
 pub fn run(workspace: &Workspace) -> Result<()> {
-    let options = DemoOptions { target: workspace.target.clone(), ..DemoOptions::new(&workspace.root) };
+    let options =
+        DemoOptions { target: workspace.target.clone(), ..DemoOptions::new(&workspace.root) };
     libvirt(&options, &["libvirt", INSIDE])
 }
 

@@ -11,9 +11,13 @@ use crate::workspace::Workspace;
 /// Fails on a link of a tracked page to a file or heading that is not there.
 pub fn check(workspace: &Workspace) -> Result<()> {
     let files = tidy::tracked_files()?;
-    let pages = files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "md"));
-    let text = |file: &PathBuf| Some((file.clone(), std::fs::read_to_string(workspace.root.join(file)).ok()?));
-    let broken = broken(&pages.filter_map(text).collect(), |file| workspace.root.join(file).exists());
+    let pages =
+        files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "md"));
+    let text = |file: &PathBuf| {
+        Some((file.clone(), std::fs::read_to_string(workspace.root.join(file)).ok()?))
+    };
+    let broken =
+        broken(&pages.filter_map(text).collect(), |file| workspace.root.join(file).exists());
     if !broken.is_empty() {
         bail!("{}", broken.join("\n  "));
     }
@@ -32,7 +36,9 @@ fn broken(pages: &BTreeMap<PathBuf, String>, exists: impl Fn(&Path) -> bool) -> 
             let place = format!("{}:{line}: {link}", file.display());
             if !pages.contains_key(&target) && !exists(&target) {
                 broken.push(format!("{place}: there is no such file"));
-            } else if !heading.is_empty() && headings.get(&target).is_some_and(|all| !all.contains(heading)) {
+            } else if !heading.is_empty()
+                && headings.get(&target).is_some_and(|all| !all.contains(heading))
+            {
                 broken.push(format!("{place}: that page has no such heading"));
             }
         }
@@ -64,8 +70,11 @@ fn headings(text: &str) -> BTreeSet<String> {
         if is_code || title.len() == line.len() || !title.starts_with(' ') {
             continue;
         }
-        let kept = |character: &char| character.is_alphanumeric() || [' ', '-', '_'].contains(character);
-        headings.insert(title.trim().to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-"));
+        let kept =
+            |character: &char| character.is_alphanumeric() || [' ', '-', '_'].contains(character);
+        headings.insert(
+            title.trim().to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-"),
+        );
     }
     headings
 }
@@ -91,7 +100,8 @@ mod tests {
     fn links_that_lead_nowhere_are_named_with_their_line() {
         let readme = "# A\n[b](docs/b.md), [h](docs/b.md#type--file), [own](#a), [code](src/x.rs)\n\
                       [web](https://example.org/none.md)\n[bad](docs/none.md)\n[worse](docs/b.md#none)\n";
-        let page = "## type = \"file\"\n```sh\n# none\n```\n[up](../README.md#a) [gone](../gone.rs)\n";
+        let page =
+            "## type = \"file\"\n```sh\n# none\n```\n[up](../README.md#a) [gone](../gone.rs)\n";
         let pages = [("README.md", readme), ("docs/b.md", page)];
         let pages = pages.map(|(file, text)| (PathBuf::from(file), text.to_owned())).into();
         let broken = broken(&pages, |file| file == Path::new("src/x.rs"));

@@ -20,25 +20,46 @@ pub fn check(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
         shell::run(shell::cargo().args(["fmt", "--all", "--check"]))?;
         shell::run(shell::cargo().args(["fmt", "--check", "--manifest-path", fuzz::MANIFEST]))
     })?;
-    steps.step("arrows", "see docs/decisions/0001-workspace-law.md", || arrows::check(workspace))?;
-    steps.step("law of the crates", "see docs/decisions/0001-workspace-law.md", || law::check(workspace))?;
+    steps
+        .step("arrows", "see docs/decisions/0001-workspace-law.md", || arrows::check(workspace))?;
+    steps.step("law of the crates", "see docs/decisions/0001-workspace-law.md", || {
+        law::check(workspace)
+    })?;
     steps.step("tidiness", "see each line", || tidy::check(workspace))?;
     steps.step("links between pages", "see each line", || links::check(workspace))?;
     let advice = "wrap, split or rephrase what is named; `cargo xtask ratchet` after a violation is gone or has moved";
     steps.step("ratchets of style", advice, || ratchet::check(workspace))?;
-    steps.step("dependencies", "see deny.toml and docs/decisions/0030-dependencies-by-cargo-deny.md", || {
-        tools::ensure_cargo_deny()?;
-        let check = "deny --offline check -D unmatched-skip -D unnecessary-skip bans licenses sources";
-        shell::run(shell::cargo().args(check.split(' ')))
-    })?;
-    steps.step("clippy", "fix what clippy names; allow a lint only with a reason beside it", || {
-        shell::run(shell::cargo().args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
-        // The runtime of the fuzzer is C++.
-        tools::ensure(&[tools::CPP_COMPILER])?;
-        fuzz::clippy(workspace)
-    })?;
+    steps.step(
+        "dependencies",
+        "see deny.toml and docs/decisions/0030-dependencies-by-cargo-deny.md",
+        || {
+            tools::ensure_cargo_deny()?;
+            let check =
+                "deny --offline check -D unmatched-skip -D unnecessary-skip bans licenses sources";
+            shell::run(shell::cargo().args(check.split(' ')))
+        },
+    )?;
+    steps.step(
+        "clippy",
+        "fix what clippy names; allow a lint only with a reason beside it",
+        || {
+            shell::run(shell::cargo().args([
+                "clippy",
+                "--workspace",
+                "--all-targets",
+                "--",
+                "-D",
+                "warnings",
+            ]))?;
+            // The runtime of the fuzzer is C++.
+            tools::ensure(&[tools::CPP_COMPILER])?;
+            fuzz::clippy(workspace)
+        },
+    )?;
     steps.step("documentation", "fix the link or the comment that rustdoc names", || {
         let mut command = shell::cargo();
-        shell::run(command.args(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))
+        shell::run(
+            command.args(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"),
+        )
     })
 }

@@ -73,9 +73,11 @@ pub fn tighten(workspace: &Workspace) -> Result<()> {
 fn measure(workspace: &Workspace) -> Result<BTreeMap<Key, Found>> {
     let mut files = Vec::new();
     for file in tidy::tracked_files()? {
-        let is_checked = file.extension().is_some_and(|extension| extension == "rs" || extension == "md");
+        let is_checked =
+            file.extension().is_some_and(|extension| extension == "rs" || extension == "md");
         // A deleted file stays in the list until the deletion is committed.
-        if let (true, Ok(text)) = (is_checked, std::fs::read_to_string(workspace.root.join(&file))) {
+        if let (true, Ok(text)) = (is_checked, std::fs::read_to_string(workspace.root.join(&file)))
+        {
             files.push((file, text));
         }
     }
@@ -85,14 +87,21 @@ fn measure(workspace: &Workspace) -> Result<BTreeMap<Key, Found>> {
             insert(&mut all, rule, file, violations);
         }
     }
-    let rust = files.iter().filter(|(file, _)| file.extension().is_some_and(|extension| extension == "rs"));
+    let rust = files
+        .iter()
+        .filter(|(file, _)| file.extension().is_some_and(|extension| extension == "rs"));
     for (file, violations) in duplicates::find(rust) {
         insert(&mut all, duplicates::RULE, file, violations);
     }
     Ok(all)
 }
 
-fn insert(all: &mut BTreeMap<Key, Found>, rule: &str, file: &Path, violations: Vec<(usize, String)>) {
+fn insert(
+    all: &mut BTreeMap<Key, Found>,
+    rule: &str,
+    file: &Path,
+    violations: Vec<(usize, String)>,
+) {
     if !violations.is_empty() {
         let found = Found { count: violations.len(), examples: violations };
         all.insert((rule.to_owned(), file.to_owned()), found);
@@ -113,8 +122,11 @@ fn parse(text: &str) -> Result<BTreeMap<Key, usize>> {
     let mut listed: BTreeMap<Key, usize> = BTreeMap::new();
     for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
         let words: Vec<&str> = line.split(' ').collect();
-        let [rule, file, count] = words[..] else { bail!("{LIST}: not a rule, a file and a number: {line}") };
-        let count = count.parse().with_context(|| format!("{LIST}: no number at the end: {line}"))?;
+        let [rule, file, count] = words[..] else {
+            bail!("{LIST}: not a rule, a file and a number: {line}")
+        };
+        let count =
+            count.parse().with_context(|| format!("{LIST}: no number at the end: {line}"))?;
         let number = listed.entry((rule.to_owned(), file.into())).or_insert(count);
         *number = count.min(*number);
     }
@@ -127,7 +139,8 @@ fn compare(listed: &BTreeMap<Key, usize>, found: &BTreeMap<Key, Found>) -> Vec<S
     for ((rule, file), Found { count, examples }) in found {
         let allowed = listed.get(&(rule.clone(), file.clone())).copied().unwrap_or(0);
         if *count > allowed {
-            let mut message = format!("{}: {rule}: {count}, and {allowed} are allowed", file.display());
+            let mut message =
+                format!("{}: {rule}: {count}, and {allowed} are allowed", file.display());
             for (line, text) in examples.iter().take(SHOWN) {
                 let _ = write!(message, "\n    {}:{line}: {text}", file.display());
             }
@@ -138,7 +151,9 @@ fn compare(listed: &BTreeMap<Key, usize>, found: &BTreeMap<Key, Found>) -> Vec<S
         let count = found.get(&(rule.clone(), file.clone())).map_or(0, |found| found.count);
         if count < *allowed {
             let file = file.display();
-            complaints.push(format!("{file}: {rule}: {count}, and the list says {allowed}: run `cargo xtask ratchet`"));
+            complaints.push(format!(
+                "{file}: {rule}: {count}, and the list says {allowed}: run `cargo xtask ratchet`"
+            ));
         }
     }
     complaints
@@ -180,16 +195,32 @@ mod tests {
 
     #[test]
     fn more_violations_than_listed_are_shown_and_fewer_ask_for_the_command() {
-        let listed = parse("# comment\ncolumns a.rs 2\ncolumns b.rs 5\ncolumns gone.rs 1\n").unwrap();
-        let complaints =
-            compare(&listed, &found(&[("columns", "a.rs", 3), ("columns", "b.rs", 5), ("lines", "c.rs", 1)]));
+        let listed =
+            parse("# comment\ncolumns a.rs 2\ncolumns b.rs 5\ncolumns gone.rs 1\n").unwrap();
+        let complaints = compare(
+            &listed,
+            &found(&[("columns", "a.rs", 3), ("columns", "b.rs", 5), ("lines", "c.rs", 1)]),
+        );
         assert_eq!(complaints.len(), 3, "{complaints:?}");
-        assert!(complaints[0].starts_with("a.rs: columns: 3, and 2 are allowed\n    a.rs:7: text"), "{complaints:?}");
-        assert!(complaints[1].starts_with("c.rs: lines: 1, and 0 are allowed"), "{complaints:?}");
-        assert!(complaints[2].contains("gone.rs: columns: 0, and the list says 1: run `cargo xtask ratchet`"));
         assert!(
-            compare(&listed, &found(&[("columns", "a.rs", 2), ("columns", "b.rs", 5), ("columns", "gone.rs", 1)]))
-                .is_empty()
+            complaints[0].starts_with("a.rs: columns: 3, and 2 are allowed\n    a.rs:7: text"),
+            "{complaints:?}"
+        );
+        assert!(complaints[1].starts_with("c.rs: lines: 1, and 0 are allowed"), "{complaints:?}");
+        assert!(
+            complaints[2]
+                .contains("gone.rs: columns: 0, and the list says 1: run `cargo xtask ratchet`")
+        );
+        assert!(
+            compare(
+                &listed,
+                &found(&[
+                    ("columns", "a.rs", 2),
+                    ("columns", "b.rs", 5),
+                    ("columns", "gone.rs", 1)
+                ])
+            )
+            .is_empty()
         );
     }
 
@@ -198,7 +229,10 @@ mod tests {
         let listed = parse("columns a.rs 2\ncolumns b.rs 5\n").unwrap();
         assert!(grown(&listed, &found(&[("columns", "new.rs", 7)])).is_empty());
         assert_eq!(grown(&listed, &found(&[("columns", "new.rs", 8)])).len(), 1);
-        assert_eq!(grown(&listed, &found(&[("columns", "a.rs", 1), ("lines", "a.rs", 1)])).len(), 1);
+        assert_eq!(
+            grown(&listed, &found(&[("columns", "a.rs", 1), ("lines", "a.rs", 1)])).len(),
+            1
+        );
     }
 
     #[test]

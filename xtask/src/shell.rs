@@ -14,7 +14,8 @@ pub fn cargo() -> Command {
 pub fn run(command: &mut Command) -> Result<()> {
     let line = describe(command);
     println!("$ {line}");
-    let status = command.status().with_context(|| format!("cannot start `{line}`: is it installed?"))?;
+    let status =
+        command.status().with_context(|| format!("cannot start `{line}`: is it installed?"))?;
     if !status.success() {
         bail!("`{line}` failed ({status})");
     }
@@ -31,7 +32,8 @@ pub fn read(command: &mut Command) -> Result<String> {
     if !output.status.success() {
         bail!("`{line}` failed ({})", output.status);
     }
-    String::from_utf8(output.stdout).with_context(|| format!("`{line}` printed something that is not UTF-8"))
+    String::from_utf8(output.stdout)
+        .with_context(|| format!("`{line}` printed something that is not UTF-8"))
 }
 
 /// The command line as a user would type it.

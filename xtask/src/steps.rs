@@ -22,7 +22,12 @@ impl Steps {
     }
 
     /// Runs a step. `advice` is the remedy that is printed if the step fails.
-    pub fn step<T>(&mut self, name: &'static str, advice: &str, action: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub fn step<T>(
+        &mut self,
+        name: &'static str,
+        advice: &str,
+        action: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
         println!("\n==> {name}  (at {})", seconds(self.started.elapsed()));
         let started = Instant::now();
         let outcome = action();
@@ -47,13 +52,19 @@ impl Steps {
 
     /// Prints the slowest steps, and the skipped tests with their reasons.
     pub fn summarise(&mut self) {
-        println!("\nAll steps passed in {}. The slowest steps and test programs:", seconds(self.started.elapsed()));
+        println!(
+            "\nAll steps passed in {}. The slowest steps and test programs:",
+            seconds(self.started.elapsed())
+        );
         self.done.sort_by_key(|(_, took)| std::cmp::Reverse(*took));
         for (name, took) in self.done.iter().take(SLOWEST) {
             println!("  {name:<60} {:>9}", seconds(*took));
         }
         if !self.skipped.is_empty() {
-            println!("\nTests that this machine cannot run, or that run elsewhere ({}):", self.skipped.len());
+            println!(
+                "\nTests that this machine cannot run, or that run elsewhere ({}):",
+                self.skipped.len()
+            );
             self.skipped.iter().for_each(|test| println!("  {test}"));
         }
     }
@@ -69,7 +80,9 @@ mod tests {
 
     #[test]
     fn a_failing_step_names_itself_the_cause_and_the_remedy() {
-        let error = Steps::new().step("tea", "boil water", || -> Result<()> { anyhow::bail!("cold") }).unwrap_err();
+        let error = Steps::new()
+            .step("tea", "boil water", || -> Result<()> { anyhow::bail!("cold") })
+            .unwrap_err();
         let text = format!("{error:#}");
         for part in ["tea failed", "boil water", "cold"] {
             assert!(text.contains(part), "{text}");

@@ -18,9 +18,12 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     lint::check(workspace, &mut steps)?;
     steps.step("build what ships", "fix what the compiler names", bench::build_what_ships)?;
     steps.step("installation", "see `install` in Makefile", || install::check(workspace))?;
-    steps.step("tools of the tests", "install the packages that are named", || tools::ensure(tools::OF_TESTS))?;
+    steps.step("tools of the tests", "install the packages that are named", || {
+        tools::ensure(tools::OF_TESTS)
+    })?;
     let alone = "run the failing test alone: cargo test --package PACKAGE NAME";
-    let report = steps.step("tests", alone, || Report::of(shell::cargo().args(["test", "--workspace"])))?;
+    let report =
+        steps.step("tests", alone, || Report::of(shell::cargo().args(["test", "--workspace"])))?;
     steps.add(report);
     let alone = "run the failing test alone: cargo test --release --package PACKAGE NAME";
     let report = steps.step("tests in release", alone, || test_in_release(workspace))?;
@@ -28,11 +31,19 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     steps.step("guests", "run it alone: cargo xtask demo", || {
         demo::run(workspace, &demo::Options { seconds: 1, update_readme: false })
     })?;
-    steps.step("a guest of libvirt's", "run it alone: cargo xtask libvirt", || libvirt::run(workspace))?;
-    steps.step("fuzzing, briefly", "reproduce with the command above, fix, add the input to the corpus", || {
-        fuzz::run_briefly(workspace, FUZZ_SECONDS)
+    steps.step("a guest of libvirt's", "run it alone: cargo xtask libvirt", || {
+        libvirt::run(workspace)
     })?;
-    steps.step("tiny benches", "run one alone: cargo xtask bench local-block --tiny", bench::run_tiny)?;
+    steps.step(
+        "fuzzing, briefly",
+        "reproduce with the command above, fix, add the input to the corpus",
+        || fuzz::run_briefly(workspace, FUZZ_SECONDS),
+    )?;
+    steps.step(
+        "tiny benches",
+        "run one alone: cargo xtask bench local-block --tiny",
+        bench::run_tiny,
+    )?;
     steps.summarise();
     Ok(())
 }

@@ -33,7 +33,8 @@ impl Report {
         // and its tests print to the other.
         let (reader, writer) = std::io::pipe()?;
         let started = command.stdout(writer.try_clone()?).stderr(writer).spawn();
-        let mut child = started.with_context(|| format!("cannot start `{line}`: is it installed?"))?;
+        let mut child =
+            started.with_context(|| format!("cannot start `{line}`: is it installed?"))?;
         // The command holds the pipe's writing end, too: without this the output would never end.
         *command = Command::new("true");
         let mut report = Self::default();
@@ -63,9 +64,14 @@ impl Report {
             self.program = program;
         } else if let Some(skipped) = skipped(line) {
             self.skipped.push(format!("{}: {skipped}", self.program));
-        } else if let Some((name, reason)) = line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... ignored"))
+        } else if let Some((name, reason)) =
+            line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... ignored"))
         {
-            self.skipped.push(format!("{}: {name}: {}", self.program, reason.trim_start_matches([',', ' '])));
+            self.skipped.push(format!(
+                "{}: {name}: {}",
+                self.program,
+                reason.trim_start_matches([',', ' '])
+            ));
         } else if let Some(took) = took(line) {
             self.programs.push((self.program.clone(), took));
         }
@@ -99,7 +105,8 @@ fn program(line: &str) -> Option<String> {
 /// The test and the reason; a harness with one thread has printed the test's name before them.
 fn skipped(line: &str) -> Option<&str> {
     let (before, skipped) = line.split_once(SKIPPED)?;
-    (before.is_empty() || (before.starts_with("test ") && before.ends_with(" ... "))).then_some(skipped)
+    (before.is_empty() || (before.starts_with("test ") && before.ends_with(" ... ")))
+        .then_some(skipped)
 }
 
 /// The time in the line that ends a program: `test result: ok. 3 passed; ...; finished in 0.52s`.
@@ -132,12 +139,15 @@ mod tests {
 
     #[test]
     fn a_run_that_fails_is_an_error_and_one_that_passes_is_read() {
-        let print = |status| format!("echo 'Running tests/x.rs (deps/x-0)'; echo 'skipped: t: r' >&2; exit {status}");
+        let print = |status| {
+            format!("echo 'Running tests/x.rs (deps/x-0)'; echo 'skipped: t: r' >&2; exit {status}")
+        };
         let report = Report::of(Command::new("sh").args(["-c", &print(0)])).unwrap();
         assert_eq!(report.skipped, ["x, tests/x.rs: t: r"]);
         assert!(Report::of(Command::new("sh").args(["-c", &print(3)])).is_err());
         // A command ends also if it leaves a process with its output open.
-        let left = Report::of(Command::new("sh").args(["-c", "sleep 600 & echo skipped: t: $!"])).unwrap();
+        let left =
+            Report::of(Command::new("sh").args(["-c", "sleep 600 & echo skipped: t: $!"])).unwrap();
         let pid = left.skipped[0].rsplit(' ').next().unwrap();
         assert!(Command::new("kill").arg(pid).status().unwrap().success());
     }

@@ -9,7 +9,8 @@ use crate::shell;
 use crate::workspace::Workspace;
 
 /// Words that mark postponed work. Spelt in halves, so that this file passes its own check.
-const POSTPONED: &[&str] = &[concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X:"), concat!("to", "do!(")];
+const POSTPONED: &[&str] =
+    &[concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X:"), concat!("to", "do!(")];
 
 /// Fails on a mark of postponed work.
 pub fn check(workspace: &Workspace) -> Result<()> {
@@ -20,7 +21,10 @@ pub fn check(workspace: &Workspace) -> Result<()> {
             continue;
         };
         for (line, word) in postponed(&text) {
-            broken.push(format!("{}:{line}: {word}: do it now, or describe it under docs/decisions", file.display()));
+            broken.push(format!(
+                "{}:{line}: {word}: do it now, or describe it under docs/decisions",
+                file.display()
+            ));
         }
     }
     if !broken.is_empty() {
@@ -34,7 +38,8 @@ pub fn rust_files(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let mut left = vec![directory.to_owned()];
     while let Some(directory) = left.pop() {
-        let entries = std::fs::read_dir(&directory).with_context(|| format!("cannot list {}", directory.display()))?;
+        let entries = std::fs::read_dir(&directory)
+            .with_context(|| format!("cannot list {}", directory.display()))?;
         for entry in entries {
             let path = entry?.path();
             if path.is_dir() && !path.ends_with("target") {
@@ -55,15 +60,25 @@ pub fn show(path: &Path, workspace: &Workspace) -> String {
 
 /// The files that git has, or would have after the next commit.
 pub fn tracked_files() -> Result<Vec<PathBuf>> {
-    let list = shell::read(Command::new("git").args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]))
-        .context("the house rules are checked on the files that git lists: run this in a git clone")?;
+    let list = shell::read(Command::new("git").args([
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]))
+    .context("the house rules are checked on the files that git lists: run this in a git clone")?;
     Ok(list.split('\0').filter(|name| !name.is_empty()).map(PathBuf::from).collect())
 }
 
 /// The lines, counted from 1, that hold a mark of postponed work.
 fn postponed(text: &str) -> Vec<(usize, &'static str)> {
     let lines = text.lines().enumerate();
-    lines.filter_map(|(index, line)| Some((index + 1, *POSTPONED.iter().find(|word| line.contains(**word))?))).collect()
+    lines
+        .filter_map(|(index, line)| {
+            Some((index + 1, *POSTPONED.iter().find(|word| line.contains(**word))?))
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -86,7 +101,8 @@ mod tests {
             std::fs::write(path, "").unwrap();
         }
         let found = rust_files(directory.path()).unwrap();
-        let found: Vec<_> = found.iter().map(|path| path.strip_prefix(directory.path()).unwrap()).collect();
+        let found: Vec<_> =
+            found.iter().map(|path| path.strip_prefix(directory.path()).unwrap()).collect();
         assert_eq!(found, [Path::new("src/lib.rs"), Path::new("tests/common/mod.rs")]);
     }
 }

@@ -18,7 +18,8 @@ pub struct Tool {
 }
 
 /// Compiles libFuzzer's runtime.
-pub const CPP_COMPILER: Tool = Tool { program: "c++", package: "g++", purpose: "building the fuzz targets" };
+pub const CPP_COMPILER: Tool =
+    Tool { program: "c++", package: "g++", purpose: "building the fuzz targets" };
 
 /// The programs that tests start: filesystem makers, image tools, and a storage daemon, which
 /// Debian packages with QEMU.
@@ -27,12 +28,17 @@ pub const OF_TESTS: &[Tool] = &[
     Tool { program: "mkfs.xfs", package: "xfsprogs", purpose: "tests of host files" },
     Tool { program: "mkfs.btrfs", package: "btrfs-progs", purpose: "tests of host files" },
     Tool { program: "qemu-img", package: "qemu-utils", purpose: "tests of import and export" },
-    Tool { program: "qemu-storage-daemon", package: "qemu-system-common", purpose: "tests of the driver" },
+    Tool {
+        program: "qemu-storage-daemon",
+        package: "qemu-system-common",
+        purpose: "tests of the driver",
+    },
 ];
 
 /// Installs the missing tools, and prints their names.
 pub fn ensure(tools: &[Tool]) -> Result<()> {
-    let missing: Vec<Tool> = tools.iter().copied().filter(|tool| !is_installed(tool.program)).collect();
+    let missing: Vec<Tool> =
+        tools.iter().copied().filter(|tool| !is_installed(tool.program)).collect();
     if missing.is_empty() {
         return Ok(());
     }
@@ -53,8 +59,10 @@ const CARGO_DENY: &str = "cargo-deny@0.20.2";
 /// Builds cargo-deny if it is missing. Without optimisation, because it runs for a second.
 pub fn ensure_cargo_deny() -> Result<()> {
     let home = std::env::var_os("CARGO_HOME").map(std::path::PathBuf::from);
-    let home = home.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo")));
-    if is_installed("cargo-deny") || home.is_some_and(|home| home.join("bin/cargo-deny").is_file()) {
+    let home =
+        home.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo")));
+    if is_installed("cargo-deny") || home.is_some_and(|home| home.join("bin/cargo-deny").is_file())
+    {
         return Ok(());
     }
     println!("    cargo-deny is missing, for checking the dependencies");
@@ -73,7 +81,9 @@ fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     // A user's path often lacks the system's own tools.
     let system = ["/usr/sbin", "/sbin"].map(Into::into);
-    std::env::split_paths(&path).chain(system).any(|directory| Path::new(&directory).join(program).is_file())
+    std::env::split_paths(&path)
+        .chain(system)
+        .any(|directory| Path::new(&directory).join(program).is_file())
 }
 
 #[cfg(test)]

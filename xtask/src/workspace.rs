@@ -56,8 +56,9 @@ impl Workspace {
     }
 
     fn from_metadata(arguments: &[&str]) -> Result<Self> {
-        let json =
-            shell::read(shell::cargo().args(["metadata", "--no-deps", "--format-version", "1"]).args(arguments))?;
+        let json = shell::read(
+            shell::cargo().args(["metadata", "--no-deps", "--format-version", "1"]).args(arguments),
+        )?;
         serde_json::from_str(&json).context("cannot read what `cargo metadata` printed")
     }
 
@@ -93,7 +94,8 @@ mod tests {
 
     #[test]
     fn a_room_is_named_by_its_directory() {
-        let workspace = Workspace { root: "/src".into(), target: "/src/target".into(), packages: Vec::new() };
+        let workspace =
+            Workspace { root: "/src".into(), target: "/src/target".into(), packages: Vec::new() };
         assert_eq!(workspace.room(Path::new("/src/crates/ring")), "ring");
         assert_eq!(workspace.room(Path::new("/src/bin/sidecored")), "bin/sidecored");
         assert_eq!(workspace.room(Path::new("/src/bench")), "bench");

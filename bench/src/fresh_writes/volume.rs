@@ -4,8 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockRequest, Geometry, Operation, RamStore, Tag};
-use sidecore_controller::{Answered, Controller, ControllerOptions, FunctionOptions, VirtualFunction};
+use sidecore_block::{
+    Batch, BlockChannel, BlockDevice, BlockRequest, Geometry, Operation, RamStore, Tag,
+};
+use sidecore_controller::{
+    Answered, Controller, ControllerOptions, FunctionOptions, VirtualFunction,
+};
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 use sidecore_volume::{FormatOptions, HeapMemory, LOG_ENTRY_BYTES, LogPlace};
@@ -38,11 +42,18 @@ impl Volume {
     pub(super) fn new(has_log: bool, depth: usize, writes: u64) -> Result<Self> {
         let size_bytes = writes * STRIDE_BYTES;
         // Freed blocks are reusable after a durable commit: half of the blocks may wait for one.
-        let store = RamStore::new(Geometry::new(4 * size_bytes + (64 << 20), 512)).context("not enough memory")?;
-        let log_bytes = (usize::try_from(writes)? * ENTRIES_PER_WRITE * LOG_ENTRY_BYTES).max(8 << 20);
+        let store = RamStore::new(Geometry::new(4 * size_bytes + (64 << 20), 512))
+            .context("not enough memory")?;
+        let log_bytes =
+            (usize::try_from(writes)? * ENTRIES_PER_WRITE * LOG_ENTRY_BYTES).max(8 << 20);
         let place = LogPlace { device: 1, inode: 1, boot: [1; 16] };
         let options = ControllerOptions {
-            format: Some(FormatOptions { block_bytes: 4096, label: String::new(), uuid: [1; 16], force: false }),
+            format: Some(FormatOptions {
+                block_bytes: 4096,
+                label: String::new(),
+                uuid: [1; 16],
+                force: false,
+            }),
             commit_interval: Duration::from_secs(3600),
             answered: match has_log {
                 true => Answered::InLog(Arc::new(HeapMemory::new(log_bytes)), place),

@@ -36,7 +36,8 @@ impl OwnWork {
 
     /// Makes work that takes about `ns` at this core's present speed.
     pub(super) fn of(ns: u64, clock: &Clock) -> Self {
-        let ns_per_step = (0..5).map(|_| Self::time(Self::TRIAL_STEPS, clock)).fold(f64::INFINITY, f64::min);
+        let ns_per_step =
+            (0..5).map(|_| Self::time(Self::TRIAL_STEPS, clock)).fold(f64::INFINITY, f64::min);
         let steps = (ns as f64 / ns_per_step).round() as u64;
         Self { steps, ns: steps as f64 * ns_per_step }
     }
@@ -107,7 +108,11 @@ fn run_on<Q: Queue>(queue: &mut Q, guest: &Guest, clock: &Clock, slots: &[Slot])
         if Some(slot) == watched {
             *sent_at = clock.raw();
         }
-        queue.submit_read(slot, Sector(places.next_block() * (u64::from(BLOCK_BYTES) / SECTOR_BYTES)), BLOCK_BYTES)?;
+        queue.submit_read(
+            slot,
+            Sector(places.next_block() * (u64::from(BLOCK_BYTES) / SECTOR_BYTES)),
+            BLOCK_BYTES,
+        )?;
         Ok(queue.publish()?)
     };
     for slot in slots {

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
 use quanta::Clock;
-use sidecore_driver::{BlkQueue, ClientOptions, Loopback, NvmeLoopback, NvmeOptions, NvmeQueue, features};
+use sidecore_driver::{
+    BlkQueue, ClientOptions, Loopback, NvmeLoopback, NvmeOptions, NvmeQueue, features,
+};
 use sidecore_memory::{GuestMemory, RegionHint};
 use sidecore_ring::driver::nvme::DoorbellWords;
 use sidecore_ring::nvme::{Completion, CompletionQueue, SubmissionQueue};
@@ -51,7 +53,8 @@ impl Respond for VirtioResponder {
     fn poll(&mut self) -> Result<()> {
         let mut found = false;
         while let Some(token) = self.ring.pop(&self.memory, &mut self.chain)? {
-            let status = self.chain.writable().last().context("a chain without a status byte")?.address;
+            let status =
+                self.chain.writable().last().context("a chain without a status byte")?.address;
             self.memory.write_slice(status, &[0], &mut self.hint)?;
             self.ring.complete(token, 1);
             found = true;
@@ -71,7 +74,12 @@ impl Respond for NvmeResponder {
         while let Some(command) = self.commands.pop() {
             let command_id = u16::from_le_bytes([command[2], command[3]]);
             let sq_head = self.commands.head();
-            self.completions.push(Completion { sq_head, sq_id: 1, command_id, ..Completion::default() });
+            self.completions.push(Completion {
+                sq_head,
+                sq_id: 1,
+                command_id,
+                ..Completion::default()
+            });
             // The queue has twice as many entries as there are slots: no entry is overwritten
             // before the client has taken it.
             let _ = self.completions.set_head(self.completions.position().tail);
@@ -86,7 +94,10 @@ impl Floor {
     /// # Errors
     /// The machine has not enough memory.
     pub(super) fn virtio(options: &ClientOptions) -> Result<Self> {
-        let offered = features::RING_PACKED | features::EVENT_IDX | features::INDIRECT_DESC | features::VERSION_1;
+        let offered = features::RING_PACKED
+            | features::EVENT_IDX
+            | features::INDIRECT_DESC
+            | features::VERSION_1;
         let Loopback { queue, memory, layout, .. } = Loopback::new(options, offered)?;
         let mut ring = DeviceRing::new(&memory, &layout, RingState::fresh(layout.format))?;
         ring.suppress_kicks();
@@ -100,7 +111,8 @@ impl Floor {
     /// # Errors
     /// The machine has not enough memory.
     pub(super) fn nvme(options: &NvmeOptions) -> Result<Self> {
-        let NvmeLoopback { queue, memory, commands, completions, tail } = NvmeLoopback::new(options)?;
+        let NvmeLoopback { queue, memory, commands, completions, tail } =
+            NvmeLoopback::new(options)?;
         let responder = NvmeResponder {
             commands: SubmissionQueue::new(&memory, commands.0, commands.1, 0)?,
             completions: CompletionQueue::new(&memory, completions.0, completions.1)?,
@@ -123,10 +135,14 @@ impl Floor {
         gate.run(|partner| {
             watched(|| match self {
                 Self::Virtio { queue, responder } => {
-                    against(partner, responder, interval_ns, clock, || client::run(queue.as_mut(), guest, clock))
+                    against(partner, responder, interval_ns, clock, || {
+                        client::run(queue.as_mut(), guest, clock)
+                    })
                 }
                 Self::Nvme { queue, responder } => {
-                    against(partner, responder, interval_ns, clock, || client::run(queue.as_mut(), guest, clock))
+                    against(partner, responder, interval_ns, clock, || {
+                        client::run(queue.as_mut(), guest, clock)
+                    })
                 }
             })
         })
@@ -156,7 +172,12 @@ fn against<R: Respond + 'static>(
     cost
 }
 
-fn respond(ring: &mut impl Respond, interval_ns: u64, stop: &AtomicBool, clock: &Clock) -> Result<()> {
+fn respond(
+    ring: &mut impl Respond,
+    interval_ns: u64,
+    stop: &AtomicBool,
+    clock: &Clock,
+) -> Result<()> {
     let mut polled_at = clock.raw();
     while !stop.load(Ordering::Relaxed) {
         ring.poll()?;

@@ -14,14 +14,21 @@ pub(super) fn table(records: &Records) -> String {
         _ => None,
     };
     let cases: Vec<String> = records.all().iter().filter_map(is_floor).collect();
-    let mut page =
-        String::from("| the client's ns a request, medians | floor | sidecored | requests to the floor's |\n");
+    let mut page = String::from(
+        "| the client's ns a request, medians | floor | sidecored | requests to the floor's |\n",
+    );
     page.push_str("| --- | --- | --- | --- |\n");
     for case in &cases {
         let [floor, ours] = [FLOOR, OURS].map(|system| {
-            records.find(case, system, "client_ns").map_or(String::new(), |measure| format!("{:.0}", measure.value))
+            records
+                .find(case, system, "client_ns")
+                .map_or(String::new(), |measure| format!("{:.0}", measure.value))
         });
-        let _ = writeln!(page, "| {case} | {floor} | {ours} | {} |", cells::ratio(records, case, FLOOR));
+        let _ = writeln!(
+            page,
+            "| {case} | {floor} | {ours} | {} |",
+            cells::ratio(records, case, FLOOR)
+        );
     }
     page
 }

@@ -16,7 +16,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use quanta::Clock;
-use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockRequest, Geometry, NullStore, Readiness};
+use sidecore_block::{
+    Batch, BlockChannel, BlockDevice, BlockRequest, Geometry, NullStore, Readiness,
+};
 use sidecore_driver::{ClientOptions, Loopback};
 use sidecore_memory::RegionHint;
 use sidecore_reactor::{CoreContext, IdleMode, Pollable, Polled};
@@ -39,8 +41,13 @@ const CASE: &str = "breakdown/null/randread/qd1";
 const DISK_BYTES: u64 = 64 << 20;
 
 /// The stages of a request, in their order.
-const STAGES: [&str; 5] =
-    ["client_submits", "sidecore_finds_and_parses", "store", "sidecore_completes", "client_finds_completion"];
+const STAGES: [&str; 5] = [
+    "client_submits",
+    "sidecore_finds_and_parses",
+    "store",
+    "sidecore_completes",
+    "client_finds_completion",
+];
 
 /// The stamps of one request on the device's side.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +70,10 @@ pub(super) fn run(bench: &mut Bench) -> Result<()> {
     let mut stages: Vec<Rounds> = STAGES.iter().map(|_| Rounds::new()).collect();
     let (mut whole, mut parsing) = (Rounds::new(), Rounds::new());
     for _ in 0..bench.plan.rounds {
-        let gated = bench.experiment.gate.run(|partner| watched(|| one_round(partner, &clock, requests)))?;
+        let gated = bench
+            .experiment
+            .gate
+            .run(|partner| watched(|| one_round(partner, &clock, requests)))?;
         for (rounds, ns) in stages.iter_mut().zip(gated.result.stages) {
             rounds.add(ns, gated.counts());
         }
@@ -74,7 +84,10 @@ pub(super) fn run(bench: &mut Bench) -> Result<()> {
     let all = named.chain([("whole", &whole), ("finding_and_parsing_in_cache", &parsing)]);
     for (metric, rounds) in all {
         let mut params: Params = bench.common_params();
-        params.insert("how".to_owned(), "stamps in one process, driver and device on their cores".into());
+        params.insert(
+            "how".to_owned(),
+            "stamps in one process, driver and device on their cores".into(),
+        );
         let (median, params) = rounds.settle(params);
         bench.experiment.records.measure(CASE, OURS, metric, median, "ns", params);
         eprintln!("  {:<20}  {metric:<30} {median:>8.0} ns", "breakdown");
@@ -91,12 +104,21 @@ fn one_round(partner: &Partner, clock: &Clock, requests: usize) -> Result<Round>
     let ahead = clock_ahead(partner, clock)?;
     let options = ClientOptions::default();
     let device = disk();
-    let Loopback { mut queue, memory, layout, kick, call, error } = Loopback::new(&options, device.features())?;
+    let Loopback { mut queue, memory, layout, kick, call, error } =
+        Loopback::new(&options, device.features())?;
     let features = device.features();
-    let resources = QueueResources { memory, layout, features, kick: Some(kick), call: Some(call), err: Some(error) };
+    let resources = QueueResources {
+        memory,
+        layout,
+        features,
+        kick: Some(kick),
+        call: Some(call),
+        err: Some(error),
+    };
     let stop = Arc::new(AtomicBool::new(false));
     let (their_stop, their_clock) = (Arc::clone(&stop), clock.clone());
-    let served = partner.run(move || serve(&device, resources, &their_stop, &their_clock, requests))?;
+    let served =
+        partner.run(move || serve(&device, resources, &their_stop, &their_clock, requests))?;
 
     let did = drive(&mut queue, clock, requests);
     stop.store(true, Ordering::Relaxed);
@@ -104,8 +126,11 @@ fn one_round(partner: &Partner, clock: &Clock, requests: usize) -> Result<Round>
     let did = did?;
     ensure!(seen.len() == did.len(), "{} requests were served, {} sent", seen.len(), did.len());
 
-    let ns = |ticks: i64| ticks.signum() as f64 * clock.delta_as_nanos(0, ticks.unsigned_abs()) as f64;
-    let between = |from: u64, to: u64, correction: i64| ns((to.wrapping_sub(from) as i64).wrapping_add(correction));
+    let ns =
+        |ticks: i64| ticks.signum() as f64 * clock.delta_as_nanos(0, ticks.unsigned_abs()) as f64;
+    let between = |from: u64, to: u64, correction: i64| {
+        ns((to.wrapping_sub(from) as i64).wrapping_add(correction))
+    };
     // The first requests fault pages in and train the branch predictors.
     let pairs = || did.iter().zip(&seen).skip(requests / 10);
     // A step of the counter is as long as a stage, but a mean resolves finer times. The trimming
@@ -130,7 +155,11 @@ fn disk() -> Arc<BlkDevice> {
 }
 
 /// The client's side: one request at a time.
-fn drive(queue: &mut sidecore_driver::BlkQueue, clock: &Clock, requests: usize) -> Result<Vec<ClientStamps>> {
+fn drive(
+    queue: &mut sidecore_driver::BlkQueue,
+    clock: &Clock,
+    requests: usize,
+) -> Result<Vec<ClientStamps>> {
     let mut did = Vec::with_capacity(requests);
     let mut completions = Vec::with_capacity(1);
     let slot = queue.take_slot().context("no slot")?;
@@ -165,13 +194,25 @@ fn serve(
     let inner = NullStore::new(device.geometry()).open_channel(&CoreContext::default(), depth)?;
     let stamps = Rc::new(Stamps::default());
     let channel = Box::new(Stamped { inner, clock: clock.clone(), stamps: Rc::clone(&stamps) });
-    let mut queue = BlkQueue::new(device, 0, resources, fresh, channel, IdleMode::Poll, sidecore_linux::peer_event)?;
+    let mut queue = BlkQueue::new(
+        device,
+        0,
+        resources,
+        fresh,
+        channel,
+        IdleMode::Poll,
+        sidecore_linux::peer_event,
+    )?;
     let mut seen = Vec::with_capacity(requests);
     while !stop.load(Ordering::Relaxed) {
         let now = clock.raw();
         if matches!(queue.poll(Nanos(now), 32), Polled::Busy(_)) {
             let turn_over = clock.raw();
-            seen.push(DeviceStamps { submitted: stamps.submitted.get(), stored: stamps.stored.get(), turn_over });
+            seen.push(DeviceStamps {
+                submitted: stamps.submitted.get(),
+                stored: stamps.stored.get(),
+                turn_over,
+            });
         }
     }
     Ok(seen)
@@ -251,7 +292,8 @@ fn clock_ahead(partner: &Partner, clock: &Clock) -> Result<i64> {
 /// nanoseconds.
 fn parse_alone(clock: &Clock, requests: usize) -> Result<f64> {
     let device = disk();
-    let Loopback { mut queue, memory, layout, .. } = Loopback::new(&ClientOptions::default(), device.features())?;
+    let Loopback { mut queue, memory, layout, .. } =
+        Loopback::new(&ClientOptions::default(), device.features())?;
     let rules = RequestRules {
         geometry: device.geometry(),
         features: device.features(),

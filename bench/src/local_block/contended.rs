@@ -96,7 +96,10 @@ fn start(bench: &Bench) -> Result<Vec<System>> {
     let experiment = &bench.experiment;
     let mut daemons = vec![
         (OURS.to_owned(), experiment.start_ours("contended", &[], &device("poll"))?),
-        (INTERRUPT.to_owned(), experiment.start_ours("contended-interrupt", &[], &device("interrupt"))?),
+        (
+            INTERRUPT.to_owned(),
+            experiment.start_ours("contended-interrupt", &[], &device("interrupt"))?,
+        ),
     ];
     let before = experiment.start_before("contended", &[], &device("poll"))?;
     daemons.extend(before.map(|daemon| (against::before(OURS), daemon)));
@@ -121,7 +124,10 @@ fn measure(bench: &Bench, systems: &mut [System], case: &str) -> Result<()> {
         let begin = Instant::now();
         while name == OURS && bench.plan.is_contention_noticed && !is_noticed(daemon)? {
             stop::check()?;
-            ensure!(begin.elapsed() < NOTICE_LIMIT, "the sidecore does not notice that its core is lost");
+            ensure!(
+                begin.elapsed() < NOTICE_LIMIT,
+                "the sidecore does not notice that its core is lost"
+            );
             load::run(client.queue(0).context("no queue")?, &work, clock)?;
         }
         daemon.process.freeze()?;
@@ -131,7 +137,11 @@ fn measure(bench: &Bench, systems: &mut [System], case: &str) -> Result<()> {
         for (System { daemon, samples, .. }, client) in systems.iter_mut().zip(&mut clients) {
             daemon.process.thaw()?;
             let queue = client.queue(0).context("no queue")?;
-            samples.push(if case == paced { run_paced(queue, &work)? } else { load::run(queue, &work, clock)? });
+            samples.push(if case == paced {
+                run_paced(queue, &work)?
+            } else {
+                load::run(queue, &work, clock)?
+            });
             daemon.process.freeze()?;
         }
     }
@@ -162,7 +172,9 @@ fn run_paced(queue: &mut BlkQueue, work: &Work) -> Result<Sample> {
     }
     queue.release_slot(slot);
     latencies.sort_by(f64::total_cmp);
-    let quantile = |share: f64| latencies.get((latencies.len() as f64 * share) as usize).copied().unwrap_or_default();
+    let quantile = |share: f64| {
+        latencies.get((latencies.len() as f64 * share) as usize).copied().unwrap_or_default()
+    };
     Ok(Sample {
         latency_p50_ns: quantile(0.5),
         latency_p99_ns: quantile(0.99),

@@ -36,16 +36,22 @@ pub(super) fn neighbours(bench: &mut Bench) -> Result<()> {
     let mut one = BlkClient::connect(alone.socket("busy"), &ClientOptions::default())?;
     alone.process.freeze()?;
     let names: Vec<String> = (0..count).map(|number| format!("idle{number}")).collect();
-    let devices: Vec<Device> =
-        std::iter::once(null("busy", "poll")).chain(names.iter().map(|name| null(name, "poll"))).collect();
+    let devices: Vec<Device> = std::iter::once(null("busy", "poll"))
+        .chain(names.iter().map(|name| null(name, "poll")))
+        .collect();
     let mut crowd = bench.experiment.start_ours("crowd", &[], &devices)?;
     let small = ClientOptions { slots: 1, huge_pages: false, ..ClientOptions::default() };
     let idle = names.iter().map(|name| BlkClient::connect(crowd.socket(name), &small));
-    let idle: Vec<BlkClient> = idle.collect::<Result<_, _>>().context("connecting the idle devices")?;
+    let idle: Vec<BlkClient> =
+        idle.collect::<Result<_, _>>().context("connecting the idle devices")?;
     let mut among = BlkClient::connect(crowd.socket("busy"), &ClientOptions::default())?;
     crowd.process.freeze()?;
 
-    let work = Work { blocks: DISK_BYTES / u64::from(BLOCK_BYTES), duration: bench.plan.run, ..Work::default() };
+    let work = Work {
+        blocks: DISK_BYTES / u64::from(BLOCK_BYTES),
+        duration: bench.plan.run,
+        ..Work::default()
+    };
     let (mut added, mut before, mut after) = (Rounds::new(), Rounds::new(), Rounds::new());
     for _ in 0..bench.plan.rounds {
         let quiet = one_run(bench, &mut alone, &mut one, &work)?;
@@ -57,19 +63,33 @@ pub(super) fn neighbours(bench: &mut Bench) -> Result<()> {
         added.add(crowded_ns - quiet_ns, counts);
     }
     drop(idle);
-    let metrics = [("added_latency", &added), ("latency_p50_alone", &before), ("latency_p50_crowded", &after)];
+    let metrics = [
+        ("added_latency", &added),
+        ("latency_p50_alone", &before),
+        ("latency_p50_crowded", &after),
+    ];
     for (metric, rounds) in metrics {
         let mut params = bench.common_params();
         params.insert("neighbours".to_owned(), count.into());
         let (median, params) = rounds.settle(params);
         bench.experiment.records.measure(NEIGHBOURS, OURS, metric, median, "ns", params);
     }
-    eprintln!("  {NEIGHBOURS:<20}  {count} of them add {:.0} ns to {:.0} ns", added.median(), before.median());
+    eprintln!(
+        "  {NEIGHBOURS:<20}  {count} of them add {:.0} ns to {:.0} ns",
+        added.median(),
+        before.median()
+    );
     Ok(())
 }
 
-fn one_run(bench: &mut Bench, daemon: &mut Sidecored, client: &mut BlkClient, work: &Work) -> Result<Gated<Sample>> {
-    let load = |work: &Work, clock: &Clock| load::run(client.queue(0).context("no queue")?, work, clock);
+fn one_run(
+    bench: &mut Bench,
+    daemon: &mut Sidecored,
+    client: &mut BlkClient,
+    work: &Work,
+) -> Result<Gated<Sample>> {
+    let load =
+        |work: &Work, clock: &Clock| load::run(client.queue(0).context("no queue")?, work, clock);
     bench.experiment.round(&mut daemon.process, bench.plan.warm_up, work, load)
 }
 
@@ -78,7 +98,8 @@ pub(super) fn cpu(bench: &mut Bench) -> Result<()> {
     let devices = [null("first", "adaptive"), null("second", "adaptive")];
     let daemon = bench.experiment.start_ours("idle", &[], &devices)?;
     let options = ClientOptions::default();
-    let clients = devices.iter().map(|device| BlkClient::connect(daemon.socket(&device.name), &options));
+    let clients =
+        devices.iter().map(|device| BlkClient::connect(daemon.socket(&device.name), &options));
     let mut clients: Vec<BlkClient> = clients.collect::<Result<_, _>>()?;
     for client in &mut clients {
         // A short load, because a daemon that never worked may idle in another way.
@@ -91,8 +112,12 @@ pub(super) fn cpu(bench: &mut Bench) -> Result<()> {
         stop::check()?;
         std::thread::sleep(Duration::from_millis(20));
     }
-    let share = (daemon.process.cpu_time()? - before).as_secs_f64() / start.elapsed().as_secs_f64() * 100.0;
-    let params = params([("seconds", bench.plan.idle_cpu.as_secs_f64().into()), ("devices", clients.len().into())]);
+    let share =
+        (daemon.process.cpu_time()? - before).as_secs_f64() / start.elapsed().as_secs_f64() * 100.0;
+    let params = params([
+        ("seconds", bench.plan.idle_cpu.as_secs_f64().into()),
+        ("devices", clients.len().into()),
+    ]);
     bench.experiment.records.measure(CPU, OURS, "cpu_share", share, "%", params);
     eprintln!("  {CPU:<20}  {share:.3} % of a core");
     Ok(())

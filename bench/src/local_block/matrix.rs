@@ -14,7 +14,9 @@ use crate::load::{self, Sample, Work};
 use crate::peer::{self, Disk, Program, StorageDaemon};
 use crate::process::Process;
 use crate::record::{FLOOR, OURS, Params};
-use crate::runs::{INTERRUPTS, IOPS, KICKS, LATENCY_MEAN, LATENCY_P50, LATENCY_P99, Metric, Runs, record_ratios};
+use crate::runs::{
+    INTERRUPTS, IOPS, KICKS, LATENCY_MEAN, LATENCY_P50, LATENCY_P99, Metric, Runs, record_ratios,
+};
 use crate::sidecored::{Device, Sidecored, Store};
 
 const STORES: [&str; 3] = ["null", "ram", "file"];
@@ -59,7 +61,8 @@ pub(super) fn run(bench: &mut Bench, peer: Option<&Program>) -> Result<()> {
         before.process.freeze()?;
     }
     let start = |name: &str, disk: Disk| {
-        peer.map(|program| bench.experiment.start_peer(program, name, &disk, 1, bench.plan.trial)).transpose()
+        peer.map(|program| bench.experiment.start_peer(program, name, &disk, 1, bench.plan.trial))
+            .transpose()
     };
     let mut their_null = start("peer-null", Disk::Null { bytes })?;
     let mut their_file = start("peer-file", Disk::File { path: their_file, cached: true })?;
@@ -94,11 +97,17 @@ impl<'a> System<'a> {
         Self { name: name.to_owned(), kind, params, runs: Runs::default() }
     }
 
-    fn server(name: &str, process: &'a mut Process, socket: &Path, mut params: Params) -> Result<Self> {
+    fn server(
+        name: &str,
+        process: &'a mut Process,
+        socket: &Path,
+        mut params: Params,
+    ) -> Result<Self> {
         process.thaw()?;
         let slots = DEPTHS.iter().copied().max().unwrap_or(1);
-        let client = BlkClient::connect(socket, &ClientOptions { slots, ..ClientOptions::default() })
-            .with_context(|| format!("cannot use {name}"))?;
+        let client =
+            BlkClient::connect(socket, &ClientOptions { slots, ..ClientOptions::default() })
+                .with_context(|| format!("cannot use {name}"))?;
         process.freeze()?;
         params.insert("client_huge_pages".to_owned(), client.on_huge_pages().into());
         params.insert("features".to_owned(), format!("{:#x}", client.features()).into());
@@ -118,7 +127,13 @@ impl Bench {
         System::server(peer::NAME, &mut daemon.process, &daemon.socket, params)
     }
 
-    fn case(&mut self, store: &str, write: bool, depth: u16, systems: &mut [System<'_>]) -> Result<()> {
+    fn case(
+        &mut self,
+        store: &str,
+        write: bool,
+        depth: u16,
+        systems: &mut [System<'_>],
+    ) -> Result<()> {
         let case = format!("{store}/{}/qd{depth}", if write { "randwrite" } else { "randread" });
         let work = Work {
             write,
@@ -148,12 +163,14 @@ impl Bench {
             line.push_str(&format!("  {} {:.0} k/s", system.name, iops / 1e3));
         }
         if builds {
-            let named: Vec<_> = systems.iter().map(|system| (system.name.as_str(), &system.runs)).collect();
+            let named: Vec<_> =
+                systems.iter().map(|system| (system.name.as_str(), &system.runs)).collect();
             against::record_pairs(&mut self.experiment.records, &case, &work, &named);
         } else if let Some((ours, others)) = systems.split_first() {
             for peer in others {
                 let is_alone = depth == 1 && peer.name != FLOOR;
-                let (ours, peer) = ((ours.name.as_str(), &ours.runs), (peer.name.as_str(), &peer.runs));
+                let (ours, peer) =
+                    ((ours.name.as_str(), &ours.runs), (peer.name.as_str(), &peer.runs));
                 record_ratios(&mut self.experiment.records, &case, &work, is_alone, ours, peer);
             }
         }
@@ -164,14 +181,18 @@ impl Bench {
     fn round(&mut self, system: &mut System<'_>, work: &Work) -> Result<()> {
         match &mut system.kind {
             Kind::Server { process, client } => {
-                let load = |work: &Work, clock: &Clock| load::run(client.queue(0).context("no queue")?, work, clock);
+                let load = |work: &Work, clock: &Clock| {
+                    load::run(client.queue(0).context("no queue")?, work, clock)
+                };
                 let run = self.experiment.round(process, self.plan.warm_up, work, load);
                 system.runs.add(run.with_context(|| format!("measuring {}", system.name))?);
             }
             Kind::Copies => {
                 let gated = self.copy_once(work.write, false)?;
                 system.params.insert("how".to_owned(), gated.result.1.into());
-                system.runs.add(gated.map(|(ns, _)| Sample { iops: 1e9 / ns, ..Sample::default() }));
+                system
+                    .runs
+                    .add(gated.map(|(ns, _)| Sample { iops: 1e9 / ns, ..Sample::default() }));
             }
         }
         Ok(())
@@ -192,8 +213,16 @@ impl Bench {
                 params.insert("line_ns".to_owned(), system.runs.line_ns().into());
                 params.insert("waited_share".to_owned(), system.runs.waited_share().into());
             }
-            let (median, params) = system.runs.rounds(|sample| (metric.value)(sample, work)).settle(params);
-            self.experiment.records.measure(case, &system.name, metric.name, median, metric.unit, params);
+            let (median, params) =
+                system.runs.rounds(|sample| (metric.value)(sample, work)).settle(params);
+            self.experiment.records.measure(
+                case,
+                &system.name,
+                metric.name,
+                median,
+                metric.unit,
+                params,
+            );
         }
     }
 }

@@ -26,7 +26,9 @@ pub(super) fn table(records: &Records) -> String {
     let mut page = String::new();
     let cases = cases(records);
     if !cases.is_empty() {
-        page.push_str("| 4 KiB, one queue | sidecored, median | to qemu-storage-daemon | to the floor |\n");
+        page.push_str(
+            "| 4 KiB, one queue | sidecored, median | to qemu-storage-daemon | to the floor |\n",
+        );
         page.push_str("| --- | --- | --- | --- |\n");
     }
     for case in &cases {
@@ -46,7 +48,12 @@ fn smaller(records: &Records) -> String {
             let _ = writeln!(rows, "| {name} | {} {} |", number(measure.value), measure.unit);
         }
     };
-    row("idle devices (256) on the same sidecore add to a request", idle::NEIGHBOURS, OURS, "added_latency");
+    row(
+        "idle devices (256) on the same sidecore add to a request",
+        idle::NEIGHBOURS,
+        OURS,
+        "added_latency",
+    );
     row("an idle adaptive daemon uses of a core", idle::CPU, OURS, "cpu_share");
     row("the first request after a sleep takes", idle::WAKE, OURS, "latency_p50");
     row("floor: round trip of a cache line", "floor/one-line", FLOOR, "round_trip");
@@ -55,19 +62,33 @@ fn smaller(records: &Records) -> String {
     row("floor: round trip by eventfds, blocking", "floor/eventfd-blocking", FLOOR, "round_trip");
     row("floor: copy of 4 KiB out of the arena", "floor/copy-out-of-arena", FLOOR, "copy");
     row("floor: copy of 4 KiB into the arena", "floor/copy-into-arena", FLOOR, "copy");
-    row("the same by the ram store's own loop: out", "floor/copy-out-of-arena", FLOOR, "store_copy");
+    row(
+        "the same by the ram store's own loop: out",
+        "floor/copy-out-of-arena",
+        FLOOR,
+        "store_copy",
+    );
     row("the same by the ram store's own loop: into", "floor/copy-into-arena", FLOOR, "store_copy");
     for case in contended::CASES {
         for system in [OURS, contended::INTERRUPT] {
-            row(&format!("median with a busy thread on each core, {case}, {system}"), case, system, "latency_p50");
+            row(
+                &format!("median with a busy thread on each core, {case}, {system}"),
+                case,
+                system,
+                "latency_p50",
+            );
         }
     }
     for record in records.all() {
         if let Record::Measure(measure) = record
             && measure.case.starts_with("breakdown/")
         {
-            let _ =
-                writeln!(rows, "| one request: {} | {} ns |", measure.metric.replace('_', " "), number(measure.value));
+            let _ = writeln!(
+                rows,
+                "| one request: {} | {} ns |",
+                measure.metric.replace('_', " "),
+                number(measure.value)
+            );
         }
     }
     if rows.is_empty() { rows } else { format!("\n| what else | |\n| --- | --- |\n{rows}") }
@@ -92,7 +113,8 @@ pub(super) fn draw(records: &Records) -> Result<()> {
     if let Some(directory) = Path::new(PICTURE).parent() {
         std::fs::create_dir_all(directory)?;
     }
-    std::fs::write(PICTURE, chart(records).to_svg()).with_context(|| format!("cannot write {PICTURE}"))
+    std::fs::write(PICTURE, chart(records).to_svg())
+        .with_context(|| format!("cannot write {PICTURE}"))
 }
 
 fn chart(records: &Records) -> Chart {
@@ -100,11 +122,16 @@ fn chart(records: &Records) -> Chart {
         records.find(case, system, "iops").map(|measure| Bar { series, value: measure.value })
     };
     let group = |case: String| Group {
-        bars: [bar(&case, OURS, 0), bar(&case, peer::NAME, 1), bar(&case, FLOOR, 2)].into_iter().flatten().collect(),
+        bars: [bar(&case, OURS, 0), bar(&case, peer::NAME, 1), bar(&case, FLOOR, 2)]
+            .into_iter()
+            .flatten()
+            .collect(),
         name: case,
     };
     Chart {
-        title: "Requests of 4 KiB a second, one queue, client and server on a core each (logarithmic)".to_owned(),
+        title:
+            "Requests of 4 KiB a second, one queue, client and server on a core each (logarithmic)"
+                .to_owned(),
         series: [OURS, peer::NAME, "floor: the copy alone"].map(str::to_owned).to_vec(),
         groups: cases(records).into_iter().map(group).collect(),
     }

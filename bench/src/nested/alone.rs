@@ -52,7 +52,10 @@ impl Alone {
     /// The disk fails.
     pub(super) fn run(&self, partner: &Partner, work: &Work) -> Result<Sample> {
         let (store, memory, work) = (Arc::clone(&self.store), self.memory.clone(), *work);
-        partner.run(move || load(&store, &memory, &work))?.recv().context("the partner thread died")?
+        partner
+            .run(move || load(&store, &memory, &work))?
+            .recv()
+            .context("the partner thread died")?
     }
 }
 
@@ -71,7 +74,11 @@ impl Request {
         request.operation = self.operation;
         request.segments.bind(memory);
         request.len_bytes = self.bytes;
-        request.segments.push(GuestAddress(self.slot * self.bytes), self.bytes, &mut RegionHint::default())?;
+        request.segments.push(
+            GuestAddress(self.slot * self.bytes),
+            self.bytes,
+            &mut RegionHint::default(),
+        )?;
         request.tag = Some(Tag::from_bits(self.slot));
         Ok(request)
     }
@@ -130,7 +137,10 @@ fn load(store: &FileStore, memory: &GuestMemory, work: &Work) -> Result<Sample> 
     })
 }
 
-fn run_one(channel: &mut dyn sidecore_block::BlockChannel, request: Box<BlockRequest>) -> Result<()> {
+fn run_one(
+    channel: &mut dyn sidecore_block::BlockChannel,
+    request: Box<BlockRequest>,
+) -> Result<()> {
     let (mut batch, mut completed) = (vec![request], Batch::new());
     while completed.is_empty() {
         channel.submit(Nanos::ZERO, &mut batch);
@@ -152,8 +162,10 @@ fn memory(bytes: u64) -> Result<GuestMemory> {
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, huge)?;
         Ok(file)
     };
-    let file = make(MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB).or_else(|_| make(MemfdFlags::empty()))?;
+    let file =
+        make(MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB).or_else(|_| make(MemfdFlags::empty()))?;
     let (guest_address, user_address) = (GuestAddress(0), UserAddress(0));
-    let region = RegionSpec { guest_address, user_address, len_bytes: huge, file, file_offset_bytes: 0 };
+    let region =
+        RegionSpec { guest_address, user_address, len_bytes: huge, file, file_offset_bytes: 0 };
     Ok(GuestMemory::map(vec![region])?)
 }

@@ -21,7 +21,9 @@ fn systems(records: &Records, medium: Medium) -> Vec<&'static str> {
     let prefix = format!("{}/", medium.name());
     let was_measured = |system: &str| {
         records.all().iter().any(|record| match record {
-            Record::Measure(measure) => measure.case.starts_with(&prefix) && measure.system == system,
+            Record::Measure(measure) => {
+                measure.case.starts_with(&prefix) && measure.system == system
+            }
             Record::Ratio(_) => false,
         })
     };
@@ -35,7 +37,8 @@ pub(super) fn table(records: &Records) -> String {
         let systems = systems(records, medium);
         let Some((_, others)) = systems.split_first() else { continue };
         let ratios: Vec<String> = others.iter().map(|other| format!("{VF} / {other}")).collect();
-        let columns = [&systems[..], &ratios.iter().map(String::as_str).collect::<Vec<_>>()].concat();
+        let columns =
+            [&systems[..], &ratios.iter().map(String::as_str).collect::<Vec<_>>()].concat();
         let _ = writeln!(page, "| on {} | {} |", medium.name(), columns.join(" | "));
         let _ = writeln!(page, "| --- |{}", " --- |".repeat(columns.len()));
         for (case, depth) in cases(medium) {
@@ -45,7 +48,12 @@ pub(super) fn table(records: &Records) -> String {
             let numbers = systems.iter().map(|system| cell(records, &case, system, depth));
             let ratios = others.iter().map(|other| cells::ratio(records, &case, other));
             let cells: Vec<String> = numbers.chain(ratios).collect();
-            let _ = writeln!(page, "| {} | {} |", case.split_once('/').map_or("", |(_, rest)| rest), cells.join(" | "));
+            let _ = writeln!(
+                page,
+                "| {} | {} |",
+                case.split_once('/').map_or("", |(_, rest)| rest),
+                cells.join(" | ")
+            );
         }
         page.push('\n');
     }
@@ -58,7 +66,9 @@ fn cases(medium: Medium) -> Vec<(String, u16)> {
     for write in [false, true] {
         for deep in [0, 1] {
             let depth = |bytes| depths(bytes)[deep];
-            cases.extend(SIZES.map(|bytes| (case(medium, write, bytes, depth(bytes)), depth(bytes))));
+            cases.extend(
+                SIZES.map(|bytes| (case(medium, write, bytes, depth(bytes)), depth(bytes))),
+            );
         }
     }
     cases
@@ -85,7 +95,8 @@ pub(super) fn draw(records: &Records) -> Result<()> {
         }
         let picture = Path::new(PICTURES).join(format!("{NAME}-{}.svg", medium.name()));
         let svg = figure(records, medium, &systems).to_svg();
-        std::fs::write(&picture, svg).with_context(|| format!("cannot write {}", picture.display()))?;
+        std::fs::write(&picture, svg)
+            .with_context(|| format!("cannot write {}", picture.display()))?;
     }
     Ok(())
 }
@@ -93,7 +104,9 @@ pub(super) fn draw(records: &Records) -> Result<()> {
 /// Draws Figures 8.1 and 8.2.
 fn figure(records: &Records, medium: Medium, systems: &[&str]) -> Figure {
     let mut panels = Vec::new();
-    for (deep, metric, what) in [(0, "latency_p50", "median latency, one request"), (1, "bandwidth", "bandwidth")] {
+    for (deep, metric, what) in
+        [(0, "latency_p50", "median latency, one request"), (1, "bandwidth", "bandwidth")]
+    {
         for write in [false, true] {
             let point = |bytes: u32, system: &str| {
                 let case = case(medium, write, bytes, depths(bytes)[deep]);
@@ -116,7 +129,9 @@ fn figure(records: &Records, medium: Medium, systems: &[&str]) -> Figure {
         Medium::Loop => "loop devices",
         Medium::Zram => "zram disks",
     };
-    let title = format!("Virtual functions, the physical one, and files, on {on}, by request size (logarithmic)");
+    let title = format!(
+        "Virtual functions, the physical one, and files, on {on}, by request size (logarithmic)"
+    );
     Figure { title, series: systems.iter().map(|system| (*system).to_owned()).collect(), panels }
 }
 
@@ -144,7 +159,8 @@ mod tests {
     #[test]
     fn a_table_has_what_was_measured() {
         let mut records = Records::new(NAME);
-        let (alone, deep) = (case(Medium::Loop, false, 4096, 1), case(Medium::Loop, false, 4096, 32));
+        let (alone, deep) =
+            (case(Medium::Loop, false, 4096, 1), case(Medium::Loop, false, 4096, 32));
         for (system, ns) in [(VF, 2000.0), (FILE, 4000.0)] {
             records.measure(&alone, system, "iops", 1e9 / ns, "1/s", Params::new());
             records.measure(&alone, system, "latency_p50", ns, "ns", Params::new());

@@ -12,7 +12,10 @@ use crate::cores::Gated;
 use crate::load::{self, Sample, Work};
 use crate::process::Watch;
 use crate::record::{FLOOR, Params};
-use crate::runs::{BANDWIDTH, IOPS, LATENCY_MEAN, LATENCY_P50, LATENCY_P99, Metric, Runs, record_added, record_ratios};
+use crate::runs::{
+    BANDWIDTH, IOPS, LATENCY_MEAN, LATENCY_P50, LATENCY_P99, Metric, Runs, record_added,
+    record_ratios,
+};
 use crate::{against, stats};
 
 const METRICS: [Metric; 5] = [IOPS, BANDWIDTH, LATENCY_P50, LATENCY_P99, LATENCY_MEAN];
@@ -31,7 +34,11 @@ impl Measured {
         let value = |sample: &Sample| if alone { sample.latency_p50_ns } else { sample.iops };
         let value = self.runs.rounds(value).median();
         let name = &self.name;
-        if alone { format!("  {name} {:.2} us", value / 1e3) } else { format!("  {name} {:.1} k/s", value / 1e3) }
+        if alone {
+            format!("  {name} {:.2} us", value / 1e3)
+        } else {
+            format!("  {name} {:.1} k/s", value / 1e3)
+        }
     }
 }
 
@@ -45,13 +52,15 @@ impl Bench {
     pub(super) fn cases(&mut self, medium: Medium, servers: &mut Servers) -> Result<()> {
         for bytes in self.sizes(medium) {
             let [_, deep] = depths(bytes);
-            let options = ClientOptions { slots: deep, slot_bytes: bytes, ..ClientOptions::default() };
+            let options =
+                ClientOptions { slots: deep, slot_bytes: bytes, ..ClientOptions::default() };
             let Servers { programs, systems, alone, .. } = servers;
             let mut clients = Vec::new();
             // Buffers are as large as the requests: larger ones between them would share their
             // places in caches.
             for system in &*systems {
-                let process = programs.get_mut(system.program).context("no such program")?.process();
+                let process =
+                    programs.get_mut(system.program).context("no such program")?.process();
                 process.thaw()?;
                 let client = BlkClient::connect(&system.socket, &options);
                 process.freeze()?;
@@ -69,7 +78,12 @@ impl Bench {
                         duration: self.plan.run,
                         ..Work::default()
                     };
-                    self.case(&case(medium, write, bytes, depth), &work, programs, (&mut clients, alone.as_ref()))?;
+                    self.case(
+                        &case(medium, write, bytes, depth),
+                        &work,
+                        programs,
+                        (&mut clients, alone.as_ref()),
+                    )?;
                 }
             }
         }
@@ -84,7 +98,11 @@ impl Bench {
         (clients, alone): (&mut [Client<'_>], Option<&Alone>),
     ) -> Result<()> {
         let mut all: Vec<Measured> = clients.iter().map(Client::unmeasured).collect();
-        let mut floor = Measured { name: FLOOR.to_owned(), params: self.common_params(), runs: Runs::default() };
+        let mut floor = Measured {
+            name: FLOOR.to_owned(),
+            params: self.common_params(),
+            runs: Runs::default(),
+        };
         let builds = self.builds();
         for round in 0..self.plan.rounds {
             if round > 0 && self.experiment.begin.elapsed() > self.plan.budget {
@@ -93,13 +111,20 @@ impl Bench {
             // Each round begins with another system, so that no system always comes after the same
             // one.
             for turn in 0..clients.len() {
-                let index = if builds { against::index(turn, round) } else { (turn + round) % clients.len() };
-                let (Some(client), Some(measured)) = (clients.get_mut(index), all.get_mut(index)) else {
+                let index = if builds {
+                    against::index(turn, round)
+                } else {
+                    (turn + round) % clients.len()
+                };
+                let (Some(client), Some(measured)) = (clients.get_mut(index), all.get_mut(index))
+                else {
                     continue;
                 };
                 let program = programs.get_mut(client.system.program).context("no such program")?;
                 let run = self.round(program, client, work);
-                measured.runs.add(run.with_context(|| format!("measuring {}, {case}", measured.name))?);
+                measured
+                    .runs
+                    .add(run.with_context(|| format!("measuring {}, {case}", measured.name))?);
             }
             if let Some(alone) = alone {
                 let run = self.round_alone(alone, work);
@@ -109,7 +134,8 @@ impl Bench {
         all.extend(alone.map(|_| floor));
         all.iter().for_each(|measured| self.record(case, measured, work));
         if builds {
-            let named: Vec<_> = all.iter().map(|measured| (measured.name.as_str(), &measured.runs)).collect();
+            let named: Vec<_> =
+                all.iter().map(|measured| (measured.name.as_str(), &measured.runs)).collect();
             against::record_pairs(&mut self.experiment.records, case, work, &named);
         } else if let Some((vf, others)) = all.split_first() {
             for peer in others {
@@ -130,24 +156,33 @@ impl Bench {
         let work = Work { blocks: self.plan.volume_bytes / u64::from(work.bytes), ..*work };
         let warm_up = Work { duration: self.plan.warm_up, ..work };
         self.experiment.gate.run(|partner| {
-            let watch = if work.yields { Watch::start_with_workers(None) } else { Watch::start(None) }?;
+            let watch =
+                if work.yields { Watch::start_with_workers(None) } else { Watch::start(None) }?;
             alone.run(partner, &warm_up)?;
             let sample = alone.run(partner, &work)?;
             Ok((sample, watch.share(None)?))
         })
     }
 
-    fn round(&mut self, program: &mut Server, client: &mut Client<'_>, work: &Work) -> Result<Gated<Sample>> {
+    fn round(
+        &mut self,
+        program: &mut Server,
+        client: &mut Client<'_>,
+        work: &Work,
+    ) -> Result<Gated<Sample>> {
         let Client { system, client } = client;
         let places = system.span_bytes / u64::from(work.bytes);
         let work = Work { blocks: places, first: Sector(system.first.0), ..*work };
-        let load = |work: &Work, clock: &Clock| load::run(client.queue(0).context("no queue")?, work, clock);
+        let load = |work: &Work, clock: &Clock| {
+            load::run(client.queue(0).context("no queue")?, work, clock)
+        };
         self.experiment.round(program.process(), self.plan.warm_up, &work, load)
     }
 
     fn record(&mut self, case: &str, measured: &Measured, work: &Work) {
         let Measured { name, params, runs } = measured;
-        let lines_ns: Vec<f64> = runs.all().iter().map(|run| f64::midpoint(run.before_ns, run.after_ns)).collect();
+        let lines_ns: Vec<f64> =
+            runs.all().iter().map(|run| f64::midpoint(run.before_ns, run.after_ns)).collect();
         for metric in METRICS.iter().filter(|metric| work.depth == 1 || !metric.alone) {
             let mut params = params.clone();
             params.insert("bytes".to_owned(), work.bytes.into());
@@ -156,7 +191,8 @@ impl Bench {
             params.insert("run_ms".to_owned(), (work.duration.as_millis() as u64).into());
             params.insert("line_ns".to_owned(), stats::median(&lines_ns).into());
             params.insert("waited_share".to_owned(), runs.waited_share().into());
-            let (median, params) = runs.rounds(|sample| (metric.value)(sample, work)).settle(params);
+            let (median, params) =
+                runs.rounds(|sample| (metric.value)(sample, work)).settle(params);
             self.experiment.records.measure(case, name, metric.name, median, metric.unit, params);
         }
     }
@@ -167,7 +203,9 @@ impl Bench {
         servers.programs.first_mut().context("no program")?.process().thaw()?;
         let mut found = Vec::new();
         for system in servers.systems.iter().filter(|system| !system.before) {
-            if let Some((hits, misses)) = system.volume().and_then(|volume| servers.translations(volume)) {
+            if let Some((hits, misses)) =
+                system.volume().and_then(|volume| servers.translations(volume))
+            {
                 found.push((system.name, hits as f64 / (hits + misses).max(1) as f64));
             }
         }
@@ -175,8 +213,18 @@ impl Bench {
         debug_assert!(found.iter().any(|(name, _)| *name == VF));
         for (name, share) in found {
             let params = self.common_params();
-            self.experiment.records.measure(medium.name(), name, "last_extent_share", share, "1", params);
-            eprintln!("  {:<26}  {name}: {share:.4} of all requests in the last extent", medium.name());
+            self.experiment.records.measure(
+                medium.name(),
+                name,
+                "last_extent_share",
+                share,
+                "1",
+                params,
+            );
+            eprintln!(
+                "  {:<26}  {name}: {share:.4} of all requests in the last extent",
+                medium.name()
+            );
         }
         Ok(())
     }

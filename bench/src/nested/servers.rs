@@ -148,10 +148,15 @@ type Served = (Server, Vec<System>);
 
 fn ram_daemon(bench: &Bench, scattered: bool, before: bool) -> Result<Served> {
     let bytes = bench.plan.volume_bytes;
-    let controller =
-        Controller { name: CONTROLLER, store: Store::Ram { bytes: ram_bytes(bytes) }, block_bytes: BLOCK_BYTES };
-    let mut devices =
-        vec![Device::new(VF, volume(VOLUME, bytes)), Device::new(PF, Store::Physical { controller: CONTROLLER })];
+    let controller = Controller {
+        name: CONTROLLER,
+        store: Store::Ram { bytes: ram_bytes(bytes) },
+        block_bytes: BLOCK_BYTES,
+    };
+    let mut devices = vec![
+        Device::new(VF, volume(VOLUME, bytes)),
+        Device::new(PF, Store::Physical { controller: CONTROLLER }),
+    ];
     devices.extend(scattered.then(|| Device::new(SCATTERED, volume(SCATTERED_VOLUME, bytes))));
     let mut daemon = bench.start_daemon(Medium::Ram.name(), before, &controller, &devices)?;
     let mut systems = functions(bench, &daemon)?;
@@ -169,7 +174,12 @@ fn ram_daemon(bench: &Bench, scattered: bool, before: bool) -> Result<Served> {
 
 /// Serves a controller on one disk, and a filesystem on another with a file for this daemon and one
 /// for the peer. With two builds of the daemon there are a disk and a file for each, and no peer.
-pub(super) fn on_disks(bench: &Bench, medium: Medium, kind: Kind, peer: Option<&Program>) -> Result<Servers> {
+pub(super) fn on_disks(
+    bench: &Bench,
+    medium: Medium,
+    kind: Kind,
+    peer: Option<&Program>,
+) -> Result<Servers> {
     let bytes = bench.plan.volume_bytes;
     let directory = bench.experiment.directory().join(format!("{}-disks", medium.name()));
     let mut memory = Tmpfs::new(&directory.join("memory"))?;
@@ -202,10 +212,16 @@ pub(super) fn on_disks(bench: &Bench, medium: Medium, kind: Kind, peer: Option<&
 }
 
 /// Starts a daemon with a controller on `disk`, and `file` without a controller.
-fn disk_daemon(bench: &Bench, medium: Medium, before: bool, (disk, file): (&HostDisk, &Path)) -> Result<Served> {
+fn disk_daemon(
+    bench: &Bench,
+    medium: Medium,
+    before: bool,
+    (disk, file): (&HostDisk, &Path),
+) -> Result<Served> {
     let bytes = bench.plan.volume_bytes;
     let store = Store::File { path: disk.path.clone() };
-    let controller = Controller { name: CONTROLLER, store, block_bytes: BLOCK_BYTES.max(medium.block_bytes()) };
+    let controller =
+        Controller { name: CONTROLLER, store, block_bytes: BLOCK_BYTES.max(medium.block_bytes()) };
     let devices = [
         Device::new(VF, volume(VOLUME, bytes)),
         Device::new(PF, Store::Physical { controller: CONTROLLER }),
@@ -246,7 +262,8 @@ fn functions(bench: &Bench, daemon: &Sidecored) -> Result<Vec<System>> {
     vf.params.insert("extents".to_owned(), extents.len().into());
     let mut pf = bench.system(PF, daemon.socket(PF));
     // A writer to the physical function may write only where that volume's data is.
-    let largest = extents.into_iter().max_by_key(|extent| extent.len_bytes).context("nothing is mapped")?;
+    let largest =
+        extents.into_iter().max_by_key(|extent| extent.len_bytes).context("nothing is mapped")?;
     pf.first = Sector(largest.physical_bytes / SECTOR_BYTES);
     pf.span_bytes = largest.len_bytes;
     pf.params.insert("span_bytes".to_owned(), largest.len_bytes.into());
@@ -260,10 +277,18 @@ impl Bench {
     }
 
     /// Starts this build's daemon, or the one of `--against`.
-    fn start_daemon(&self, name: &str, before: bool, controller: &Controller, devices: &[Device]) -> Result<Sidecored> {
+    fn start_daemon(
+        &self,
+        name: &str,
+        before: bool,
+        controller: &Controller,
+        devices: &[Device],
+    ) -> Result<Sidecored> {
         let controllers = std::slice::from_ref(controller);
         if before {
-            self.experiment.start_before(name, controllers, devices)?.context("there is no other build")
+            self.experiment
+                .start_before(name, controllers, devices)?
+                .context("there is no other build")
         } else {
             self.experiment.start_ours(name, controllers, devices)
         }
@@ -281,17 +306,23 @@ fn extents(daemon: &Sidecored, volume: &str, bytes: u64) -> Result<Vec<Extent>> 
     let mut all = Vec::new();
     let mut from = Some(0);
     while let Some(block) = from {
-        let path = format!("/v1/controllers/{CONTROLLER}/volumes/{volume}/extents?from={block}&max=65536");
+        let path =
+            format!("/v1/controllers/{CONTROLLER}/volumes/{volume}/extents?from={block}&max=65536");
         let answer = control::get(&daemon.control_socket(), &path)?;
         let block_bytes = answer["block_bytes"].as_u64().context("no block size")?;
         for extent in answer["extents"].as_array().context("no extents")? {
-            let number = |name: &str| extent[name].as_u64().map(|blocks| blocks * block_bytes).context("not a number");
+            let number = |name: &str| {
+                extent[name].as_u64().map(|blocks| blocks * block_bytes).context("not a number")
+            };
             all.push(Extent { physical_bytes: number("physical")?, len_bytes: number("count")? });
         }
         from = answer["next"].as_u64().filter(|next| *next > block);
         stop::check()?;
     }
     let mapped: u64 = all.iter().map(|extent| extent.len_bytes).sum();
-    ensure!(mapped == bytes, "{volume}: {mapped} of {bytes} bytes are mapped after all were written");
+    ensure!(
+        mapped == bytes,
+        "{volume}: {mapped} of {bytes} bytes are mapped after all were written"
+    );
     Ok(all)
 }

@@ -84,7 +84,9 @@ fn cases(sizes: &[u32]) -> Vec<(u32, String)> {
     let mut cases = Vec::new();
     for bytes in sizes {
         for write in [false, true] {
-            cases.extend(depths(*bytes).map(|depth| (*bytes, case(Medium::Ram, write, *bytes, depth))));
+            cases.extend(
+                depths(*bytes).map(|depth| (*bytes, case(Medium::Ram, write, *bytes, depth))),
+            );
         }
     }
     cases
@@ -110,7 +112,8 @@ fn table(records: &Records) -> String {
     for (_, case) in cases(&super::SIZES) {
         let Some(added) = records.find(&case, VF, ADDED) else { continue };
         let ratio = cells::ratio(records, &case, PF);
-        let [least, most] = ["min", "max"].map(|name| added.params.get(name).and_then(serde_json::Value::as_f64));
+        let [least, most] =
+            ["min", "max"].map(|name| added.params.get(name).and_then(serde_json::Value::as_f64));
         let spread = format!("{:.0} to {:.0}", least.unwrap_or(0.0), most.unwrap_or(0.0));
         let _ = writeln!(page, "| {case} | {ratio} | {:.1} | {spread} |", added.value);
     }
@@ -126,7 +129,8 @@ mod tests {
         let cases = cases(&[512, 4096]);
         let bounds = bounds(&cases);
         assert_eq!(bounds.len(), 8);
-        let of = |case: &str| bounds.iter().find(|bound| bound.case == case).map(|bound| bound.limit);
+        let of =
+            |case: &str| bounds.iter().find(|bound| bound.case == case).map(|bound| bound.limit);
         assert_eq!(of("ram/randread/512B/qd32"), Some(Limit::AtMost(6.0)));
         assert_eq!(of("ram/randwrite/4KiB/qd1"), Some(Limit::AtLeast(0.97)));
     }

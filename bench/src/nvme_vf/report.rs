@@ -8,8 +8,10 @@ use crate::{cells, peer};
 
 /// All results, in Markdown.
 pub(super) fn table(records: &Records) -> String {
-    let mut page =
-        format!("| 4 KiB | nvme, median | to virtio-blk | to {} | completions per interrupt |\n", peer::NAME);
+    let mut page = format!(
+        "| 4 KiB | nvme, median | to virtio-blk | to {} | completions per interrupt |\n",
+        peer::NAME
+    );
     page.push_str("| --- | --- | --- | --- | --- |\n");
     for record in records.all() {
         let Record::Measure(measure) = record else { continue };
@@ -18,7 +20,8 @@ pub(super) fn table(records: &Records) -> String {
         }
         let case = &measure.case;
         let nvme = cells::requests(records, case, NVME);
-        let [to_virtio, to_theirs] = [VIRTIO, peer::NAME].map(|system| cells::ratio(records, case, system));
+        let [to_virtio, to_theirs] =
+            [VIRTIO, peer::NAME].map(|system| cells::ratio(records, case, system));
         let calls = [NVME, VIRTIO]
             .map(|system| records.find(case, system, "completions_per_interrupt"))
             .into_iter()

@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use quanta::Clock;
-use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Notify, NvmeClient, NvmeOptions, NvmeQueue, Queue};
+use sidecore_driver::{
+    BlkClient, BlkQueue, ClientOptions, Notify, NvmeClient, NvmeOptions, NvmeQueue, Queue,
+};
 
 use super::{Bench, Medium, NVME, VIRTIO};
 use crate::fill::{allocated_file, directory_in_memory, fill_queue};
@@ -12,7 +14,9 @@ use crate::load::{self, BLOCK_BYTES, Sample, Work};
 use crate::peer::{self, Disk, Program, StorageDaemon};
 use crate::process::Process;
 use crate::record::Params;
-use crate::runs::{INTERRUPTS, IOPS, KICKS, LATENCY_MEAN, LATENCY_P50, LATENCY_P99, Metric, Runs, record_ratios};
+use crate::runs::{
+    INTERRUPTS, IOPS, KICKS, LATENCY_MEAN, LATENCY_P50, LATENCY_P99, Metric, Runs, record_ratios,
+};
 use crate::sidecored::{Controller, Device, FrontEnd, Sidecored, Store};
 use crate::{against, stop};
 
@@ -69,20 +73,32 @@ enum Client {
 }
 
 impl Client {
-    fn connect(system: &System, queues: u16, slots: u16, slot_bytes: u32, notify: Notify) -> Result<Self> {
+    fn connect(
+        system: &System,
+        queues: u16,
+        slots: u16,
+        slot_bytes: u32,
+        notify: Notify,
+    ) -> Result<Self> {
         let why = || format!("cannot use {}", system.name);
         match system.front_end {
             FrontEnd::VirtioBlk => {
-                let options = ClientOptions { queues, slots, slot_bytes, notify, ..ClientOptions::default() };
+                let options =
+                    ClientOptions { queues, slots, slot_bytes, notify, ..ClientOptions::default() };
                 let mut client = BlkClient::connect(&system.socket, &options).with_context(why)?;
                 let taken = (0..queues).map_while(|index| client.take_queue(index)).collect();
                 Ok(Self::Blk(client, taken))
             }
             FrontEnd::Nvme => {
-                let options = NvmeOptions { queues, slots, slot_bytes, notify, ..NvmeOptions::default() };
+                let options =
+                    NvmeOptions { queues, slots, slot_bytes, notify, ..NvmeOptions::default() };
                 let mut client = NvmeClient::connect(&system.socket, &options).with_context(why)?;
-                let taken: Vec<NvmeQueue> = (0..queues).map_while(|index| client.take_queue(index)).collect();
-                ensure!(taken.iter().all(NvmeQueue::has_mapped_doorbells), "the doorbells are messages");
+                let taken: Vec<NvmeQueue> =
+                    (0..queues).map_while(|index| client.take_queue(index)).collect();
+                ensure!(
+                    taken.iter().all(NvmeQueue::has_mapped_doorbells),
+                    "the doorbells are messages"
+                );
                 Ok(Self::Nvme(Box::new(client), taken))
             }
         }
@@ -116,8 +132,22 @@ fn fill<Q: Queue>(queues: &mut [Q], bytes: u64) -> Result<()> {
 }
 
 impl System {
-    fn new(name: &str, program: usize, front_end: FrontEnd, socket: PathBuf, params: Params) -> Self {
-        Self { name: name.to_owned(), program, front_end, socket, params, runs: Runs::default(), is_silent: false }
+    fn new(
+        name: &str,
+        program: usize,
+        front_end: FrontEnd,
+        socket: PathBuf,
+        params: Params,
+    ) -> Self {
+        Self {
+            name: name.to_owned(),
+            program,
+            front_end,
+            socket,
+            params,
+            runs: Runs::default(),
+            is_silent: false,
+        }
     }
 }
 
@@ -125,7 +155,9 @@ impl Bench {
     pub(super) fn measure(&mut self) -> Result<()> {
         let peer = self.experiment.find_peer();
         let only = self.options.only.clone();
-        for medium in Medium::ALL.into_iter().filter(|medium| only.is_empty() || only.contains(medium)) {
+        for medium in
+            Medium::ALL.into_iter().filter(|medium| only.is_empty() || only.contains(medium))
+        {
             self.measure_on(medium, peer.as_ref())?;
         }
         Ok(())
@@ -135,15 +167,28 @@ impl Bench {
         let (mut daemon, mut before) = self.start_ours(medium)?;
         let mut systems = Vec::new();
         for (name, front_end) in FRONT_ENDS {
-            systems.push(System::new(name, OURS, front_end, daemon.socket(name), self.common_params()));
+            systems.push(System::new(
+                name,
+                OURS,
+                front_end,
+                daemon.socket(name),
+                self.common_params(),
+            ));
             if let Some(before) = &before {
                 let params = self.common_params();
-                systems.push(System::new(&against::before(name), THEIRS, front_end, before.socket(name), params));
+                systems.push(System::new(
+                    &against::before(name),
+                    THEIRS,
+                    front_end,
+                    before.socket(name),
+                    params,
+                ));
             }
         }
         if medium == Medium::Volume {
             for system in &systems {
-                Client::connect(system, 1, 1, FILL_BYTES, Notify::Polled)?.fill(self.plan.disk_bytes)?;
+                Client::connect(system, 1, 1, FILL_BYTES, Notify::Polled)?
+                    .fill(self.plan.disk_bytes)?;
             }
         }
         daemon.process.freeze()?;
@@ -159,7 +204,13 @@ impl Bench {
         if let Some((program, theirs)) = &theirs {
             let mut params = self.common_params();
             params.extend(theirs.params(program));
-            systems.push(System::new(peer::NAME, THEIRS, FrontEnd::VirtioBlk, theirs.socket.clone(), params));
+            systems.push(System::new(
+                peer::NAME,
+                THEIRS,
+                FrontEnd::VirtioBlk,
+                theirs.socket.clone(),
+                params,
+            ));
         }
         for case in self.cases(medium) {
             let mut programs: Vec<&mut Process> = vec![&mut daemon.process];
@@ -191,7 +242,11 @@ impl Bench {
         let devices: Vec<Device> = FRONT_ENDS
             .into_iter()
             .zip(stores)
-            .map(|((name, front_end), store)| Device { front_end, queues: MAX_QUEUES, ..Device::new(name, store) })
+            .map(|((name, front_end), store)| Device {
+                front_end,
+                queues: MAX_QUEUES,
+                ..Device::new(name, store)
+            })
             .collect();
         let store = Store::Ram { bytes: controller_bytes(bytes).next_multiple_of(1 << 20) };
         let pool = [Controller { name: POOL, store, block_bytes: 1024 }];
@@ -220,7 +275,8 @@ impl Bench {
             }
             for write in [false, true] {
                 for depth in DEPTHS {
-                    let work = Work { write, depth, blocks, duration: self.plan.run, ..Work::default() };
+                    let work =
+                        Work { write, depth, blocks, duration: self.plan.run, ..Work::default() };
                     cases.push(Case { medium, work, queues, notify: Notify::Polled });
                     if depth == INTERRUPT_DEPTH && queues == 1 {
                         cases.push(Case { medium, work, queues, notify: Notify::Interrupt });
@@ -231,7 +287,12 @@ impl Bench {
         cases
     }
 
-    fn case(&mut self, case: &Case, systems: &mut [System], programs: &mut [&mut Process]) -> Result<()> {
+    fn case(
+        &mut self,
+        case: &Case,
+        systems: &mut [System],
+        programs: &mut [&mut Process],
+    ) -> Result<()> {
         let name = case.name();
         for system in &mut *systems {
             system.runs = Runs::default();
@@ -269,12 +330,21 @@ impl Bench {
         }
         eprintln!("{line}");
         if builds {
-            let named: Vec<_> = systems.iter().map(|system| (system.name.as_str(), &system.runs)).collect();
+            let named: Vec<_> =
+                systems.iter().map(|system| (system.name.as_str(), &system.runs)).collect();
             against::record_pairs(&mut self.experiment.records, &name, &case.work, &named);
         } else if let Some((ours, others)) = systems.split_first() {
             for peer in others.iter().filter(|peer| !peer.is_silent) {
-                let (ours, peer) = ((ours.name.as_str(), &ours.runs), (peer.name.as_str(), &peer.runs));
-                record_ratios(&mut self.experiment.records, &name, &case.work, case.is_alone(), ours, peer);
+                let (ours, peer) =
+                    ((ours.name.as_str(), &ours.runs), (peer.name.as_str(), &peer.runs));
+                record_ratios(
+                    &mut self.experiment.records,
+                    &name,
+                    &case.work,
+                    case.is_alone(),
+                    ours,
+                    peer,
+                );
             }
         }
         Ok(())
@@ -282,7 +352,8 @@ impl Bench {
 
     fn round(&mut self, case: &Case, system: &mut System, process: &mut Process) -> Result<()> {
         process.thaw()?;
-        let mut client = Client::connect(system, case.queues, case.work.depth, BLOCK_BYTES, case.notify)?;
+        let mut client =
+            Client::connect(system, case.queues, case.work.depth, BLOCK_BYTES, case.notify)?;
         process.freeze()?;
         system.params.insert("client_huge_pages".to_owned(), client.on_huge_pages().into());
         let load = |work: &Work, clock: &Clock| client.run(work, clock);
@@ -313,13 +384,27 @@ impl Bench {
             } else {
                 median
             };
-            self.experiment.records.measure(name, &system.name, metric.name, value, metric.unit, params);
+            self.experiment.records.measure(
+                name,
+                &system.name,
+                metric.name,
+                value,
+                metric.unit,
+                params,
+            );
         }
         if case.notify == Notify::Interrupt {
             // A run without interrupts has no such number, and gets a huge one.
             let per_interrupt = |sample: &Sample| 1.0 / sample.interrupts_per_request.max(1e-9);
             let (median, params) = system.runs.rounds(per_interrupt).settle(system.params.clone());
-            self.experiment.records.measure(name, &system.name, "completions_per_interrupt", median, "1", params);
+            self.experiment.records.measure(
+                name,
+                &system.name,
+                "completions_per_interrupt",
+                median,
+                "1",
+                params,
+            );
         }
     }
 }

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use sidecore_block::{BlockDevice, Geometry, RamStore};
-use sidecore_controller::{Controller, ControllerOptions, FunctionOptions, PhysicalDisk, VirtualFunction};
+use sidecore_controller::{
+    Controller, ControllerOptions, FunctionOptions, PhysicalDisk, VirtualFunction,
+};
 use sidecore_volume::{Disk, FormatOptions};
 
 use super::sidecore::{Queues, Work, serve};
@@ -39,7 +41,8 @@ impl Arrangement {
     pub(super) fn new(is_shared: bool) -> Result<Self> {
         let first = controller(if is_shared { 2 } else { 1 })?;
         let second = if is_shared { Arc::clone(&first) } else { controller(1)? };
-        let functions = [function(&first, "first", WEIGHTS[0])?, function(&second, "second", WEIGHTS[1])?];
+        let functions =
+            [function(&first, "first", WEIGHTS[0])?, function(&second, "second", WEIGHTS[1])?];
         Ok(Self { functions, _controllers: vec![first, second] })
     }
 
@@ -82,7 +85,8 @@ impl Arrangement {
 fn controller(volumes: u64) -> Result<Arc<Controller>> {
     let capacity_bytes = volumes * (VOLUME_BYTES + SPARE_BYTES);
     let store = RamStore::new(Geometry::new(capacity_bytes, 512)).context("not enough memory")?;
-    let format = FormatOptions { block_bytes: 4096, label: String::new(), uuid: [1; 16], force: false };
+    let format =
+        FormatOptions { block_bytes: 4096, label: String::new(), uuid: [1; 16], force: false };
     let options = ControllerOptions {
         format: Some(format),
         commit_interval: Duration::from_secs(3600),
@@ -92,9 +96,14 @@ fn controller(volumes: u64) -> Result<Arc<Controller>> {
 }
 
 /// Makes a function on a volume that is written from its start to its end.
-fn function(controller: &Arc<Controller>, volume: &str, weight: u32) -> Result<Arc<VirtualFunction>> {
+fn function(
+    controller: &Arc<Controller>,
+    volume: &str,
+    weight: u32,
+) -> Result<Arc<VirtualFunction>> {
     controller.create_volume(volume, VOLUME_BYTES, None)?;
-    let function = controller.open_function(&FunctionOptions { weight, ..FunctionOptions::new(volume) })?;
+    let function =
+        controller.open_function(&FunctionOptions { weight, ..FunctionOptions::new(volume) })?;
     let device: Arc<dyn BlockDevice> = Arc::clone(&function) as _;
     let mut disk = PhysicalDisk::open(&device)?;
     let piece = vec![1; usize::try_from(PIECE_BYTES)?];

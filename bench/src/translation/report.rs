@@ -20,7 +20,9 @@ fn cases(records: &Records) -> Vec<String> {
 
 /// All results, in Markdown.
 pub(super) fn table(records: &Records) -> String {
-    let mut page = String::from("| translation | one after the other | independent | bytes an extent | an update |\n");
+    let mut page = String::from(
+        "| translation | one after the other | independent | bytes an extent | an update |\n",
+    );
     page.push_str("| --- | --- | --- | --- | --- |\n");
     for case in cases(records) {
         let cell = |metric: &str| {

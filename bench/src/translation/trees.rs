@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use sidecore_extent::{
-    BlockRange, Extent, ExtentTree, FunctionId, LastExtent, Mapping, NodeMemory, Shape, TranslationCounts,
-    TranslationUnit, TreeRoot,
+    BlockRange, Extent, ExtentTree, FunctionId, LastExtent, Mapping, NodeMemory, Shape,
+    TranslationCounts, TranslationUnit, TreeRoot,
 };
 use sidecore_telemetry::CounterSet;
 use sidecore_units::{Plba, Vlba};
@@ -73,7 +73,8 @@ impl Tree {
         for _ in 0..changes {
             let first = places.next_block();
             let count = (lengths.next_block() + 1).min(self.blocks - first);
-            let extent = Extent { first: Vlba(first), count, physical: Plba(physical), shared: false };
+            let extent =
+                Extent { first: Vlba(first), count, physical: Plba(physical), shared: false };
             physical += count + 1;
             let range = BlockRange { first: Vlba(first), count };
             self.tree.set(range, &[extent]).context("the tree takes no change")?;
@@ -169,7 +170,10 @@ mod tests {
         assert_eq!(tree.shape().mapped_blocks, 16_000);
         let mut reader = tree.reader(8);
         for block in 0..16_000 {
-            assert!(reader.translate(BlockRange { first: Vlba(block), count: 1 }).is_some(), "{block}");
+            assert!(
+                reader.translate(BlockRange { first: Vlba(block), count: 1 }).is_some(),
+                "{block}"
+            );
         }
     }
 }

@@ -21,7 +21,11 @@ pub(crate) fn end_with(parent: &OsStr, signal: Signal) -> io::Result<()> {
     set_parent_process_death_signal(Some(signal))?;
     // The parent may have died before the call: the kernel sends no signal then.
     let is_there = getppid().is_some_and(|pid| *parent == *pid.as_raw_nonzero().to_string());
-    if is_there { Ok(()) } else { Err(io::Error::other("the process that started this one has ended")) }
+    if is_there {
+        Ok(())
+    } else {
+        Err(io::Error::other("the process that started this one has ended"))
+    }
 }
 
 /// Makes a command that the kernel kills at the death of this process. The command starts this

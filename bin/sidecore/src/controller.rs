@@ -78,7 +78,9 @@ pub(crate) fn run(socket: &std::path::Path, arguments: Arguments) -> Result<()> 
         };
         offline::format(path, spec, give_up)?;
         return if json {
-            print_json(&serde_json::json!({ "formatted": path, "block_bytes": spec.block_bytes, "label": spec.label }))
+            print_json(
+                &serde_json::json!({ "formatted": path, "block_bytes": spec.block_bytes, "label": spec.label }),
+            )
         } else {
             Ok(print(&format!(
                 "formatted: {}, in blocks of {}\n",
@@ -109,7 +111,11 @@ pub(crate) fn run(socket: &std::path::Path, arguments: Arguments) -> Result<()> 
         }
         Command::List | Command::Format { .. } => return Ok(()),
     };
-    if json { print_json(&serde_json::json!({ "done": done })) } else { Ok(print(&format!("{done}\n"))?) }
+    if json {
+        print_json(&serde_json::json!({ "done": done }))
+    } else {
+        Ok(print(&format!("{done}\n"))?)
+    }
 }
 
 fn list(all: &Controllers, json: bool) -> Result<()> {
@@ -191,7 +197,8 @@ fn show(client: &Client, report: &ControllerReport, json: bool) -> Result<()> {
         text.push_str("\nlately:\n");
     }
     for event in &report.events {
-        let times = if event.times > 1 { format!(" ({} times)", event.times) } else { String::new() };
+        let times =
+            if event.times > 1 { format!(" ({} times)", event.times) } else { String::new() };
         text.push_str(&format!("  {}  {}{times}\n", time(event.at_unix_s), event.what));
     }
     Ok(print(&text)?)
@@ -221,7 +228,10 @@ fn about(report: &ControllerReport, allocated_bytes: u64) -> Table {
     line("extents", report.extents.to_string());
     line("fragmentation", volume::fragmentation(report.extents, allocated_bytes));
     let memory = &report.tree_memory;
-    line("tree memory", format!("{} of at most {}", bytes(memory.used_bytes), size::show(memory.max_bytes)));
+    line(
+        "tree memory",
+        format!("{} of at most {}", bytes(memory.used_bytes), size::show(memory.max_bytes)),
+    );
     line("commits", report.commits.to_string());
     table
 }
@@ -248,7 +258,11 @@ fn space(space: &SpaceReport) -> String {
         }
     }
     let numbers = parts.iter().filter(|(_, _, bytes)| *bytes > 0).map(|(letter, name, part)| {
-        format!("  {letter} {name:<14}{:>10}{:>8}\n", bytes(*part), percent(*part, space.total_bytes))
+        format!(
+            "  {letter} {name:<14}{:>10}{:>8}\n",
+            bytes(*part),
+            percent(*part, space.total_bytes)
+        )
     });
     format!("\n[{bar}] {} in all\n{}", bytes(space.total_bytes), numbers.collect::<String>())
 }
@@ -256,13 +270,18 @@ fn space(space: &SpaceReport) -> String {
 /// The sources of translations, with their counts.
 fn translation(report: &ControllerReport) -> Table {
     let counts = &report.translation;
-    let sum = |count: fn(&FunctionReport) -> u64| report.functions.iter().map(count).fold(0, u64::saturating_add);
+    let sum = |count: fn(&FunctionReport) -> u64| {
+        report.functions.iter().map(count).fold(0, u64::saturating_add)
+    };
     let last = sum(|function| function.last_hits).max(counts.last_hits);
     let looked_up = counts.btlb_hits.saturating_add(counts.walks);
     let all = last.saturating_add(looked_up);
-    let per_walk = if counts.walks == 0 { 0.0 } else { counts.nodes_visited as f64 / counts.walks as f64 };
+    let per_walk =
+        if counts.walks == 0 { 0.0 } else { counts.nodes_visited as f64 / counts.walks as f64 };
     let mut table = Table::new(&["translation", ">COUNT", ">RATE"]);
-    let mut line = |name: &str, number: u64, rate: String| table.row([name.to_owned(), number.to_string(), rate]);
+    let mut line = |name: &str, number: u64, rate: String| {
+        table.row([name.to_owned(), number.to_string(), rate])
+    };
     line("in the last extent", last, percent(last, all));
     line("in the BTLB", counts.btlb_hits, percent(counts.btlb_hits, looked_up));
     line("walked", counts.walks, format!("{} nodes each", short(per_walk)));
@@ -315,7 +334,10 @@ fn functions(functions: &[FunctionReport]) -> Table {
 
 fn limits(function: &FunctionReport) -> String {
     let mut words = Vec::new();
-    let rates = [("read", function.read_iops, function.read_bps), ("write", function.write_iops, function.write_bps)];
+    let rates = [
+        ("read", function.read_iops, function.read_bps),
+        ("write", function.write_iops, function.write_bps),
+    ];
     for (word, iops, bps) in rates {
         words.extend(iops.map(|iops| format!("{word} {}/s", short(iops as f64))));
         words.extend(bps.map(|bps| format!("{word} {}/s", bytes(bps))));
@@ -332,7 +354,12 @@ mod tests {
 
     #[test]
     fn the_bar_has_its_full_length_for_any_use() {
-        let full = SpaceReport { total_bytes: 600, free_bytes: 599, data_bytes: 1, ..SpaceReport::default() };
+        let full = SpaceReport {
+            total_bytes: 600,
+            free_bytes: 599,
+            data_bytes: 1,
+            ..SpaceReport::default()
+        };
         let text = space(&full);
         assert!(text.starts_with(&format!("\n[{}]", ".".repeat(60))), "{text}");
         let half = SpaceReport {
@@ -343,7 +370,10 @@ mod tests {
             ..SpaceReport::default()
         };
         let text = space(&half);
-        assert!(text.starts_with(&format!("\n[{}m{}] 600B in all\n", "#".repeat(30), ".".repeat(29))), "{text}");
+        assert!(
+            text.starts_with(&format!("\n[{}m{}] 600B in all\n", "#".repeat(30), ".".repeat(29))),
+            "{text}"
+        );
         assert!(text.contains("  # data                300B   50.0%\n"), "{text}");
         assert!(space(&SpaceReport::default()).starts_with("\n[] 0B"));
     }

@@ -86,7 +86,9 @@ pub(crate) fn run(client: &Client, arguments: Arguments) -> Result<()> {
             if arguments.json {
                 return print_json(&serde_json::json!({ "loss_accepted": device }));
             }
-            Ok(print(&format!("\"{device}\" serves clients that may miss what they have written\n"))?)
+            Ok(print(&format!(
+                "\"{device}\" serves clients that may miss what they have written\n"
+            ))?)
         }
     }
 }
@@ -99,7 +101,10 @@ fn device(client: &Client, add: AddArguments) -> Result<NewDevice> {
     let Some(volume) = add.volume else { return Ok(device.with("store", add.store)) };
     let controller = pick::controller(client, add.controller.as_deref())?.name;
     let mut function = add.volume_keys.0;
-    function.extend([("controller".to_owned(), controller.into()), ("volume".to_owned(), volume.into())]);
+    function.extend([
+        ("controller".to_owned(), controller.into()),
+        ("volume".to_owned(), volume.into()),
+    ]);
     if let Some(read_only) = device.0.get("read_only") {
         function.insert("read_only".to_owned(), read_only.clone());
     }

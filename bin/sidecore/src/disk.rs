@@ -51,9 +51,12 @@ impl<'a> TemporaryDevice<'a> {
         // A user with access to the control socket may be neither the daemon's user nor root.
         let user = rustix::process::geteuid();
         let socket_owner = (!user.is_root()).then(|| user.as_raw().to_string());
-        let device = NewDevice::new(&name, &socket).of_volume(controller, volume).with("read_only", read_only);
+        let device = NewDevice::new(&name, &socket)
+            .of_volume(controller, volume)
+            .with("read_only", read_only);
         let device = device.with("socket_owner", socket_owner);
-        let report = client.add_device(&device).context("the volume cannot be served to this command")?;
+        let report =
+            client.add_device(&device).context("the volume cannot be served to this command")?;
         Ok(Self { client, report, served: true })
     }
 
@@ -70,8 +73,9 @@ impl<'a> TemporaryDevice<'a> {
             huge_pages: false,
             ..ClientOptions::default()
         };
-        let mut client = BlkClient::connect(&self.report.socket, &options)
-            .with_context(|| format!("cannot use {}; run this as the user of sidecored", self.report.socket))?;
+        let mut client = BlkClient::connect(&self.report.socket, &options).with_context(|| {
+            format!("cannot use {}; run this as the user of sidecored", self.report.socket)
+        })?;
         let queue = client.take_queue(0).context("the device has no queue")?;
         Ok(Disk {
             queue,
@@ -192,9 +196,13 @@ impl Disk<'_> {
         }
         self.interrupt.check()?;
         for completion in std::mem::take(&mut self.completed) {
-            let (offset_bytes, len_bytes) = self.in_flight[completion.slot.index()].take().unwrap_or((0, 0));
+            let (offset_bytes, len_bytes) =
+                self.in_flight[completion.slot.index()].take().unwrap_or((0, 0));
             if completion.status != Status::Ok {
-                bail!("the volume refuses bytes {offset_bytes}+{len_bytes}: {}", why(completion.status));
+                bail!(
+                    "the volume refuses bytes {offset_bytes}+{len_bytes}: {}",
+                    why(completion.status)
+                );
             }
             if completion.written_bytes > 1 {
                 let mut data = vec![0; len_bytes as usize];

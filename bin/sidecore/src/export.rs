@@ -65,14 +65,21 @@ impl<'a> Source<'a> {
 impl Drop for Source<'_> {
     fn drop(&mut self) {
         if self.temporary
-            && let Err(error) = self.client.delete_volume(&self.report.controller, &self.report.name)
+            && let Err(error) =
+                self.client.delete_volume(&self.report.controller, &self.report.name)
         {
             eprintln!("sidecore: the snapshot \"{}\" is still there: {error}", self.report.name);
         }
     }
 }
 
-pub(crate) fn run(socket: &Path, client: &Client, controller: &str, arguments: &Arguments, json: bool) -> Result<()> {
+pub(crate) fn run(
+    socket: &Path,
+    client: &Client,
+    controller: &str,
+    arguments: &Arguments,
+    json: bool,
+) -> Result<()> {
     if !worker::is_worker()? {
         return worker::run(client, controller, &arguments.image);
     }
@@ -91,13 +98,16 @@ pub(crate) fn run(socket: &Path, client: &Client, controller: &str, arguments: &
     let (raw_place, raw) = if arguments.format == "raw" {
         (None, made.clone())
     } else {
-        let elsewhere =
-            worker::workplace(&image::temporary_directory(arguments.temporary.as_deref(), &arguments.image))?;
+        let elsewhere = worker::workplace(&image::temporary_directory(
+            arguments.temporary.as_deref(),
+            &arguments.image,
+        ))?;
         let raw = elsewhere.file("image.raw");
         (Some(elsewhere), raw)
     };
 
-    let (size_bytes, copied) = copy_volume(socket, client, controller, arguments, &raw, &interrupt)?;
+    let (size_bytes, copied) =
+        copy_volume(socket, client, controller, arguments, &raw, &interrupt)?;
     if let Some(place) = raw_place {
         let options = ["-f", "raw", "-O", &arguments.format].map(AsRef::as_ref);
         let arguments = options.into_iter().chain([raw.as_os_str(), made.as_os_str()]);
@@ -108,7 +118,8 @@ pub(crate) fn run(socket: &Path, client: &Client, controller: &str, arguments: &
     }
     // Another process may have made the file meanwhile.
     check_target(&arguments.image, arguments.force)?;
-    std::fs::rename(&made, &arguments.image).with_context(|| format!("{shown} cannot be put in its place"))?;
+    std::fs::rename(&made, &arguments.image)
+        .with_context(|| format!("{shown} cannot be put in its place"))?;
 
     let seconds = started.elapsed().as_secs_f64();
     if json {
@@ -145,8 +156,10 @@ fn copy_volume(
     let report = &source.report;
     let extents = volume::all_extents(client, controller, &report.name)?;
     let block_bytes = u64::from(report.block_bytes);
-    let mapped: Vec<Segment> =
-        extents.iter().map(|extent| (extent.first * block_bytes, extent.count * block_bytes)).collect();
+    let mapped: Vec<Segment> = extents
+        .iter()
+        .map(|extent| (extent.first * block_bytes, extent.count * block_bytes))
+        .collect();
     let device = TemporaryDevice::serve(client, socket, (controller, &report.name), true)?;
     let file = File::options().read(true).write(true).create_new(true).open(raw)?;
     file.set_len(report.size_bytes).with_context(|| format!("{} cannot be made", raw.display()))?;

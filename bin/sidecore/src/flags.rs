@@ -80,7 +80,8 @@ fn format(matches: &ArgMatches) -> FormatSpec {
 
 /// The flag of a key. The rules of one key are checked here, the others by the daemon.
 fn flag(key: &'static Key) -> Arg {
-    let flag = Arg::new(key.name).long(key.name.replace('_', "-")).help(keys::sentence(key.meaning));
+    let flag =
+        Arg::new(key.name).long(key.name.replace('_', "-")).help(keys::sentence(key.meaning));
     match key.kind {
         Kind::Flag(false) => flag.action(ArgAction::SetTrue),
         Kind::Flag(true) => flag.value_name("BOOL").value_parser(clap::value_parser!(bool)),
@@ -90,7 +91,9 @@ fn flag(key: &'static Key) -> Arg {
             (key.check)(key.name, &keys::Value::Number(bytes)).map(|()| bytes)
         }),
         Kind::Word(words) => flag.value_name(words.join("|")),
-        Kind::Sections(..) => flag.value_name("TYPE[,KEY=VALUE]...").action(ArgAction::Append).value_parser(section),
+        Kind::Sections(..) => {
+            flag.value_name("TYPE[,KEY=VALUE]...").action(ArgAction::Append).value_parser(section)
+        }
         Kind::Text => flag.value_name("TEXT").value_parser(move |text: &str| {
             (key.check)(key.name, &keys::Value::Text(text.to_owned())).map(|()| text.to_owned())
         }),

@@ -72,7 +72,9 @@ pub(crate) fn widened(segments: &[Segment], unit_bytes: u64, size_bytes: u64) ->
         let start = first - first % unit_bytes;
         let end = (first + len).next_multiple_of(unit_bytes).min(size_bytes);
         match wide.last_mut() {
-            Some((last, length)) if *last + *length >= start => *length = (*length).max(end.saturating_sub(*last)),
+            Some((last, length)) if *last + *length >= start => {
+                *length = (*length).max(end.saturating_sub(*last))
+            }
             _ => wide.push((start, end.saturating_sub(start))),
         }
     }
@@ -104,7 +106,8 @@ pub(crate) fn read(file: &File, offset_bytes: u64, buffer: &mut [u8]) -> io::Res
 /// Whether all bytes are zeros.
 pub(crate) fn is_zero(data: &[u8]) -> bool {
     // The comparison of the data with itself, shifted by one byte, is as fast as memory is.
-    data.first().is_none_or(|first| *first == 0) && data.get(1..).is_none_or(|rest| rest == &data[..rest.len()])
+    data.first().is_none_or(|first| *first == 0)
+        && data.get(1..).is_none_or(|rest| rest == &data[..rest.len()])
 }
 
 /// A directory for this command alone. Dropping it removes the directory with its contents.
@@ -120,12 +123,16 @@ impl Workplace {
                 Ok(()) => return Ok(Self(path)),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => {
-                    return Err(error)
-                        .with_context(|| format!("no temporary files may be made in {}", directory.display()));
+                    return Err(error).with_context(|| {
+                        format!("no temporary files may be made in {}", directory.display())
+                    });
                 }
             }
         }
-        bail!("{} is full of temporary directories; remove those named .sidecore-*", directory.display())
+        bail!(
+            "{} is full of temporary directories; remove those named .sidecore-*",
+            directory.display()
+        )
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -149,7 +156,8 @@ impl Drop for Workplace {
 /// The directory of temporary files that are as large as an image: `chosen`, or `$TMPDIR`, or the
 /// image's directory.
 pub(crate) fn temporary_directory(chosen: Option<&Path>, image: &Path) -> PathBuf {
-    let usual = || std::env::var_os("TMPDIR").filter(|directory| !directory.is_empty()).map(PathBuf::from);
+    let usual =
+        || std::env::var_os("TMPDIR").filter(|directory| !directory.is_empty()).map(PathBuf::from);
     let beside = || match image.parent() {
         Some(parent) if parent != Path::new("") => parent.to_owned(),
         _ => PathBuf::from("."),
@@ -184,7 +192,10 @@ mod tests {
         let segments = data(&file, 10 << 20).unwrap();
         // A filesystem may report holes less exactly, but must not report data as a hole.
         for at in [4 << 20, (8 << 20) + 5] {
-            assert!(segments.iter().any(|(first, len)| (*first..first + len).contains(&at)), "{segments:?}");
+            assert!(
+                segments.iter().any(|(first, len)| (*first..first + len).contains(&at)),
+                "{segments:?}"
+            );
         }
         assert!(total(&segments) <= 10 << 20);
         file.set_len(0).unwrap();
@@ -193,7 +204,10 @@ mod tests {
 
     #[test]
     fn segments_become_whole_blocks() {
-        assert_eq!(widened(&[(5, 10), (4096, 1), (20_000, 1)], 4096, 1 << 20), [(0, 8192), (16_384, 4096)]);
+        assert_eq!(
+            widened(&[(5, 10), (4096, 1), (20_000, 1)], 4096, 1 << 20),
+            [(0, 8192), (16_384, 4096)]
+        );
         assert_eq!(widened(&[(8000, 1000)], 4096, 9000), [(4096, 4904)]);
         assert_eq!(widened(&[], 4096, 0), []);
     }
@@ -212,7 +226,8 @@ mod tests {
     fn a_workplace_is_private_and_is_removed_with_its_contents() {
         use std::os::unix::fs::PermissionsExt as _;
         let directory = tempfile::tempdir().unwrap();
-        let (one, two) = (Workplace::new(directory.path()).unwrap(), Workplace::new(directory.path()).unwrap());
+        let (one, two) =
+            (Workplace::new(directory.path()).unwrap(), Workplace::new(directory.path()).unwrap());
         std::fs::write(one.file("x"), "x").unwrap();
         assert_eq!(std::fs::metadata(&two.0).unwrap().permissions().mode() & 0o777, 0o700);
         drop((one, two));

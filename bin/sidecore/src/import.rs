@@ -57,7 +57,10 @@ impl Drop for NewVolume<'_> {
             return;
         }
         if let Err(error) = self.client.delete_volume(&self.report.controller, &self.report.name) {
-            eprintln!("sidecore: the unfinished volume \"{}\" is still there: {error}", self.report.name);
+            eprintln!(
+                "sidecore: the unfinished volume \"{}\" is still there: {error}",
+                self.report.name
+            );
         }
     }
 }
@@ -81,12 +84,14 @@ pub(crate) fn run(
     let size_bytes = volume_bytes(controller, arguments, image_bytes)?;
     let data = image::data(&raw, image_bytes)?;
     check_space(controller, arguments, image::total(&data))?;
-    let new = CreateVolume { name: arguments.volume.clone(), size_bytes, quota_bytes: arguments.quota };
+    let new =
+        CreateVolume { name: arguments.volume.clone(), size_bytes, quota_bytes: arguments.quota };
     let report = client.create_volume(&controller.name, &new)?;
     let mut volume = NewVolume { client, report, kept: false };
     worker::announce_volume(&arguments.volume)?;
 
-    let device = TemporaryDevice::serve(client, socket, (&controller.name, &arguments.volume), false)?;
+    let device =
+        TemporaryDevice::serve(client, socket, (&controller.name, &arguments.volume), false)?;
     let copied = {
         let mut disk = device.connect(&interrupt)?;
         // Filesystems report holes by pages; a block that is partly data is data.
@@ -142,12 +147,17 @@ fn raw_image(
 }
 
 /// The size of the volume for an image of `image_bytes`.
-fn volume_bytes(controller: &ControllerReport, arguments: &Arguments, image_bytes: u64) -> Result<u64> {
+fn volume_bytes(
+    controller: &ControllerReport,
+    arguments: &Arguments,
+    image_bytes: u64,
+) -> Result<u64> {
     if image_bytes == 0 {
         bail!("{} is empty", arguments.image.display());
     }
     let block_bytes = u64::from(controller.block_bytes).max(1);
-    let least = image_bytes.checked_next_multiple_of(block_bytes).context("the image is too large")?;
+    let least =
+        image_bytes.checked_next_multiple_of(block_bytes).context("the image is too large")?;
     let size_bytes = arguments.size.unwrap_or(least);
     if size_bytes < image_bytes {
         bail!("{} is less than the image has: {}", size::show(size_bytes), size::show(image_bytes));
@@ -161,7 +171,10 @@ fn check_space(controller: &ControllerReport, arguments: &Arguments, needed: u64
     let free = controller.space.free_bytes;
     if needed > free && !arguments.skip_zeroes {
         let (shown, needed, free) = (arguments.image.display(), bytes(needed), bytes(free));
-        bail!("{shown} has {needed} of data, and {free} are free on controller \"{}\"", controller.name);
+        bail!(
+            "{shown} has {needed} of data, and {free} are free on controller \"{}\"",
+            controller.name
+        );
     }
     Ok(())
 }
@@ -171,8 +184,13 @@ fn check_space(controller: &ControllerReport, arguments: &Arguments, needed: u64
 fn open(image: &Path) -> Result<File> {
     let shown = image.display();
     let check = |kind: FileType| {
-        let what = if kind.is_dir() { "a directory" } else { "neither a regular file nor a block device" };
-        if kind.is_file() || kind.is_block_device() { Ok(()) } else { Err(anyhow!("{shown} is {what}")) }
+        let what =
+            if kind.is_dir() { "a directory" } else { "neither a regular file nor a block device" };
+        if kind.is_file() || kind.is_block_device() {
+            Ok(())
+        } else {
+            Err(anyhow!("{shown} is {what}"))
+        }
     };
     // Opening has effects, so the kind is checked before, and again after in case another file has
     // this name by now.
@@ -187,7 +205,14 @@ fn open(image: &Path) -> Result<File> {
 
 /// Converts an image of another format to a raw one with the same holes.
 fn convert(image: &Path, format: &str, raw: &Path, interrupt: &Interrupt) -> Result<File> {
-    let arguments = ["-f".as_ref(), format.as_ref(), "-O".as_ref(), "raw".as_ref(), image.as_os_str(), raw.as_os_str()];
+    let arguments = [
+        "-f".as_ref(),
+        format.as_ref(),
+        "-O".as_ref(),
+        "raw".as_ref(),
+        image.as_os_str(),
+        raw.as_os_str(),
+    ];
     let size_bytes = std::fs::metadata(image)?.len();
     qemu::convert(arguments, "converting", size_bytes, interrupt)?;
     Ok(File::open(raw)?)

@@ -87,7 +87,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     });
     let kept = Kept::new(arguments.max.into());
     child::raise_file_limit(arguments.max.into());
-    let socket = NotifySocket::bind().context("cannot make a notification socket in the temporary directory")?;
+    let socket = NotifySocket::bind()
+        .context("cannot make a notification socket in the temporary directory")?;
     Keeper { command: &arguments.command, socket, signals, above, kept }.run()
 }
 
@@ -118,11 +119,16 @@ impl Keeper<'_> {
                 Requested::None if status.success() => return Ok(code(status)),
                 // Without kept descriptors, a command that does not exist is a mistake to report
                 // and not to repeat.
-                Requested::None if status.code() == Some(CANNOT_RUN.into()) && self.kept.is_empty() => {
+                Requested::None
+                    if status.code() == Some(CANNOT_RUN.into()) && self.kept.is_empty() =>
+                {
                     return Ok(code(status));
                 }
                 Requested::None if crashes.too_many(Instant::now()) => {
-                    bail!("the command failed too often ({status}); {} descriptors are lost", self.kept.len());
+                    bail!(
+                        "the command failed too often ({status}); {} descriptors are lost",
+                        self.kept.len()
+                    );
                 }
                 Requested::None => {
                     say(&format!("the command failed ({status}) and is started again in a second"));
@@ -131,7 +137,9 @@ impl Keeper<'_> {
                     }
                 }
                 Requested::Restart if !status.success() => {
-                    say(&format!("the command did not end in order ({status}) and is started again"));
+                    say(&format!(
+                        "the command did not end in order ({status}) and is started again"
+                    ));
                 }
                 Requested::Restart => {}
             }
@@ -144,12 +152,17 @@ impl Keeper<'_> {
         let mut child = Child::start(self.command, self.socket.path(), &self.kept)?;
         let (mut requested, mut requests) = (Requested::None, EndRequests::default());
         loop {
-            wait([self.socket.as_fd(), self.signals.end(), self.signals.restart(), child.as_fd()], None)?;
+            wait(
+                [self.socket.as_fd(), self.signals.end(), self.signals.restart(), child.as_fd()],
+                None,
+            )?;
             let ended = child.has_ended()?;
             if self.signals.take_end() {
                 let request = requests.receive(Instant::now());
                 // For a restart, the command has had its signal already.
-                if request == EndRequest::AtOnce || request == EndRequest::First && requested != Requested::Restart {
+                if request == EndRequest::AtOnce
+                    || request == EndRequest::First && requested != Requested::Restart
+                {
                     child.terminate()?;
                 }
                 requested = Requested::End;
@@ -215,7 +228,10 @@ impl Keeper<'_> {
         if message.store {
             for fd in fds {
                 if let Err(reason) = self.kept.add(message.name.as_deref(), fd) {
-                    say(&format!("a descriptor of {:?} is not kept: {reason}", message.name.as_deref().unwrap_or("")));
+                    say(&format!(
+                        "a descriptor of {:?} is not kept: {reason}",
+                        message.name.as_deref().unwrap_or("")
+                    ));
                 }
             }
         }
@@ -231,7 +247,10 @@ impl Keeper<'_> {
 }
 
 /// Sleeps until a descriptor is readable, the timeout is over, or a signal has come.
-fn wait<const N: usize>(fds: [rustix::fd::BorrowedFd<'_>; N], timeout: Option<Duration>) -> Result<()> {
+fn wait<const N: usize>(
+    fds: [rustix::fd::BorrowedFd<'_>; N],
+    timeout: Option<Duration>,
+) -> Result<()> {
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
     match poll(&mut fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)), timeout.as_ref()) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),

@@ -24,19 +24,39 @@ pub(crate) fn run(client: &Client, json: bool) -> Result<()> {
         let text = serde_json::to_string_pretty(&Listed { devices, sidecores })?;
         return Ok(print(&(text + "\n"))?);
     }
-    let mut table =
-        Table::new(&["NAME", "STATE", "FRONT-END", "STORE", "TYPE", ">SIZE", ">QUEUES", "IDLE", "SIDECORES", "SOCKET"]);
+    let mut table = Table::new(&[
+        "NAME",
+        "STATE",
+        "FRONT-END",
+        "STORE",
+        "TYPE",
+        ">SIZE",
+        ">QUEUES",
+        "IDLE",
+        "SIDECORES",
+        "SOCKET",
+    ]);
     let mut reasons = String::new();
     for device in devices {
         if let Some(reason) = &device.reason {
-            let remedy = if device.needs_reset { " (reset it from the guest, or restart the guest)" } else { "" };
-            reasons.push_str(&format!("{} is {}: {reason}{remedy}\n", device.name, device.state.word()));
+            let remedy = if device.needs_reset {
+                " (reset it from the guest, or restart the guest)"
+            } else {
+                ""
+            };
+            reasons.push_str(&format!(
+                "{} is {}: {reason}{remedy}\n",
+                device.name,
+                device.state.word()
+            ));
         }
         for warning in &device.warnings {
             reasons.push_str(&format!("{}: {warning}\n", device.name));
         }
         if let Some(disconnect) = &device.disconnect {
-            let at = UNIX_EPOCH.checked_add(Duration::from_secs(disconnect.at_unix_s)).unwrap_or(UNIX_EPOCH);
+            let at = UNIX_EPOCH
+                .checked_add(Duration::from_secs(disconnect.at_unix_s))
+                .unwrap_or(UNIX_EPOCH);
             let ago = SystemTime::now().duration_since(at).unwrap_or_default().as_secs();
             reasons.push_str(&format!(
                 "{}: its last client was disconnected {} ago: {}\n",

@@ -125,7 +125,9 @@ fn main() -> ExitCode {
     if !matches!(arguments.command, Command::Keep(_))
         && let Err(error) = ignore_file_size_signal()
     {
-        eprintln!("sidecore: a write past the limit of a file's size will end this program: {error}");
+        eprintln!(
+            "sidecore: a write past the limit of a file's size will end this program: {error}"
+        );
     }
     let result = match arguments.command {
         Command::Check { config, text_only, plan } => {

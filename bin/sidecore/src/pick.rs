@@ -27,10 +27,13 @@ pub(crate) fn controller(client: &Client, name: Option<&str>) -> Result<Controll
     match (controllers.len(), closed.first()) {
         (1, None) => Ok(controllers.swap_remove(0)),
         (0, Some(closed)) => bail!("{closed}"),
-        (0, None) => bail!("this sidecored has no controller; docs/config.md says how to add a section [[controller]]"),
+        (0, None) => bail!(
+            "this sidecored has no controller; docs/config.md says how to add a section [[controller]]"
+        ),
         _ => {
             let open = controllers.into_iter().map(|controller| controller.name);
-            let names: Vec<String> = open.chain(closed.into_iter().map(|controller| controller.name)).collect();
+            let names: Vec<String> =
+                open.chain(closed.into_iter().map(|controller| controller.name)).collect();
             bail!("there are several controllers; name one with --controller: {}", names.join(", "))
         }
     }

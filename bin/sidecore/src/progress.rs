@@ -10,8 +10,7 @@ use crate::units::bytes;
 /// The time between two lines.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
-const BAR: &str =
-    "{msg} [{bar:30.#-}] {percent:>3}%  {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}  {eta} left";
+const BAR: &str = "{msg} [{bar:30.#-}] {percent:>3}%  {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}  {eta} left";
 
 /// The progress of one piece of work, on the standard error, because the standard output is for
 /// scripts.
@@ -26,9 +25,13 @@ impl Progress {
     /// Starts with no byte of `total` done.
     pub(crate) fn new(what: impl Into<String>, total: u64) -> Self {
         let on_terminal = io::stderr().is_terminal();
-        let target = if on_terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        let style = ProgressStyle::with_template(BAR).unwrap_or_else(|_| ProgressStyle::default_bar());
-        let bar = ProgressBar::with_draw_target(Some(total), target).with_style(style).with_message(what.into());
+        let target =
+            if on_terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let style =
+            ProgressStyle::with_template(BAR).unwrap_or_else(|_| ProgressStyle::default_bar());
+        let bar = ProgressBar::with_draw_target(Some(total), target)
+            .with_style(style)
+            .with_message(what.into());
         Self { bar, next_line: (!on_terminal).then(|| Instant::now() + LINE_INTERVAL) }
     }
 

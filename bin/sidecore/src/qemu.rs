@@ -57,7 +57,8 @@ pub(crate) fn convert<'a>(
             }
             continue;
         }
-        let ready = poll(&mut [PollFd::new(&stdout.as_fd(), PollFlags::IN)], Some(&SIGNAL_INTERVAL));
+        let ready =
+            poll(&mut [PollFd::new(&stdout.as_fd(), PollFlags::IN)], Some(&SIGNAL_INTERVAL));
         if matches!(ready, Ok(0) | Err(rustix::io::Errno::INTR)) {
             continue;
         }
@@ -116,7 +117,15 @@ impl Shares {
         for byte in piece {
             match byte {
                 b'(' => self.0.clear(),
-                b'/' => last = self.0.trim().parse::<f64>().ok().map(|share| (share * 100.0) as u64).or(last),
+                b'/' => {
+                    last = self
+                        .0
+                        .trim()
+                        .parse::<f64>()
+                        .ok()
+                        .map(|share| (share * 100.0) as u64)
+                        .or(last)
+                }
                 // Longer than any number: the text is no share.
                 _ if self.0.len() > 16 => self.0.clear(),
                 byte => self.0.push(char::from(*byte)),

@@ -37,7 +37,8 @@ pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<ExitCode> {
         accept_loss: arguments.accept_loss,
     };
     let report = offline::repair(&arguments.path, &options)?;
-    let code = if report.done || !report.needed { ExitCode::SUCCESS } else { ExitCode::from(FAULTS) };
+    let code =
+        if report.done || !report.needed { ExitCode::SUCCESS } else { ExitCode::from(FAULTS) };
     if json {
         print_json(&report)?;
     } else {
@@ -57,7 +58,8 @@ fn text(report: &RepairReport) -> String {
     list(&mut text, "damaged:", report.damage.iter().cloned());
     list(&mut text, "put right:", report.notes.iter().cloned());
     let rivals = report.rivals.iter().map(|rivals| {
-        let mut names: Vec<String> = rivals.volumes.iter().map(|name| format!("\"{name}\"")).collect();
+        let mut names: Vec<String> =
+            rivals.volumes.iter().map(|name| format!("\"{name}\"")).collect();
         if rivals.catalogue {
             names.push("the list of volumes".to_owned());
         }
@@ -67,10 +69,15 @@ fn text(report: &RepairReport) -> String {
     list(&mut text, "claimed by more than one:", rivals);
     let mut lost: Vec<String> = Vec::new();
     if report.lost_volumes > 0 {
-        let range =
-            |(first, count): &(u64, u64)| format!("{first} to {}", first.saturating_add(*count).saturating_sub(1));
+        let range = |(first, count): &(u64, u64)| {
+            format!("{first} to {}", first.saturating_add(*count).saturating_sub(1))
+        };
         let numbers: Vec<String> = report.lost_numbers.iter().map(range).collect();
-        let among = if numbers.is_empty() { String::new() } else { format!(", among numbers {}", numbers.join(", ")) };
+        let among = if numbers.is_empty() {
+            String::new()
+        } else {
+            format!(", among numbers {}", numbers.join(", "))
+        };
         lost.push(format!(
             "{} whose records cannot be read{among}",
             count(report.lost_volumes as usize, "whole volume")
@@ -88,12 +95,16 @@ fn text(report: &RepairReport) -> String {
     text.push_str(&match (report.done, report.decided) {
         (true, _) => format!("repaired: the metadata has generation {} now\n", report.generation),
         (false, false) => {
-            "nothing was written: say --lose VOLUME for each volume that gives up such blocks\n".to_owned()
+            "nothing was written: say --lose VOLUME for each volume that gives up such blocks\n"
+                .to_owned()
         }
         (false, true) if nothing => {
             "nothing was written, and nothing would be lost: say --yes to repair it\n".to_owned()
         }
-        (false, true) => "nothing was written: say --yes to repair it and give up what is listed as lost\n".to_owned(),
+        (false, true) => {
+            "nothing was written: say --yes to repair it and give up what is listed as lost\n"
+                .to_owned()
+        }
     });
     text
 }

@@ -53,7 +53,10 @@ pub(crate) fn run(client: &Client, arguments: &Arguments) -> Result<()> {
 fn render(stats: &Stats, each_queue: bool) -> String {
     let mut text = match stats.interval_ns {
         Some(ns) => {
-            format!("Latencies and UTIL% are of the last {:.1} s, the rest is since the start.\n\n", ns as f64 / 1e9)
+            format!(
+                "Latencies and UTIL% are of the last {:.1} s, the rest is since the start.\n\n",
+                ns as f64 / 1e9
+            )
         }
         None => "All since the start.\n\n".to_owned(),
     };
@@ -66,7 +69,16 @@ fn render(stats: &Stats, each_queue: bool) -> String {
 }
 
 fn sidecores(sidecores: &[SidecoreReport]) -> Table {
-    let mut table = Table::new(&["SIDECORE", ">CPU", ">QUEUES", ">UTIL%", ">TURNS", ">BUSY", ">SLEEPS", ">MESSAGES"]);
+    let mut table = Table::new(&[
+        "SIDECORE",
+        ">CPU",
+        ">QUEUES",
+        ">UTIL%",
+        ">TURNS",
+        ">BUSY",
+        ">SLEEPS",
+        ">MESSAGES",
+    ]);
     for sidecore in sidecores {
         table.row([
             sidecore.name.clone(),
@@ -98,7 +110,8 @@ fn counters(device: &DeviceStats, each_queue: bool) -> Table {
     }
     for (name, value) in LATENCIES {
         table.row(
-            std::iter::once((*name).to_owned()).chain(columns.iter().map(|queue| micros(value(&queue.latency_ns)))),
+            std::iter::once((*name).to_owned())
+                .chain(columns.iter().map(|queue| micros(value(&queue.latency_ns)))),
         );
     }
     table
@@ -126,7 +139,11 @@ mod tests {
     #[test]
     fn the_interval_of_latencies_is_shown() {
         let of = |interval_ns| render(&Stats { interval_ns, ..Stats::default() }, false);
-        assert!(of(Some(1_000_000_000)).starts_with("Latencies and UTIL% are of the last 1.0 s"), "{}", of(Some(1)));
+        assert!(
+            of(Some(1_000_000_000)).starts_with("Latencies and UTIL% are of the last 1.0 s"),
+            "{}",
+            of(Some(1))
+        );
         assert!(of(None).starts_with("All since the start."), "{}", of(None));
     }
 

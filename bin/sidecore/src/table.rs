@@ -14,7 +14,11 @@ impl Table {
         for (index, heading) in headings.iter().enumerate() {
             if let Some(column) = table.column_mut(index) {
                 let numeric = heading.starts_with('>');
-                column.set_cell_alignment(if numeric { CellAlignment::Right } else { CellAlignment::Left });
+                column.set_cell_alignment(if numeric {
+                    CellAlignment::Right
+                } else {
+                    CellAlignment::Left
+                });
                 column.set_padding((if index == 0 { 0 } else { 2 }, 0));
             }
         }

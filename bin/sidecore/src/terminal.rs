@@ -37,7 +37,9 @@ impl Terminal {
     /// Shows as much of the text as fits.
     pub(crate) fn draw(&self, text: &str) -> io::Result<()> {
         let (rows, columns) = match tcgetwinsize(io::stdout()) {
-            Ok(size) if size.ws_row > 0 && size.ws_col > 0 => (usize::from(size.ws_row), usize::from(size.ws_col)),
+            Ok(size) if size.ws_row > 0 && size.ws_col > 0 => {
+                (usize::from(size.ws_row), usize::from(size.ws_col))
+            }
             _ => (24, 80),
         };
         // New lines overwrite old ones, which flickers less than clearing.

@@ -25,7 +25,10 @@ pub(crate) fn run(client: &Client, interval: Duration) -> Result<()> {
     while !terminal.quits_within(interval)? {
         let now = client.stats()?;
         let text = render(&before, &now, &client.devices()?);
-        terminal.draw(&format!("sidecore top: every {} s, q quits\n\n{text}", interval.as_secs_f64()))?;
+        terminal.draw(&format!(
+            "sidecore top: every {} s, q quits\n\n{text}",
+            interval.as_secs_f64()
+        ))?;
         before = now;
     }
     Ok(())
@@ -41,7 +44,8 @@ fn render(before: &Stats, now: &Stats, devices: &[DeviceReport]) -> String {
 }
 
 fn sidecores(before: &[SidecoreReport], now: &[SidecoreReport], elapsed_ns: u64) -> Table {
-    let mut table = Table::new(&["SIDECORE", ">CPU", ">QUEUES", ">UTIL%", ">ASLEEP%", ">TURNS/s", ">SLEEPS/s"]);
+    let mut table =
+        Table::new(&["SIDECORE", ">CPU", ">QUEUES", ">UTIL%", ">ASLEEP%", ">TURNS/s", ">SLEEPS/s"]);
     let before: HashMap<&str, &SidecoreReport> =
         before.iter().map(|sidecore| (sidecore.name.as_str(), sidecore)).collect();
     for sidecore in now {
@@ -68,8 +72,8 @@ fn sidecores(before: &[SidecoreReport], now: &[SidecoreReport], elapsed_ns: u64)
 
 fn disks(before: &Stats, now: &Stats, devices: &[DeviceReport], elapsed_ns: u64) -> Table {
     let mut table = Table::new(&[
-        "DEVICE", "STATE", ">REQ/s", ">READ/s", ">WRITE/s", ">RD MB/s", ">WR MB/s", ">KICKS/s", ">INTR/s", ">P50 us",
-        ">P99 us", ">ERRORS",
+        "DEVICE", "STATE", ">REQ/s", ">READ/s", ">WRITE/s", ">RD MB/s", ">WR MB/s", ">KICKS/s",
+        ">INTR/s", ">P50 us", ">P99 us", ">ERRORS",
     ]);
     let before: HashMap<&str, QueueCounters> =
         before.devices.iter().map(|device| (device.name.as_str(), device.total())).collect();
@@ -79,8 +83,9 @@ fn disks(before: &Stats, now: &Stats, devices: &[DeviceReport], elapsed_ns: u64)
         let (total, name) = (device.total(), device.name.as_str());
         let old = before.get(name).cloned().unwrap_or_default();
         let latency = total.latency_ns.since(&old.latency_ns);
-        let rate =
-            |counter: fn(&QueueCounters) -> u64| per_second(counter(&total).saturating_sub(counter(&old)), elapsed_ns);
+        let rate = |counter: fn(&QueueCounters) -> u64| {
+            per_second(counter(&total).saturating_sub(counter(&old)), elapsed_ns)
+        };
         table.row([
             name.to_owned(),
             states.get(name).copied().unwrap_or("?").to_owned(),
@@ -110,14 +115,18 @@ fn share(part: u64, whole: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sidecore_control::report::{DeviceStats, Latency, LatencyCounts, QueueCounts, ReactorCounts};
+    use sidecore_control::report::{
+        DeviceStats, Latency, LatencyCounts, QueueCounts, ReactorCounts,
+    };
 
     fn sample(uptime_ns: u64, turns: u64, busy_ns: u64, latencies: &[(u64, u64)]) -> Stats {
         let latency_ns = Latency::of(LatencyCounts { buckets: latencies.to_vec(), sum_ns: 0 });
-        let counts = QueueCounts { requests: latency_ns.count, latency_ns, ..QueueCounts::default() };
+        let counts =
+            QueueCounts { requests: latency_ns.count, latency_ns, ..QueueCounts::default() };
         let queue = QueueCounters { counts, ..QueueCounters::default() };
         let counts = ReactorCounts { turns, busy_ns, ..ReactorCounts::default() };
-        let sidecore = SidecoreReport { name: "sc0".to_owned(), counts, ..SidecoreReport::default() };
+        let sidecore =
+            SidecoreReport { name: "sc0".to_owned(), counts, ..SidecoreReport::default() };
         Stats {
             uptime_ns,
             interval_ns: None,

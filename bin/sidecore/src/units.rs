@@ -127,6 +127,9 @@ mod tests {
 
     #[test]
     fn one_is_singular() {
-        assert_eq!((count(1, "device").as_str(), count(0, "device").as_str()), ("1 device", "0 devices"));
+        assert_eq!(
+            (count(1, "device").as_str(), count(0, "device").as_str()),
+            ("1 device", "0 devices")
+        );
     }
 }

@@ -134,7 +134,9 @@ pub(crate) fn run(socket: &std::path::Path, arguments: Arguments) -> Result<Exit
         }
         Command::List => list(&client, on, json)?,
         Command::Show { volume, extents } => show(&client, on, &volume, extents, json)?,
-        Command::Snapshot { volume, name } => one(client.snapshot_volume(on, &volume, &name)?, "made")?,
+        Command::Snapshot { volume, name } => {
+            one(client.snapshot_volume(on, &volume, &name)?, "made")?
+        }
         Command::Clone { origin, name } => one(client.clone_volume(on, &origin, &name)?, "made")?,
         Command::Resize { volume, size, shrink } => {
             let now = client.volume(on, &volume)?.size_bytes;
@@ -147,8 +149,12 @@ pub(crate) fn run(socket: &std::path::Path, arguments: Arguments) -> Result<Exit
             }
             one(client.resize_volume(on, &volume, size)?, "changed")?;
         }
-        Command::Rename { volume, name } => one(client.rename_volume(on, &volume, &name)?, "renamed")?,
-        Command::Quota { volume, quota } => one(client.set_quota(on, &volume, quota.0)?, "changed")?,
+        Command::Rename { volume, name } => {
+            one(client.rename_volume(on, &volume, &name)?, "renamed")?
+        }
+        Command::Quota { volume, quota } => {
+            one(client.set_quota(on, &volume, quota.0)?, "changed")?
+        }
         Command::Delete { volumes } => return delete(&client, on, &volumes, json),
         Command::Check { .. } => return checked(&client.check_controller(on)?, json),
         // Handled above, because no daemon has that store.
@@ -161,9 +167,15 @@ pub(crate) fn run(socket: &std::path::Path, arguments: Arguments) -> Result<Exit
 
 fn say(volume: &VolumeReport, done: &str) -> Result<()> {
     let what = if volume.read_only { "snapshot" } else { "volume" };
-    let quota = volume.quota_bytes.map(|quota| format!(", quota {}", size::show(quota))).unwrap_or_default();
+    let quota = volume
+        .quota_bytes
+        .map(|quota| format!(", quota {}", size::show(quota)))
+        .unwrap_or_default();
     let (name, size) = (&volume.name, size::show(volume.size_bytes));
-    Ok(print(&format!("{done}: {what} \"{name}\" of {size}{quota} on controller \"{}\"\n", volume.controller))?)
+    Ok(print(&format!(
+        "{done}: {what} \"{name}\" of {size}{quota} on controller \"{}\"\n",
+        volume.controller
+    ))?)
 }
 
 /// Deletes all volumes that can be deleted, and reports the result of each.
@@ -195,7 +207,8 @@ fn delete(client: &Client, controller: &str, volumes: &[String], json: bool) -> 
 /// The names of the devices that show this volume.
 fn devices_of(devices: &[DeviceReport], volume: &VolumeReport) -> Vec<String> {
     let shows = |device: &&DeviceReport| {
-        device.controller.as_ref() == Some(&volume.controller) && device.volume.as_ref() == Some(&volume.name)
+        device.controller.as_ref() == Some(&volume.controller)
+            && device.volume.as_ref() == Some(&volume.name)
     };
     devices.iter().filter(shows).map(|device| device.name.clone()).collect()
 }
@@ -261,7 +274,9 @@ fn show(client: &Client, controller: &str, volume: &str, extents: bool, json: bo
     let extents = if extents { Some(all_extents(client, controller, volume)?) } else { None };
     if json {
         return match extents {
-            Some(extents) => print_json(&serde_json::json!({ "volume": report, "extents": extents })),
+            Some(extents) => {
+                print_json(&serde_json::json!({ "volume": report, "extents": extents }))
+            }
             None => print_json(&report),
         };
     }
@@ -288,7 +303,8 @@ fn show(client: &Client, controller: &str, volume: &str, extents: bool, json: bo
         let mut table = Table::new(&[">BLOCK", ">BLOCKS", ">ON STORE", "SHARED"]);
         for extent in extents {
             let shared = if extent.shared { "shared" } else { "" };
-            let numbers = [extent.first, extent.count, extent.physical].map(|number| number.to_string());
+            let numbers =
+                [extent.first, extent.count, extent.physical].map(|number| number.to_string());
             table.row(numbers.into_iter().chain([shared.to_owned()]));
         }
         text.push('\n');
@@ -298,7 +314,11 @@ fn show(client: &Client, controller: &str, volume: &str, extents: bool, json: bo
 }
 
 /// Reads the whole mapping of a volume.
-pub(crate) fn all_extents(client: &Client, controller: &str, volume: &str) -> Result<Vec<ExtentReport>> {
+pub(crate) fn all_extents(
+    client: &Client,
+    controller: &str,
+    volume: &str,
+) -> Result<Vec<ExtentReport>> {
     let mut all = Vec::new();
     let mut next = Some(0);
     while let Some(from) = next {
@@ -317,7 +337,11 @@ pub(crate) fn fragmentation(extents: u64, allocated_bytes: u64) -> String {
         return "-".to_owned();
     }
     let per_gib = extents as f64 / (allocated_bytes as f64 / (1_u64 << 30) as f64);
-    format!("{} extents a GiB, {} on average", crate::units::short(per_gib), bytes(allocated_bytes / extents))
+    format!(
+        "{} extents a GiB, {} on average",
+        crate::units::short(per_gib),
+        bytes(allocated_bytes / extents)
+    )
 }
 
 /// Prints the report of a check. Returns the exit code for faults if there are any.
@@ -346,7 +370,11 @@ fn checked(report: &CheckReport, json: bool) -> Result<ExitCode> {
         text.push_str(&format!("and {} more\n", report.more_problems));
     }
     let faults = report.problems.len() as u64 + report.more_problems;
-    text.push_str(&if report.clean { "fine\n".to_owned() } else { count(faults as usize, "fault") + "\n" });
+    text.push_str(&if report.clean {
+        "fine\n".to_owned()
+    } else {
+        count(faults as usize, "fault") + "\n"
+    });
     print(&text)?;
     Ok(code)
 }

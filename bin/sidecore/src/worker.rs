@@ -75,10 +75,11 @@ fn read_messages(mut from: UnixStream) -> Result<Vec<Made>> {
     let mut received = Vec::new();
     // The read ends with an error if the worker still has its end of the stream.
     let _ = from.read_to_end(&mut received);
-    let made = received.split(|byte| *byte == END).filter_map(|message| match message.split_first()? {
-        (&VOLUME, name) => Some(Made::Volume(String::from_utf8_lossy(name).into_owned())),
-        (_, name) => Some(Made::Directory(OsStr::from_bytes(name).into())),
-    });
+    let made =
+        received.split(|byte| *byte == END).filter_map(|message| match message.split_first()? {
+            (&VOLUME, name) => Some(Made::Volume(String::from_utf8_lossy(name).into_owned())),
+            (_, name) => Some(Made::Directory(OsStr::from_bytes(name).into())),
+        });
     Ok(made.collect())
 }
 
@@ -89,7 +90,10 @@ pub(crate) fn run(client: &Client, controller: &str, image: &Path) -> Result<()>
     let interrupt = Interrupt::listen()?;
     let (ours, theirs) = UnixStream::pair()?;
     let mut command = Command::new(env::current_exe()?);
-    command.args(env::args_os().skip(1)).env(WORKER, std::process::id().to_string()).stdin(OwnedFd::from(theirs));
+    command
+        .args(env::args_os().skip(1))
+        .env(WORKER, std::process::id().to_string())
+        .stdin(OwnedFd::from(theirs));
     let mut child = command.spawn()?;
     let ended = wait(&mut child, &interrupt)?;
     if let Some(code) = ended.and_then(|status| status.code()) {
@@ -99,15 +103,20 @@ pub(crate) fn run(client: &Client, controller: &str, image: &Path) -> Result<()>
     child.kill()?;
     let (pid, made) = (child.id(), read_messages(ours)?);
     clean_up(client, controller, pid, &made)?;
-    let directories = made.iter().filter_map(|made| if let Made::Directory(path) = made { Some(path) } else { None });
+    let directories = made
+        .iter()
+        .filter_map(|made| if let Made::Directory(path) = made { Some(path) } else { None });
     if let Some(signal) = ended.and_then(|status| status.signal()) {
         for path in directories {
             remove(path);
         }
-        bail!("process {pid}, which had the image open, was ended by signal {signal}; the unfinished work was removed");
+        bail!(
+            "process {pid}, which had the image open, was ended by signal {signal}; the unfinished work was removed"
+        );
     }
     // The directories may be on the filesystem that does not answer.
-    let left: String = directories.map(|path| format!("; {} may be left", path.display())).collect();
+    let left: String =
+        directories.map(|path| format!("; {} may be left", path.display())).collect();
     bail!(
         "interrupted; the unfinished work was removed, but {} does not answer, and process {pid} ends only when it does{left}",
         image.display()
@@ -145,11 +154,14 @@ fn wait(child: &mut Child, interrupt: &Interrupt) -> Result<Option<ExitStatus>> 
 /// Removes a worker's device and volumes, unless the worker has removed them.
 fn clean_up(client: &Client, controller: &str, pid: u32, made: &[Made]) -> Result<()> {
     let _ = client.remove_device(&temporary_name(pid));
-    for volume in made.iter().filter_map(|made| if let Made::Volume(name) = made { Some(name) } else { None }) {
+    for volume in
+        made.iter().filter_map(|made| if let Made::Volume(name) = made { Some(name) } else { None })
+    {
         match client.delete_volume(controller, volume) {
             Ok(()) | Err(ClientError::Denied { status: 404, .. }) => {}
             Err(error) => {
-                return Err(error).with_context(|| format!("the unfinished volume \"{volume}\" is still there"));
+                return Err(error)
+                    .with_context(|| format!("the unfinished volume \"{volume}\" is still there"));
             }
         }
     }

@@ -41,9 +41,16 @@ fn list_shows_every_device() {
     let text = stdout(daemon.path(), &["list"]);
     let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows[0][..3], ["NAME", "STATE", "FRONT-END"]);
-    assert_eq!(rows[1][..8], ["vd0", "waiting", "virtio-blk", "mem", "ram", "1MiB", "0/2", "adaptive"]);
-    assert_eq!(rows[2][..9], ["vd1", "waiting", "nvme", "mem", "ram", "1MiB", "ro", "0/64", "poll"]);
-    let json: serde_json::Value = serde_json::from_str(&stdout(daemon.path(), &["list", "--json"])).unwrap();
+    assert_eq!(
+        rows[1][..8],
+        ["vd0", "waiting", "virtio-blk", "mem", "ram", "1MiB", "0/2", "adaptive"]
+    );
+    assert_eq!(
+        rows[2][..9],
+        ["vd1", "waiting", "nvme", "mem", "ram", "1MiB", "ro", "0/64", "poll"]
+    );
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(daemon.path(), &["list", "--json"])).unwrap();
     assert_eq!(json["devices"][1]["name"], "vd1");
     assert_eq!(json["devices"][1]["front_end"], "nvme");
     assert_eq!(json["sidecores"][0]["name"], "sc0");
@@ -69,10 +76,15 @@ fn used_queue(directory: &Path) -> BlkClient {
 fn stats_are_json_or_a_table_of_one_or_all() {
     let daemon = daemon();
     let path = daemon.path();
-    let json: serde_json::Value = serde_json::from_str(&stdout(path, &["stats", "--json"])).unwrap();
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(path, &["stats", "--json"])).unwrap();
     assert_eq!(json["sidecores"][0]["name"], "sc0");
     assert!(json["interval_ns"].as_u64().unwrap() >= 1_000_000_000, "{json}");
-    assert_eq!(json["devices"][1]["queues"].as_array().unwrap().len(), 0, "no guest has used any of the 64");
+    assert_eq!(
+        json["devices"][1]["queues"].as_array().unwrap().len(),
+        0,
+        "no guest has used any of the 64"
+    );
     let json = stdout(path, &["stats", "vd1", "--json", "--since-start"]);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert!(json.get("interval_ns").is_none(), "{json}");
@@ -103,8 +115,12 @@ fn check_agrees_with_the_daemon() {
     let directory = directory(CONFIG);
     assert!(stdout(directory.path(), &["check", "disks.toml"]).contains("fine, 2 devices"));
     let plan = stdout(directory.path(), &["check", "--plan", "disks.toml"]);
-    assert!(plan.contains("  start sidecore \"sc0\"\n") && plan.ends_with("  start device \"vd1\"\n"), "{plan}");
-    std::fs::write(directory.path().join("bad.toml"), CONFIG.replace("queues = 2", "queues = 0")).unwrap();
+    assert!(
+        plan.contains("  start sidecore \"sc0\"\n") && plan.ends_with("  start device \"vd1\"\n"),
+        "{plan}"
+    );
+    std::fs::write(directory.path().join("bad.toml"), CONFIG.replace("queues = 2", "queues = 0"))
+        .unwrap();
     let (code, message) = failure(directory.path(), &["check", "bad.toml"]);
     assert_eq!(code, Some(2));
     assert!(message.starts_with("bad.toml:13:10: [[device]] \"vd0\": "), "{message}");

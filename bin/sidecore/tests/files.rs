@@ -36,12 +36,15 @@ fn only_files_and_block_devices_are_imported() {
     let path = daemon.path();
     let fifo = path.join("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
-    for (image, why) in
-        [("fifo", "neither a regular file"), ("control.sock", "neither a regular file"), (".", "a directory")]
-    {
+    for (image, why) in [
+        ("fifo", "neither a regular file"),
+        ("control.sock", "neither a regular file"),
+        (".", "a directory"),
+    ] {
         let (_, message) = failure(path, &["volume", "import", image, "imported"]);
         assert!(message.contains(why), "{image}: {message}");
-        let (_, message) = failure(path, &["volume", "import", "--format", "qcow2", image, "imported"]);
+        let (_, message) =
+            failure(path, &["volume", "import", "--format", "qcow2", image, "imported"]);
         assert!(message.contains(why), "{image}: {message}");
     }
     assert!(!stdout(path, &["volume", "list"]).contains("imported"));
@@ -68,7 +71,9 @@ fn a_live_pool_is_not_formatted_through_a_loop_device() {
     stdout(path, &["volume", "create", "root", "1MiB"]);
     let Some(device) = LoopDevice::over(&path.join("pool.img"), &[]) else { return };
     let node = device.path().to_str().unwrap();
-    for arguments in [&["controller", "format", "--force", node][..], &["volume", "check", "--path", node]] {
+    for arguments in
+        [&["controller", "format", "--force", node][..], &["volume", "check", "--path", node]]
+    {
         let (_, message) = failure(path, arguments);
         assert!(message.contains("pool.img, which is in use"), "{message}");
     }

@@ -27,7 +27,8 @@ fn daemon() -> Daemon {
 /// The numbers of devices and volumes that the daemon has.
 fn counts(path: &Path) -> (usize, usize) {
     let count = |arguments: &[&str], key: &str| {
-        let answer: Value = serde_json::from_str(&stdout(path, &[arguments, &["--json"]].concat())).unwrap();
+        let answer: Value =
+            serde_json::from_str(&stdout(path, &[arguments, &["--json"]].concat())).unwrap();
         answer[key].as_array().unwrap().len()
     };
     (count(&["list"], "devices"), count(&["volume", "list"], "volumes"))
@@ -62,9 +63,11 @@ fn is_gone(pid: u32) -> bool {
 
 /// The process that `parent` has started, if there is exactly one.
 fn child_of(parent: u32) -> Option<u32> {
-    let processes =
-        fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
-    let children: Vec<u32> = processes.filter(|pid| state(*pid).is_some_and(|(_, its)| its == parent)).collect();
+    let processes = fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+    let children: Vec<u32> =
+        processes.filter(|pid| state(*pid).is_some_and(|(_, its)| its == parent)).collect();
     if let [child] = children[..] { Some(child) } else { None }
 }
 
@@ -87,7 +90,9 @@ fn an_import_from_a_filesystem_that_does_not_answer_is_interrupted() {
     let import = ["volume", "import", image.to_str().unwrap(), "hung"];
     // In the middle of the copy, and before the volume was made.
     for hold_from in [512 << 10, 0] {
-        disk.hold(move |request| request.operation() == Operation::Read && request.offset_bytes() >= hold_from);
+        disk.hold(move |request| {
+            request.operation() == Operation::Read && request.offset_bytes() >= hold_from
+        });
         let mut child = start(path, &import);
         disk.wait_for_held(|held| !held.is_empty());
         assert_eq!(counts(path).1, usize::from(hold_from > 0));
@@ -99,7 +104,10 @@ fn an_import_from_a_filesystem_that_does_not_answer_is_interrupted() {
         disk.release();
         let message = errors(&mut child);
         assert_eq!(status.code(), Some(1), "{message}");
-        assert!(message.contains("interrupted") && message.contains("does not answer"), "{message}");
+        assert!(
+            message.contains("interrupted") && message.contains("does not answer"),
+            "{message}"
+        );
     }
     stdout(path, &import);
 }
@@ -114,10 +122,12 @@ struct Mounted {
 impl Mounted {
     fn over(disk: &SlowDisk) -> Option<Self> {
         let run = |program: &str, arguments: &[&Path]| {
-            let arguments: Vec<&str> = arguments.iter().filter_map(|argument| argument.to_str()).collect();
+            let arguments: Vec<&str> =
+                arguments.iter().filter_map(|argument| argument.to_str()).collect();
             sidecore_skip::run(program, &arguments)
         };
-        let mut mounted = Self { place: tempfile::tempdir().unwrap(), device: None, is_mounted: false };
+        let mut mounted =
+            Self { place: tempfile::tempdir().unwrap(), device: None, is_mounted: false };
         let device = run("losetup", &["--find".as_ref(), "--show".as_ref(), &disk.path()])?;
         let device = mounted.device.insert(device.into());
         // Without a journal and late initialization, only fsync writes to the disk.
@@ -133,7 +143,11 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         let run = |program: &str, arguments: &[&Path]| {
-            Command::new(program).args(arguments).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+            Command::new(program)
+                .args(arguments)
+                .stderr(Stdio::null())
+                .status()
+                .is_ok_and(|status| status.success())
         };
         let deadline = Instant::now() + PATIENCE;
         // A process that was stuck in the filesystem may take a moment to end.
@@ -171,7 +185,10 @@ fn an_export_into_a_filesystem_that_does_not_answer_is_interrupted() {
         disk.release();
         let message = errors(&mut child);
         assert_eq!(status.code(), Some(1), "{message}");
-        assert!(message.contains("interrupted") && message.contains("does not answer"), "{message}");
+        assert!(
+            message.contains("interrupted") && message.contains("does not answer"),
+            "{message}"
+        );
         assert_eq!(message.contains("/.sidecore-"), held == Operation::Write, "{message}");
     }
     let image = mounted.place.path().join("out.img");
@@ -201,7 +218,8 @@ fn a_conversion_that_gets_no_answer_is_interrupted() {
     let path = daemon.path();
     let temporary = tempfile::tempdir().unwrap();
     // The script copies the last argument but one to the last.
-    let (_program, paths) = qemu_img("shift $(($# - 2)); exec dd if=\"$1\" of=\"$2\" conv=fsync bs=64k status=none");
+    let (_program, paths) =
+        qemu_img("shift $(($# - 2)); exec dd if=\"$1\" of=\"$2\" conv=fsync bs=64k status=none");
     fs::write(path.join("in.img"), vec![7; 1 << 20]).unwrap();
     stdout(path, &["volume", "import", "in.img", "v"]);
     let (image, to) = (from.path(), mounted.place.path().join("out.qcow2"));
@@ -239,7 +257,8 @@ fn qemu_img_does_not_outlive_the_command() {
     let path = daemon.path();
     let pid_file = path.join("pid");
     // The conversion never ends.
-    let script = format!("echo $$ > {0}.new; mv {0}.new {0}; exec sleep 100000", pid_file.display());
+    let script =
+        format!("echo $$ > {0}.new; mv {0}.new {0}; exec sleep 100000", pid_file.display());
     let (_program, paths) = qemu_img(&script);
     fs::write(path.join("in.img"), vec![7; 1 << 20]).unwrap();
     for killed in ["worker", "command"] {
@@ -267,7 +286,9 @@ fn qemu_img_does_not_outlive_the_command() {
         assert_eq!(counts(path), (0, 0));
         fs::remove_file(&pid_file).unwrap();
         wait_until("the worker has ended", || is_gone(worker));
-        let names = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let names = fs::read_dir(path)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let left: Vec<String> = names.filter(|name| name.starts_with(".sidecore")).collect();
         assert!(left.is_empty(), "{left:?} without the {killed}: {message}");
     }
@@ -281,7 +302,9 @@ fn an_unfinished_volume_is_removed_if_its_worker_is_killed() {
     let path = daemon.path();
     let image = disk.path();
     let import = ["volume", "import", image.to_str().unwrap(), "half"];
-    disk.hold(|request| request.operation() == Operation::Read && request.offset_bytes() >= 512 << 10);
+    disk.hold(|request| {
+        request.operation() == Operation::Read && request.offset_bytes() >= 512 << 10
+    });
     let mut child = start(path, &import);
     disk.wait_for_held(|held| !held.is_empty());
     assert_eq!(counts(path), (1, 1));

@@ -36,8 +36,11 @@ fn daemon() -> Daemon {
 
 /// The files in a directory, apart from the daemon's own.
 fn files(directory: &Path) -> Vec<String> {
-    let names = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let mut names: Vec<_> = names.filter(|name| !["disks.toml", "control.sock"].contains(&name.as_str())).collect();
+    let names = std::fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> =
+        names.filter(|name| !["disks.toml", "control.sock"].contains(&name.as_str())).collect();
     names.sort();
     names
 }
@@ -55,7 +58,10 @@ fn volumes_are_made_listed_changed_and_deleted() {
     assert_eq!(rows[0][..2], ["NAME", "SIZE"]);
     assert_eq!(rows[1][..8], ["root", "8MiB", "0B", "0.0%", "0B", "0B", "4MiB", "0"]);
     assert_eq!(rows[1][8], "volume");
-    assert_eq!(rows[2][..10], ["monday", "8MiB", "0B", "0.0%", "0B", "0B", "-", "0", "snapshot", "root"]);
+    assert_eq!(
+        rows[2][..10],
+        ["monday", "8MiB", "0B", "0.0%", "0B", "0B", "-", "0", "snapshot", "root"]
+    );
     assert_eq!(rows[3][9], "monday");
     let list = json(path, &["volume", "list"]);
     assert_eq!(list["volumes"][2]["origin_name"], "monday");
@@ -84,19 +90,27 @@ fn a_delete_reports_the_result_for_every_name() {
     for name in ["a", "b", "c"] {
         stdout(path, &["volume", "create", name, "1MiB"]);
     }
-    let output = command(path, &["volume", "delete", "a", "missing", "b", "a", "c"]).output().unwrap();
+    let output =
+        command(path, &["volume", "delete", "a", "missing", "b", "a", "c"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let (printed, errors) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    let (printed, errors) =
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     for name in ["a", "b", "c"] {
         assert_eq!(printed.matches(&format!("deleted: \"{name}\"")).count(), 1, "{printed}");
     }
-    assert!(errors.contains("not deleted: \"missing\": ") && errors.contains("no volume called"), "{errors}");
+    assert!(
+        errors.contains("not deleted: \"missing\": ") && errors.contains("no volume called"),
+        "{errors}"
+    );
     assert!(!errors.contains("still there"), "{errors}");
     assert_eq!(json(path, &["volume", "list"])["volumes"].as_array().unwrap().len(), 0);
     stdout(path, &["volume", "create", "d", "1MiB"]);
     let output = command(path, &["volume", "delete", "missing", "d", "--json"]).output().unwrap();
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((&report["deleted"][0], &report["not_deleted"][0]["volume"]), (&"d".into(), &"missing".into()));
+    assert_eq!(
+        (&report["deleted"][0], &report["not_deleted"][0]["volume"]),
+        (&"d".into(), &"missing".into())
+    );
 }
 
 #[test]
@@ -110,10 +124,22 @@ fn a_refusal_gives_the_reason() {
         (&["volume", "create", "x", "1000"], 1, "not a multiple of the controller's block size"),
         (&["volume", "create", "x", "1GB"], 2, "power of ten"),
         (&["volume", "show", "x"], 1, "there is no volume called \"x\""),
-        (&["volume", "delete", "../controllers"], 1, "there is no volume called \"../controllers\""),
-        (&["volume", "list", "--controller", "lake"], 1, "there is no controller \"lake\"; there are \"pool\""),
+        (
+            &["volume", "delete", "../controllers"],
+            1,
+            "there is no volume called \"../controllers\"",
+        ),
+        (
+            &["volume", "list", "--controller", "lake"],
+            1,
+            "there is no controller \"lake\"; there are \"pool\"",
+        ),
         (&["device", "add", "vd0", "vd0.sock"], 2, "--volume"),
-        (&["device", "add", "vd0", "vd0.sock", "--volume", "x"], 1, "there is no volume called \"x\""),
+        (
+            &["device", "add", "vd0", "vd0.sock", "--volume", "x"],
+            1,
+            "there is no volume called \"x\"",
+        ),
         (&["device", "remove", "vd0"], 1, "there is no device \"vd0\""),
         (&["controller", "remap", "root:0", "root:4", "2"], 1, "the blocks differ"),
         (&["volume", "export", "root", "disks.toml"], 1, "say --force"),
@@ -133,7 +159,10 @@ fn with_several_controllers_one_has_to_be_named() {
     let (_, message) = failure(path, &["volume", "list"]);
     assert!(message.contains("name one with --controller: pool, pond"), "{message}");
     stdout(path, &["volume", "create", "v", "1MiB", "-c", "pond"]);
-    assert_eq!(json(path, &["volume", "list", "-c", "pool"])["volumes"].as_array().unwrap().len(), 0);
+    assert_eq!(
+        json(path, &["volume", "list", "-c", "pool"])["volumes"].as_array().unwrap().len(),
+        0
+    );
     let text = stdout(path, &["controller", "list"]);
     let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows[1][..4], ["pool", "fine", "below", "64MiB"]);
@@ -149,9 +178,22 @@ fn a_device_is_added_used_and_removed() {
     let daemon = daemon();
     let path = daemon.path();
     stdout(path, &["volume", "create", "root", "1MiB"]);
-    let limits =
-        ["--weight", "200", "--read-iops", "5000", "--write-bps", "10MiB", "--queues", "2", "--idle", "interrupt"];
-    let printed = stdout(path, &[&["device", "add", "vd0", "vd0.sock", "--volume", "root"][..], &limits].concat());
+    let limits = [
+        "--weight",
+        "200",
+        "--read-iops",
+        "5000",
+        "--write-bps",
+        "10MiB",
+        "--queues",
+        "2",
+        "--idle",
+        "interrupt",
+    ];
+    let printed = stdout(
+        path,
+        &[&["device", "add", "vd0", "vd0.sock", "--volume", "root"][..], &limits].concat(),
+    );
     assert!(printed.starts_with("added: \"vd0\" of 1MiB on /"), "{printed}");
     let options = ClientOptions { huge_pages: false, ..ClientOptions::default() };
     let mut client = BlkClient::connect(path.join("vd0.sock"), &options).unwrap();
@@ -172,15 +214,24 @@ fn a_device_is_added_used_and_removed() {
     let rows = stdout(path, &["volume", "list"]);
     assert!(rows.lines().nth(1).unwrap().ends_with("  vd0"), "{rows}");
     let text = stdout(path, &["controller", "show"]);
-    for word in ["for tests", "fragmentation", "in the BTLB", "] 64MiB in all", "read 5.00k/s, write 10MiB/s", "WEIGHT"]
-    {
+    for word in [
+        "for tests",
+        "fragmentation",
+        "in the BTLB",
+        "] 64MiB in all",
+        "read 5.00k/s, write 10MiB/s",
+        "WEIGHT",
+    ] {
         assert!(text.contains(word), "{word}: {text}");
     }
     let report = json(path, &["controller", "show"]);
     assert_eq!(report["functions"][0]["weight"], 200);
     assert_eq!(report["functions"][0]["misses"], 1);
     let (_, message) = failure(path, &["volume", "delete", "root"]);
-    assert!(message.contains("not deleted: \"root\"") && message.contains("remove its device first"), "{message}");
+    assert!(
+        message.contains("not deleted: \"root\"") && message.contains("remove its device first"),
+        "{message}"
+    );
     assert_eq!(stdout(path, &["controller", "prune", "--volume", "root"]), "pruned\n");
     assert_eq!(stdout(path, &["controller", "flush"]), "flushed\n");
     assert_eq!(stdout(path, &["device", "remove", "vd0"]), "removed: \"vd0\"\n");
@@ -200,8 +251,12 @@ fn a_list_shows_the_space_that_volumes_share() {
     stdout(path, &["volume", "import", "other.img", "alone"]);
     let shared = |names: &[&str]| {
         let text = stdout(path, &["volume", "list"]);
-        let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
-        assert_eq!(rows[0][..7], ["NAME", "SIZE", "ALLOCATED", "OF", "SIZE", "EXCLUSIVE", "SHARED"]);
+        let rows: Vec<Vec<&str>> =
+            text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(
+            rows[0][..7],
+            ["NAME", "SIZE", "ALLOCATED", "OF", "SIZE", "EXCLUSIVE", "SHARED"]
+        );
         let list = json(path, &["volume", "list"]);
         for (row, name) in rows[1..].iter().zip(names) {
             assert_eq!(row[0], *name);
@@ -259,7 +314,10 @@ fn an_image_comes_back_as_it_went_in() {
     let answer = json(path, &["volume", "export", "v", "out.img"]);
     assert_eq!(answer["copied_bytes"], copied);
     assert!(std::fs::read(path.join("out.img")).unwrap() == contents);
-    assert!(std::fs::metadata(path.join("out.img")).unwrap().blocks() * 512 < 4 << 20, "it has holes");
+    assert!(
+        std::fs::metadata(path.join("out.img")).unwrap().blocks() * 512 < 4 << 20,
+        "it has holes"
+    );
     // No temporary file, device or snapshot is left.
     assert_eq!(files(path), ["in.img", "out.img"]);
     assert_eq!(json(path, &["list"])["devices"].as_array().unwrap().len(), 0);
@@ -272,7 +330,8 @@ fn an_image_comes_back_as_it_went_in() {
     assert!(std::fs::read(path.join("out.img")).unwrap() == contents);
     // A larger volume than the image, with zeros written out.
     std::fs::write(path.join("full.img"), &contents).unwrap();
-    let answer = json(path, &["volume", "import", "full.img", "w", "--size", "9MiB", "--skip-zeroes"]);
+    let answer =
+        json(path, &["volume", "import", "full.img", "w", "--size", "9MiB", "--skip-zeroes"]);
     assert_eq!(answer["volume"]["size_bytes"], 9 << 20);
     assert!(answer["volume"]["allocated_bytes"].as_u64().unwrap() < 2 << 20, "{answer}");
     let (_, message) = failure(path, &["volume", "import", "full.img", "x", "--size", "1MiB"]);
@@ -302,7 +361,10 @@ fn other_formats_go_through_qemu_img() {
     let mut bare = command(path, &["volume", "import", "in.img", "v", "--format", "qcow2"]);
     let output = bare.env("PATH", path).output().unwrap();
     let message = String::from_utf8(output.stderr).unwrap();
-    assert!(message.contains("qemu-img is not installed") && message.contains("qemu-utils"), "{message}");
+    assert!(
+        message.contains("qemu-img is not installed") && message.contains("qemu-utils"),
+        "{message}"
+    );
     assert_eq!(files(path), ["in.img"]);
     stdout(path, &["volume", "import", "in.img", "v"]);
     stdout(path, &["volume", "export", "v", "out.qcow2", "--format", "qcow2"]);
@@ -375,10 +437,16 @@ fn a_file_size_limit_is_an_error_and_leaves_nothing_behind() {
         let program = command(path, arguments);
         let mut shell = std::process::Command::new("sh");
         // The unit is 512 bytes: 1 MiB.
-        shell.arg("-c").arg("ulimit -f 2048; exec \"$0\" \"$@\"").arg(program.get_program()).args(program.get_args());
+        shell
+            .arg("-c")
+            .arg("ulimit -f 2048; exec \"$0\" \"$@\"")
+            .arg(program.get_program())
+            .args(program.get_args());
         shell.current_dir(path).output().unwrap()
     };
-    for arguments in [&["volume", "export", "root", "out.img"][..], &["controller", "format", "pool.img"]] {
+    for arguments in
+        [&["volume", "export", "root", "out.img"][..], &["controller", "format", "pool.img"]]
+    {
         let output = limited(arguments);
         let message = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {:?} {message}", output.status);
@@ -396,13 +464,17 @@ fn stores_are_formatted_and_checked_without_a_daemon() {
     File::create(path.join("pool.img")).unwrap().set_len(64 << 20).unwrap();
     let (_, message) = failure(path, &["volume", "check", "--path", "pool.img"]);
     assert!(message.contains("not formatted"), "{message}");
-    let printed = stdout(path, &["controller", "format", "pool.img", "--block-size", "4KiB", "--label", "x"]);
+    let printed =
+        stdout(path, &["controller", "format", "pool.img", "--block-size", "4KiB", "--label", "x"]);
     assert_eq!(printed, "formatted: pool.img, in blocks of 4KiB\n");
     assert!(stdout(path, &["volume", "check", "--path", "pool.img"]).ends_with("fine\n"));
     let (_, message) = failure(path, &["controller", "format", "pool.img"]);
     assert!(message.contains("--force"), "{message}");
     stdout(path, &["controller", "format", "pool.img", "--force"]);
-    assert_eq!(failure(path, &["controller", "format", "pool.img", "--block-size", "2KiB"]).0, Some(2));
+    assert_eq!(
+        failure(path, &["controller", "format", "pool.img", "--block-size", "2KiB"]).0,
+        Some(2)
+    );
 
     // A flipped bit in one copy of the superblock is found, and the exit code shows it.
     let file = File::options().read(true).write(true).open(path.join("pool.img")).unwrap();
@@ -422,11 +494,14 @@ fn stores_are_formatted_and_checked_without_a_daemon() {
 
     // While a daemon has the store open, no other program gets it.
     stdout(path, &["controller", "format", "pool.img", "--force"]);
-    let config = POOL.replace("type = \"ram\"\nsize = \"64MiB\"", "type = \"file\"\npath = \"pool.img\"");
+    let config =
+        POOL.replace("type = \"ram\"\nsize = \"64MiB\"", "type = \"file\"\npath = \"pool.img\"");
     std::fs::write(path.join("disks.toml"), config).unwrap();
     let daemon = Daemon::start(directory);
-    for arguments in [&["volume", "check", "--path", "pool.img"][..], &["controller", "format", "pool.img", "--force"]]
-    {
+    for arguments in [
+        &["volume", "check", "--path", "pool.img"][..],
+        &["controller", "format", "pool.img", "--force"],
+    ] {
         assert!(failure(daemon.path(), arguments).1.contains("in use"), "{arguments:?}");
     }
     assert!(stdout(daemon.path(), &["volume", "check"]).ends_with("fine\n"));

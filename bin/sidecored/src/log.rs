@@ -95,9 +95,13 @@ impl Log {
         // The new thread inherits the held signals: signals to end are for threads that handle
         // them.
         let held = HeldSignals::hold();
-        let thread = std::thread::Builder::new().name("log".to_owned()).spawn(move || reporter.report_later(&alarmed));
+        let thread = std::thread::Builder::new()
+            .name("log".to_owned())
+            .spawn(move || reporter.report_later(&alarmed));
         if let Err(error) = thread {
-            tracing::warn!("the number of lines that are left out is logged only at the end: {error}");
+            tracing::warn!(
+                "the number of lines that are left out is logged only at the end: {error}"
+            );
         }
         drop(held);
         log
@@ -126,7 +130,8 @@ impl Log {
 
     fn admits(&self, topic: u64, now: Instant, what: impl FnOnce() -> String) -> bool {
         let mut limits = self.limits();
-        let topic = if limits.len() < TOPICS_MAX || limits.contains_key(&topic) { topic } else { 0 };
+        let topic =
+            if limits.len() < TOPICS_MAX || limits.contains_key(&topic) { topic } else { 0 };
         let limit = limits.entry(topic).or_insert_with(|| Limit::new(now, what()));
         let admitted = limit.admits(now);
         if !admitted && limit.left_out == 1 {
@@ -153,9 +158,15 @@ where
     S: Subscriber + for<'span> LookupSpan<'span>,
     N: for<'writer> FormatFields<'writer> + 'static,
 {
-    fn format_event(&self, context: &FmtContext<'_, S, N>, writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
         let metadata = event.metadata();
-        let is_limited = *metadata.level() <= Level::INFO && !metadata.target().ends_with("sidecored::log");
+        let is_limited =
+            *metadata.level() <= Level::INFO && !metadata.target().ends_with("sidecored::log");
         if is_limited {
             let mut hasher = DefaultHasher::new();
             metadata.callsite().hash(&mut hasher);
@@ -210,7 +221,8 @@ mod tests {
     fn a_flood_is_cut_off_and_counted_and_other_topics_are_logged() {
         let log = Log { limits: Arc::default(), alarm: sync_channel(1).0 };
         let start = Instant::now();
-        let admitted = |topic, at: Duration| log.admits(topic, start + at, || format!("topic {topic}"));
+        let admitted =
+            |topic, at: Duration| log.admits(topic, start + at, || format!("topic {topic}"));
         let flood = (0..1000).filter(|_| admitted(1, Duration::ZERO)).count();
         assert_eq!(flood, 20);
         assert!(admitted(2, Duration::ZERO), "another topic has its own limit");

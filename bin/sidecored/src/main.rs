@@ -78,7 +78,10 @@ fn main() -> ExitCode {
         Ok(config) => config,
         Err(problems) => {
             let count = problems.list.len();
-            eprintln!("{problems}\nsidecored: {count} fault{}, nothing was started", if count == 1 { "" } else { "s" });
+            eprintln!(
+                "{problems}\nsidecored: {count} fault{}, nothing was started",
+                if count == 1 { "" } else { "s" }
+            );
             return ExitCode::from(BAD_CONFIG);
         }
     };
@@ -98,7 +101,9 @@ fn main() -> ExitCode {
 fn raise_file_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
+    if let Err(error) =
+        setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })
+    {
         tracing::warn!("the limit of open files stays at {:?}: {error}", limit.current);
     }
 }
@@ -109,7 +114,11 @@ fn run(config: &Config, mut service: Service) -> Result<ExitCode> {
     let socket = Socket::bind(&config.control_socket, &config.control_access)?;
     // A signal that ended the daemon between taking the exported devices and exporting them again
     // would lose them: signals are held for that time.
-    let held = service.has_exported().then(HeldSignals::hold).transpose().context("cannot hold signals")?;
+    let held = service
+        .has_exported()
+        .then(HeldSignals::hold)
+        .transpose()
+        .context("cannot hold signals")?;
     let mut exported = service.take_exported();
     let assembly = Assembly::take_over(&config.spec, &mut exported);
     service.forget_kept();

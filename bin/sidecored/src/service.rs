@@ -64,13 +64,19 @@ impl Service {
     pub fn take_exported(&mut self) -> Vec<LeftDevice> {
         let device = |kept: KeptDescriptor| {
             let Some(name) = kept.name.strip_prefix(PREFIX) else {
-                tracing::warn!("the service manager kept {:?}, which is no device of this daemon", kept.name);
+                tracing::warn!(
+                    "the service manager kept {:?}, which is no device of this daemon",
+                    kept.name
+                );
                 return None;
             };
             match parcel::unpack(&kept.fd) {
                 Ok((state, fds)) => Some(LeftDevice { name: name.to_owned(), state, fds }),
                 Err(error) => {
-                    tracing::error!(device = name, "the state that an earlier daemon exported cannot be read: {error}");
+                    tracing::error!(
+                        device = name,
+                        "the state that an earlier daemon exported cannot be read: {error}"
+                    );
                     None
                 }
             }
@@ -103,7 +109,10 @@ impl Service {
             match kept {
                 Ok(()) => tracing::info!(device = name, "exported to the next daemon"),
                 Err(error) => {
-                    tracing::error!(device = name, "the guest loses the device, whose state is not kept: {error}")
+                    tracing::error!(
+                        device = name,
+                        "the guest loses the device, whose state is not kept: {error}"
+                    )
                 }
             }
         }

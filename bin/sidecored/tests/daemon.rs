@@ -20,7 +20,11 @@ fn sixty_four_devices_without_guests_cost_little_memory_and_no_time() {
     assert_eq!(sockets(daemon.directory.path()).len(), 65);
     let devices = daemon.client().devices().unwrap();
     assert_eq!(devices.len(), 64);
-    assert!(devices.iter().all(|device| device.state == DeviceState::Waiting && device.capacity_bytes == 1 << 20));
+    assert!(
+        devices
+            .iter()
+            .all(|device| device.state == DeviceState::Waiting && device.capacity_bytes == 1 << 20)
+    );
 
     let resident_mib = daemon.status_kib("VmRSS") / 1024;
     assert!(resident_mib < 64, "{resident_mib} MiB resident");
@@ -87,8 +91,12 @@ fn an_end_that_comes_during_the_start_waits_for_exported_devices() {
     let mut command = Command::new("sh");
     command.arg("-c").arg("exec 3<&0; LISTEN_PID=$$ exec \"$0\" --config \"$1\"");
     command.arg(env!("CARGO_BIN_EXE_sidecored")).arg(&file).env_remove("RUST_LOG");
-    command.env("NOTIFY_SOCKET", &path).env("LISTEN_FDS", "1").env("LISTEN_FDNAMES", "nvme.unknown");
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    command
+        .env("NOTIFY_SOCKET", &path)
+        .env("LISTEN_FDS", "1")
+        .env("LISTEN_FDNAMES", "nvme.unknown");
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut log = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
     while !line.contains("the state that an earlier daemon exported") {
@@ -163,8 +171,10 @@ fn sockets_belong_to_the_configured_users_and_groups() {
         assert_eq!(of("vd0.sock"), (uid.as_raw(), gid, 0o600));
         assert_eq!(of("nvme.sock"), (owner, gid, 0o600));
         assert_eq!(of("blk.sock"), (uid.as_raw(), group, 0o620));
-        let added = NewDevice::new("added", &daemon.directory.path().join("added.sock")).with("store", "mem");
-        let added = added.with("socket_owner", owner.to_string()).with("socket_group", group.to_string());
+        let added = NewDevice::new("added", &daemon.directory.path().join("added.sock"))
+            .with("store", "mem");
+        let added =
+            added.with("socket_owner", owner.to_string()).with("socket_group", group.to_string());
         daemon.client().add_device(&added).unwrap();
         assert_eq!(of("added.sock"), (owner, group, 0o660));
         let unknown = added.with("name", "x").with("socket_owner", "no-such-user");
@@ -197,7 +207,8 @@ fn volumes_outlive_a_killed_daemon_and_devices_that_were_added_do_not() {
     let text = config(1) + POOL;
     let mut daemon = Daemon::start(directory, &text);
     let client = daemon.client();
-    let new = |name: &str| CreateVolume { name: name.to_owned(), size_bytes: 1 << 20, quota_bytes: None };
+    let new =
+        |name: &str| CreateVolume { name: name.to_owned(), size_bytes: 1 << 20, quota_bytes: None };
     client.create_volume("pool", &new("root")).unwrap();
     client.snapshot_volume("pool", "root", "monday").unwrap();
     let socket = daemon.directory.path().join("root.sock");
@@ -210,7 +221,8 @@ fn volumes_outlive_a_killed_daemon_and_devices_that_were_added_do_not() {
     let directory = std::mem::replace(&mut daemon.directory, tempfile::tempdir().unwrap());
     let mut daemon = Daemon::start(directory, &text);
     let client = daemon.client();
-    let names: Vec<String> = client.volumes("pool").unwrap().into_iter().map(|volume| volume.name).collect();
+    let names: Vec<String> =
+        client.volumes("pool").unwrap().into_iter().map(|volume| volume.name).collect();
     assert_eq!(names, ["root", "monday"]);
     assert!(client.check_controller("pool").unwrap().clean);
     assert_eq!(client.devices().unwrap().len(), 1);
@@ -246,7 +258,9 @@ fn a_second_daemon_on_the_same_sockets_fails_and_the_first_continues() {
 #[test]
 fn a_bad_configuration_starts_nothing() {
     let directory = tempfile::tempdir().unwrap();
-    let output = spawn(directory.path(), &(config(2) + "queues = 65\nqueeus = 1\n"), &[]).wait_with_output().unwrap();
+    let output = spawn(directory.path(), &(config(2) + "queues = 65\nqueeus = 1\n"), &[])
+        .wait_with_output()
+        .unwrap();
     let message = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{message}");
     assert!(message.contains("disks.toml:18:10: [[device]] \"vd1\": `queues`"), "{message}");

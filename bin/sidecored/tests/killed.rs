@@ -59,14 +59,23 @@ impl Place {
         let file = self.run.path().join("disks.toml");
         std::fs::write(&file, self.config(volumes)).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_sidecored"));
-        command.arg("--config").arg(file).env("RUST_LOG", "warn").env_remove("NOTIFY_SOCKET").env_remove("LISTEN_FDS");
+        command
+            .arg("--config")
+            .arg(file)
+            .env("RUST_LOG", "warn")
+            .env_remove("NOTIFY_SOCKET")
+            .env_remove("LISTEN_FDS");
         let mut daemon = Process::start(command.stdout(Stdio::piped())).unwrap();
         assert_eq!(daemon.first_line().unwrap(), format!("ready: {} devices\n", volumes.len()));
         daemon
     }
 
     fn client(&self, volume: &str) -> BlkClient {
-        BlkClient::connect(self.run.path().join(format!("{volume}.sock")), &ClientOptions::default()).unwrap()
+        BlkClient::connect(
+            self.run.path().join(format!("{volume}.sock")),
+            &ClientOptions::default(),
+        )
+        .unwrap()
     }
 
     /// Serves a volume that is not in the configuration.
@@ -125,7 +134,8 @@ fn missing(place: &Place, volume: &str, expected: impl Fn(u64) -> Vec<u8>) -> Ve
     let mut client = place.client(volume);
     let queue = client.queue(0).unwrap();
     let slot = queue.take_slot().unwrap();
-    let missing = (0..WRITES).filter(|index| read(queue, slot, *index) != expected(*index)).collect();
+    let missing =
+        (0..WRITES).filter(|index| read(queue, slot, *index) != expected(*index)).collect();
     // The next flush must succeed, too.
     queue.submit_flush(slot).unwrap();
     one(queue);
@@ -258,7 +268,9 @@ fn a_client_that_misses_answered_writes_is_refused_until_the_operator_accepts_th
     let _ = client.reconnect(&socket, &ClientOptions::default(), &[1]);
     let control = place.control();
     let device = || control.devices().unwrap().remove(0);
-    wait::until("the device disconnects its guest", Duration::from_secs(60), || device().disconnect.is_some());
+    wait::until("the device disconnects its guest", Duration::from_secs(60), || {
+        device().disconnect.is_some()
+    });
     let reason = device().disconnect.unwrap().reason;
     assert!(reason.contains("writes that were answered may be missing"), "{reason}");
     assert!(device().warnings[0].contains("accept-loss a"), "{:?}", device().warnings);

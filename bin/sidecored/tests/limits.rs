@@ -25,7 +25,10 @@ fn start_with_file_limit(log_to_file: bool) -> Daemon {
     std::fs::write(directory.path().join("disks.toml"), &text).unwrap();
     let mut command = Command::new("sh");
     // The unit is 512 bytes.
-    command.arg("-c").arg("ulimit -f 1024; exec \"$0\" --config disks.toml").arg(env!("CARGO_BIN_EXE_sidecored"));
+    command
+        .arg("-c")
+        .arg("ulimit -f 1024; exec \"$0\" --config disks.toml")
+        .arg(env!("CARGO_BIN_EXE_sidecored"));
     command.current_dir(directory.path()).env_remove("RUST_LOG").stdout(Stdio::piped());
     if log_to_file {
         let path = directory.path().join("log");
@@ -134,8 +137,9 @@ fn each_cause_of_a_disconnect_has_a_limit_of_its_own() {
     assert_eq!(status.code(), Some(0), "{log}");
     let ends = |device: &str, words: &str| {
         let is_it = |line: &&str| line.contains(&format!("\"{device}\"")) && line.contains(words);
-        let ends =
-            log.lines().filter(|line| line.contains("the connection to the VMM ended") && line.contains("error="));
+        let ends = log.lines().filter(|line| {
+            line.contains("the connection to the VMM ended") && line.contains("error=")
+        });
         ends.filter(is_it).count()
     };
     for device in ["vd0", "nvme"] {
@@ -171,7 +175,8 @@ fn a_signal_that_comes_later_ends_it_at_once() {
     // The drain waits for this request, which takes a minute.
     submit_write(&mut client, 0, 1);
     let client_of = daemon.client();
-    let in_flight = || client_of.stats().unwrap().devices[1].queues.first().map_or(0, |queue| queue.batches);
+    let in_flight =
+        || client_of.stats().unwrap().devices[1].queues.first().map_or(0, |queue| queue.batches);
     while in_flight() == 0 {
         std::thread::yield_now();
     }

@@ -54,8 +54,14 @@ fn install(below: &Path) -> PathBuf {
         }
         assert!(cargo.status().unwrap().success());
     }
-    let variables = [("PREFIX", below), ("BUILD", build)].map(|(name, value)| format!("{name}={}", value.display()));
-    let make = Command::new("make").arg("install").args(variables).current_dir(REPOSITORY).output().unwrap();
+    let variables = [("PREFIX", below), ("BUILD", build)]
+        .map(|(name, value)| format!("{name}={}", value.display()));
+    let make = Command::new("make")
+        .arg("install")
+        .args(variables)
+        .current_dir(REPOSITORY)
+        .output()
+        .unwrap();
     assert!(make.status.success(), "{}", String::from_utf8_lossy(&make.stderr));
     below.join("bin")
 }
@@ -65,7 +71,10 @@ fn shell(command: &str, directory: &Path, programs: &Path) -> Command {
     let path = std::env::var("PATH").unwrap();
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("exec {command}")]).current_dir(directory);
-    shell.env("PATH", format!("{}:{path}", programs.display())).env_remove("NOTIFY_SOCKET").env_remove("LISTEN_FDS");
+    shell
+        .env("PATH", format!("{}:{path}", programs.display()))
+        .env_remove("NOTIFY_SOCKET")
+        .env_remove("LISTEN_FDS");
     shell
 }
 
@@ -97,11 +106,13 @@ fn the_example_serves_a_disk_on_any_machine() {
     let mut client = guest::connect(&here.join(socket));
     assert_eq!(guest::write(&mut client, 8, 0x5a), Status::Ok);
     assert_eq!(guest::read(&mut client, 8), 0x5a);
-    let list = printed(shell(example.command("sidecore --socket"), &here, &programs).output().unwrap());
+    let list =
+        printed(shell(example.command("sidecore --socket"), &here, &programs).output().unwrap());
     let row = list.lines().find(|row| row.contains(socket)).expect("a row for the disk");
     let state = row.split_whitespace().nth(1);
     assert_eq!(state, Some("running"), "{list}");
-    let queues = qemu.split_once("num-queues=").expect("queues").1.split_whitespace().next().unwrap();
+    let queues =
+        qemu.split_once("num-queues=").expect("queues").1.split_whitespace().next().unwrap();
     assert!(row.contains(&format!("/{queues}")), "{list}");
 
     drop(client);

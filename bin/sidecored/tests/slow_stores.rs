@@ -32,7 +32,12 @@ impl<'a> Daemon<'a> {
         let file = directory.join("disks.toml");
         std::fs::write(&file, config).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_sidecored"));
-        command.arg("--config").arg(file).env_remove("NOTIFY_SOCKET").env_remove("LISTEN_FDS").stdout(Stdio::piped());
+        command
+            .arg("--config")
+            .arg(file)
+            .env_remove("NOTIFY_SOCKET")
+            .env_remove("LISTEN_FDS")
+            .stdout(Stdio::piped());
         let mut process = Process::start(&mut command).unwrap();
         let line = process.first_line().unwrap();
         assert!(line.starts_with("ready"), "{line}");
@@ -52,7 +57,11 @@ impl<'a> Daemon<'a> {
         wait::succeed(PATIENCE, || {
             let device = self.device(name);
             let is_so = device.state.word() == state;
-            if is_so { Ok(device) } else { Err(format!("{name} is {}: {:?}", device.state.word(), device.reason)) }
+            if is_so {
+                Ok(device)
+            } else {
+                Err(format!("{name} is {}: {:?}", device.state.word(), device.reason))
+            }
         })
     }
 
@@ -68,7 +77,10 @@ fn config(devices: &[&str], stores: &str) -> String {
         .to_owned()
         + stores;
     for name in devices {
-        let _ = write!(text, "[[device]]\nname = \"{name}\"\nstore = \"{name}\"\nsocket = \"{name}.sock\"\n");
+        let _ = write!(
+            text,
+            "[[device]]\nname = \"{name}\"\nstore = \"{name}\"\nsocket = \"{name}.sock\"\n"
+        );
     }
     text
 }
@@ -166,9 +178,12 @@ fn requests_of_a_killed_daemon_land_before_the_next_one_serves() {
     // An overwrite and a read, an overwrite of a mapped block, and the superblock of a commit.
     let is_late = |data: &[u8]| data.windows(512).any(|sector| sector == [2; 512]);
     plain.hold(move |request| {
-        is_late(request.data()) || (request.operation() == Operation::Read && request.offset_bytes() == READ_AT)
+        is_late(request.data())
+            || (request.operation() == Operation::Read && request.offset_bytes() == READ_AT)
     });
-    pool.hold(|request| request.operation() == Operation::Write && request.offset_bytes() < SUPERBLOCKS);
+    pool.hold(|request| {
+        request.operation() == Operation::Write && request.offset_bytes() < SUPERBLOCKS
+    });
     other.hold(move |request| is_late(request.data()));
     send(&mut on_plain, false, 0, &[2; BLOCK]);
     send(&mut on_plain, true, READ_AT, &[0; BLOCK]);
@@ -176,7 +191,11 @@ fn requests_of_a_killed_daemon_land_before_the_next_one_serves() {
     std::thread::scope(|scope| {
         let client = first.client();
         scope.spawn(move || {
-            let new = CreateVolume { name: "unfinished".to_owned(), size_bytes: 1 << 20, quota_bytes: None };
+            let new = CreateVolume {
+                name: "unfinished".to_owned(),
+                size_bytes: 1 << 20,
+                quota_bytes: None,
+            };
             let _ = client.create_volume("pool", &new);
         });
         plain.wait_for_held(|held| held.len() >= 2);
@@ -214,8 +233,10 @@ fn requests_of_a_killed_daemon_land_before_the_next_one_serves() {
 fn a_store_whose_predecessor_does_not_end_is_refused_and_no_other() {
     let Some(disk) = SlowDisk::mount(1 << 20) else { return };
     let directory = tempfile::tempdir().unwrap();
-    let store =
-        format!("[[store]]\nname = \"disk\"\ntype = \"file\"\npath = {:?}\npredecessor_timeout_s = 0\n", disk.path());
+    let store = format!(
+        "[[store]]\nname = \"disk\"\ntype = \"file\"\npath = {:?}\npredecessor_timeout_s = 0\n",
+        disk.path()
+    );
     let text = config(&["mem", "disk"], &store);
     let first = Daemon::start(directory.path(), &text);
     let mut client = first.connect("disk");
@@ -278,10 +299,16 @@ fn a_check_names_the_file_that_does_not_answer() {
     let Some(disk) = SlowDisk::mount(1 << 20) else { return };
     disk.hold(|request| request.operation() != Operation::Init);
     let directory = tempfile::tempdir().unwrap();
-    let text = config(&["disk"], &format!("[[store]]\nname = \"disk\"\ntype = \"file\"\npath = {:?}\n", disk.path()));
+    let text = config(
+        &["disk"],
+        &format!("[[store]]\nname = \"disk\"\ntype = \"file\"\npath = {:?}\n", disk.path()),
+    );
     let file = directory.path().join("disks.toml");
     let problems = Config::parse(&file, &text, Depth::Machine).unwrap_err().to_string();
-    assert!(problems.contains("[[store]] \"disk\"") && problems.contains("does not answer within"), "{problems}");
+    assert!(
+        problems.contains("[[store]] \"disk\"") && problems.contains("does not answer within"),
+        "{problems}"
+    );
     // For a daemon that starts, such a file is no fault.
     Config::parse(&file, &text, Depth::Start).unwrap();
 }
@@ -300,11 +327,15 @@ fn pool(name: &str, path: &Path) -> String {
 fn check_refused(daemon: &Daemon<'_>) {
     let all = daemon.client().all_controllers().unwrap();
     let open: Vec<_> = all.controllers.iter().map(|controller| controller.name.as_str()).collect();
-    let closed: Vec<_> = all.closed.iter().map(|closed| (closed.name.as_str(), closed.state.word())).collect();
+    let closed: Vec<_> =
+        all.closed.iter().map(|closed| (closed.name.as_str(), closed.state.word())).collect();
     assert_eq!(open, ["pool-good"]);
     assert_eq!(closed, [("pool-torn", "refused"), ("pool-short", "refused")]);
     let denied = daemon.client().volumes("pool-short").unwrap_err().to_string();
-    assert!(denied.contains("\"pool-short\" is refused") && denied.contains("the disk has"), "{denied}");
+    assert!(
+        denied.contains("\"pool-short\" is refused") && denied.contains("the disk has"),
+        "{denied}"
+    );
     let device = NewDevice::new("new", &daemon.directory.join("new.sock")).with("store", "short");
     let denied = daemon.client().add_device(&device).unwrap_err().to_string();
     assert!(denied.contains("\"pool-short\" is refused"), "{denied}");
@@ -329,7 +360,9 @@ fn a_pool_that_cannot_be_opened_is_refused_and_no_other() {
         flush(&mut client);
     }
     drop(first);
-    let file = |name: &str| std::fs::File::options().write(true).open(directory.path().join(name)).unwrap();
+    let file = |name: &str| {
+        std::fs::File::options().write(true).open(directory.path().join(name)).unwrap()
+    };
     for at in (0..SUPERBLOCKS).step_by(BLOCK) {
         // Overwrites the part behind the magic number.
         file("torn.img").write_all_at(&[0xff; 8], at + 100).unwrap();
@@ -340,11 +373,23 @@ fn a_pool_that_cannot_be_opened_is_refused_and_no_other() {
 
     let next = Daemon::start(directory.path(), &text);
     let devices = next.client().devices().unwrap();
-    let states: Vec<_> = devices.iter().map(|device| (device.name.as_str(), device.state.word())).collect();
-    assert_eq!(states, [("torn", "refused"), ("mem", "waiting"), ("short", "refused"), ("good", "waiting")]);
+    let states: Vec<_> =
+        devices.iter().map(|device| (device.name.as_str(), device.state.word())).collect();
+    assert_eq!(
+        states,
+        [("torn", "refused"), ("mem", "waiting"), ("short", "refused"), ("good", "waiting")]
+    );
     let reason = |index: usize| devices[index].reason.clone().unwrap();
-    assert!(reason(0).contains("controller \"pool-torn\"") && reason(0).contains("superblock"), "{}", reason(0));
-    assert!(reason(2).contains("controller \"pool-short\"") && reason(2).contains("the disk has"), "{}", reason(2));
+    assert!(
+        reason(0).contains("controller \"pool-torn\"") && reason(0).contains("superblock"),
+        "{}",
+        reason(0)
+    );
+    assert!(
+        reason(2).contains("controller \"pool-short\"") && reason(2).contains("the disk has"),
+        "{}",
+        reason(2)
+    );
     assert!(read(&mut next.connect("good")) == [1; BLOCK]);
 
     check_refused(&next);
@@ -371,8 +416,10 @@ fn controllers_are_listed_in_the_order_of_the_configuration() {
     let all = daemon.client().all_controllers().unwrap();
     let open: Vec<_> = all.controllers.iter().map(|controller| controller.name.as_str()).collect();
     assert_eq!((open.as_slice(), all.closed.len()), (["pool-slow", "pool-fast"].as_slice(), 0));
-    let devices: Vec<_> = daemon.client().devices().unwrap().into_iter().map(|device| device.name).collect();
+    let devices: Vec<_> =
+        daemon.client().devices().unwrap().into_iter().map(|device| device.name).collect();
     assert_eq!(devices, ["slow", "fast"]);
-    let stats: Vec<_> = daemon.client().stats().unwrap().devices.into_iter().map(|device| device.name).collect();
+    let stats: Vec<_> =
+        daemon.client().stats().unwrap().devices.into_iter().map(|device| device.name).collect();
     assert_eq!(stats, ["slow", "fast"]);
 }

@@ -48,7 +48,10 @@ exec "$SYSTEMD" --system --unit=sidecore-test.target --log-target=console
 fn unit(config: &Path) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/sidecored.service");
     let unit = std::fs::read_to_string(path).unwrap();
-    assert!(unit.contains("\nRuntimeDirectoryPreserve=yes\n") && unit.contains("\nRestart="), "{unit}");
+    assert!(
+        unit.contains("\nRuntimeDirectoryPreserve=yes\n") && unit.contains("\nRestart="),
+        "{unit}"
+    );
     let line = |line: &str| match line {
         // No other unit of an installed system is needed.
         "[Unit]" => "[Unit]\nDefaultDependencies=no\n".to_owned(),
@@ -89,12 +92,24 @@ impl Machine {
         std::fs::write(path.join("disks.toml"), config).unwrap();
         let units = path.join("units");
         std::fs::create_dir(&units).unwrap();
-        std::fs::write(units.join("sidecore.service"), change(unit(&path.join("disks.toml")))).unwrap();
+        std::fs::write(units.join("sidecore.service"), change(unit(&path.join("disks.toml"))))
+            .unwrap();
         let target = "[Unit]\nDefaultDependencies=no\nWants=sidecore.service\n";
         std::fs::write(units.join("sidecore-test.target"), target).unwrap();
         let log = std::fs::File::create(path.join("log")).unwrap();
         let unshare = Command::new("unshare")
-            .args(["--pid", "--fork", "--kill-child", "--mount", "--cgroup", "--uts", "--ipc", "sh", "-c", MACHINE])
+            .args([
+                "--pid",
+                "--fork",
+                "--kill-child",
+                "--mount",
+                "--cgroup",
+                "--uts",
+                "--ipc",
+                "sh",
+                "-c",
+                MACHINE,
+            ])
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .env("UNITS", &units)
@@ -138,7 +153,8 @@ impl Machine {
 }
 
 fn children(pid: u32) -> Vec<u32> {
-    let list = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let list =
+        std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
@@ -177,8 +193,10 @@ fn written_killed_and_found(change: impl Fn(String) -> String) -> (u64, Vec<Stri
     let mut client = BlkClient::connect(run.join("vd.sock"), &ClientOptions::default()).unwrap();
     let queue = client.queue(0).unwrap();
     let slot = queue.take_slot().unwrap();
-    let found = (0..WRITES).filter(|index| read(queue, slot, *index) == data(*index)).count() as u64;
-    let warnings = Client::new(&run.join("control.sock")).unwrap().devices().unwrap().remove(0).warnings;
+    let found =
+        (0..WRITES).filter(|index| read(queue, slot, *index) == data(*index)).count() as u64;
+    let warnings =
+        Client::new(&run.join("control.sock")).unwrap().devices().unwrap().remove(0).warnings;
     (found, warnings)
 }
 
@@ -224,6 +242,10 @@ fn answered_writes_are_there_when_systemd_has_started_a_killed_daemon_again() {
     }
     assert_eq!(written_killed_and_found(|unit| unit), (WRITES, Vec::new()));
     // The setting that docs/restart.md explains is the one that preserves the log.
-    let (found, warnings) = written_killed_and_found(|unit| unit.replace("RuntimeDirectoryPreserve=yes\n", ""));
-    assert!(found == 0 && warnings.iter().any(|warning| warning.contains("may be missing")), "{found}: {warnings:?}");
+    let (found, warnings) =
+        written_killed_and_found(|unit| unit.replace("RuntimeDirectoryPreserve=yes\n", ""));
+    assert!(
+        found == 0 && warnings.iter().any(|warning| warning.contains("may be missing")),
+        "{found}: {warnings:?}"
+    );
 }

@@ -12,7 +12,9 @@ use crate::spec::SocketAccess;
 #[non_exhaustive]
 pub enum AccountError {
     /// The machine has no such user or group.
-    #[error("there is no {kind} \"{name}\" on this machine; make it, or give another name or a number")]
+    #[error(
+        "there is no {kind} \"{name}\" on this machine; make it, or give another name or a number"
+    )]
     Unknown {
         /// `user` or `group`.
         kind: &'static str,
@@ -38,7 +40,8 @@ impl SocketAccess {
     /// See [`AccountError`].
     pub fn resolve(&self) -> Result<Access, AccountError> {
         let owner = self.owner.as_deref().map(|name| number("user", name, user_id)).transpose()?;
-        let group = self.group.as_deref().map(|name| number("group", name, group_id)).transpose()?;
+        let group =
+            self.group.as_deref().map(|name| number("group", name, group_id)).transpose()?;
         let usual = if group.is_some() { Access::WITH_GROUP } else { Access::OWNER_ONLY };
         Ok(Access { owner, group, mode: self.mode.unwrap_or(usual) })
     }

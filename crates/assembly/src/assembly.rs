@@ -70,11 +70,18 @@ impl Assembly {
         let mut graph = self.graph();
         let names: Vec<String> = graph.left.iter().map(|left| left.name.clone()).collect();
         for device in names.iter().filter(|name| self.lists.wanted().place(name) == usize::MAX) {
-            tracing::warn!(device, "the VMM of a device that is no longer configured is disconnected");
+            tracing::warn!(
+                device,
+                "the VMM of a device that is no longer configured is disconnected"
+            );
             graph.disconnect(device);
         }
         for device in self.devices().iter().filter(|device| device.state == DeviceState::Opening) {
-            tracing::warn!(device = device.name, store = device.store, "its store does not answer yet");
+            tracing::warn!(
+                device = device.name,
+                store = device.store,
+                "its store does not answer yet"
+            );
         }
         Ok(())
     }
@@ -109,7 +116,10 @@ impl Assembly {
                 }
             }
         };
-        std::thread::Builder::new().name("late-stores".to_owned()).spawn(serve).map_err(AssemblyError::Threads)?;
+        std::thread::Builder::new()
+            .name("late-stores".to_owned())
+            .spawn(serve)
+            .map_err(AssemblyError::Threads)?;
         Ok(())
     }
 
@@ -122,9 +132,14 @@ impl Assembly {
     /// # Errors
     /// A name or a socket is taken, a part is missing or cannot be opened, a second device would
     /// write to the same file or volume, or the assembly is ending. Nothing has changed then.
-    pub fn add_device(&self, device: &DeviceSpec, store: Option<&StoreSpec>) -> Result<(), AssemblyError> {
+    pub fn add_device(
+        &self,
+        device: &DeviceSpec,
+        store: Option<&StoreSpec>,
+    ) -> Result<(), AssemblyError> {
         let added = self.add(device, store);
-        let added = added.and_then(|created| serve_created(&self.graph, created, Occasion::Addition));
+        let added =
+            added.and_then(|created| serve_created(&self.graph, created, Occasion::Addition));
         // After an error too: the device's volume may have been created.
         self.lists.subsystems.refresh();
         added.inspect(|()| {
@@ -133,7 +148,11 @@ impl Assembly {
     }
 
     /// Creates the device, which is not served yet, and makes it part of what is wanted.
-    fn add(&self, device: &DeviceSpec, store: Option<&StoreSpec>) -> Result<Vec<Arc<Disk>>, AssemblyError> {
+    fn add(
+        &self,
+        device: &DeviceSpec,
+        store: Option<&StoreSpec>,
+    ) -> Result<Vec<Arc<Disk>>, AssemblyError> {
         let account = |error| AssemblyError::Account { name: device.name.clone(), error };
         device.access.resolve().map_err(account)?;
         let mut device = device.clone();
@@ -270,7 +289,8 @@ impl Assembly {
         let disks = self.lists.all_disks();
         let left: Vec<LeftDevice> = std::thread::scope(|scope| {
             let stop = &stop;
-            let threads: Vec<_> = disks.iter().map(|disk| scope.spawn(move || stop(disk))).collect();
+            let threads: Vec<_> =
+                disks.iter().map(|disk| scope.spawn(move || stop(disk))).collect();
             threads.into_iter().filter_map(|thread| thread.join().ok().flatten()).collect()
         });
         let mut graph = self.graph();
@@ -282,7 +302,10 @@ impl Assembly {
             disk.is_none_or(|disk| graph.has_lost_writes(disk.configured(), &unflushed))
         });
         for left in lost {
-            tracing::error!(device = left.name, "the guest loses the device, because its last writes may be lost");
+            tracing::error!(
+                device = left.name,
+                "the guest loses the device, because its last writes may be lost"
+            );
             left.disconnect();
         }
         left
@@ -297,7 +320,11 @@ impl Assembly {
         Stats {
             uptime_ns: now.since(self.started_at).0,
             interval_ns: None,
-            sidecores: self.sidecores.iter().map(|sidecore| SidecoreReport::of(sidecore, now)).collect(),
+            sidecores: self
+                .sidecores
+                .iter()
+                .map(|sidecore| SidecoreReport::of(sidecore, now))
+                .collect(),
             devices,
         }
     }
@@ -307,7 +334,9 @@ impl Assembly {
     pub fn devices(&self) -> Vec<DeviceReport> {
         let with_warnings = |mut report: DeviceReport| {
             let controller = report.controller.as_deref().and_then(|name| self.controller(name));
-            report.warnings.extend(controller.iter().flat_map(|found| found.warnings(report.volume.as_deref())));
+            report.warnings.extend(
+                controller.iter().flat_map(|found| found.warnings(report.volume.as_deref())),
+            );
             report
         };
         let disks = self.lists.all_disks();
@@ -345,7 +374,9 @@ impl Assembly {
     /// The sidecore with the fewest queues, the first of several.
     fn least_loaded(&self) -> Option<String> {
         let disks = self.lists.all_disks();
-        let load = |sidecore: &&Sidecore| disks.iter().map(|disk| disk.queues_on(sidecore.name())).sum::<usize>();
+        let load = |sidecore: &&Sidecore| {
+            disks.iter().map(|disk| disk.queues_on(sidecore.name())).sum::<usize>()
+        };
         self.sidecores.iter().min_by_key(load).map(|sidecore| sidecore.name().to_owned())
     }
 
@@ -378,7 +409,10 @@ mod tests {
         };
         let spec = Spec {
             sidecores: vec![SidecoreSpec { name: "sc0".to_owned(), cpu: None }],
-            stores: vec![StoreSpec::new("mem", StoreKind::Ram { size_bytes: 1 << 20, block_bytes: 512 })],
+            stores: vec![StoreSpec::new(
+                "mem",
+                StoreKind::Ram { size_bytes: 1 << 20, block_bytes: 512 },
+            )],
             ..Spec::default()
         };
         let assembly = Assembly::start(&spec).unwrap();
@@ -389,7 +423,8 @@ mod tests {
         assert!(served.unwrap_err().to_string().contains("bad"));
         serve_created(&assembly.graph, good, Occasion::Addition).unwrap();
         let reports = assembly.devices();
-        let shown: Vec<_> = reports.iter().map(|report| (report.name.as_str(), report.state)).collect();
+        let shown: Vec<_> =
+            reports.iter().map(|report| (report.name.as_str(), report.state)).collect();
         assert_eq!(shown, [("good", DeviceState::Waiting)]);
         assert!(directory.path().join("socket").exists());
         assembly.remove_device("good").unwrap();

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use sidecore_block::BlockDevice;
-use sidecore_controller::{Controller, ControllerError, ControllerOptions, FunctionOptions, Limit, Limits};
+use sidecore_controller::{
+    Controller, ControllerError, ControllerOptions, FunctionOptions, Limit, Limits,
+};
 use sidecore_extent::BlockRange;
 use sidecore_nvme_subsystem::NamespaceIds;
 use sidecore_units::Vlba;
@@ -16,7 +18,8 @@ use crate::crash_log::answered;
 use crate::operation::{ErrorKind, OperationError};
 use crate::plan::Part;
 use crate::report::{
-    CheckReport, ClosedControllerReport, ControllerReport, ControllerState, ExtentReport, ExtentsReport, VolumeReport,
+    CheckReport, ClosedControllerReport, ControllerReport, ControllerState, ExtentReport,
+    ExtentsReport, VolumeReport,
 };
 use crate::spec::{ControllerSpec, FormatSpec, LimitSpec, LimitsSpec, StoreSpec, VolumeSpec};
 use crate::stores::Progress;
@@ -33,7 +36,9 @@ struct Entry {
 impl Controllers {
     /// A list without an open controller.
     pub(crate) fn new(specs: &[ControllerSpec]) -> Self {
-        Self(RwLock::new(specs.iter().map(|spec| Entry { spec: spec.clone(), progress: None }).collect()))
+        Self(RwLock::new(
+            specs.iter().map(|spec| Entry { spec: spec.clone(), progress: None }).collect(),
+        ))
     }
 
     pub(crate) fn set(&self, name: &str, progress: Progress<Arc<ControllerHandle>>) {
@@ -96,14 +101,22 @@ impl Controllers {
 
     /// Opens a virtual function for `user`, and creates its volume if the specification gives a
     /// size.
-    pub(crate) fn open_function(&self, user: &str, spec: &VolumeSpec) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
+    pub(crate) fn open_function(
+        &self,
+        user: &str,
+        spec: &VolumeSpec,
+    ) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
         let controller = self.find(user, &spec.controller)?;
         let function = controller.open_function(spec);
         function.map_err(|error| AssemblyError::Controller { user: user.to_owned(), error })
     }
 
     /// Opens the physical function for `user`.
-    pub(crate) fn physical_function(&self, user: &str, name: &str) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
+    pub(crate) fn physical_function(
+        &self,
+        user: &str,
+        name: &str,
+    ) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
         let controller = self.find(user, name)?;
         if !controller.spec.physical_function {
             let (user, controller) = (user.to_owned(), name.to_owned());
@@ -120,7 +133,9 @@ impl Controllers {
                 let error = OperationError::new(ErrorKind::Conflict, closed.to_string());
                 Err(AssemblyError::Controller { user, error })
             }
-            (None, None) => Err(AssemblyError::Unknown { user, kind: "controller", name: name.to_owned() }),
+            (None, None) => {
+                Err(AssemblyError::Unknown { user, kind: "controller", name: name.to_owned() })
+            }
         }
     }
 
@@ -222,8 +237,10 @@ impl ControllerHandle {
         let user = format!("controller \"{}\"", spec.name);
         let pin: sidecore_controller::PinNodes = Box::new(sidecore_linux::pin_memory);
         let options = ControllerOptions { answered: answered(&spec, bottom), ..options(&spec) };
-        let controller = Controller::open(&spec.name, store, &options, Some(pin))
-            .map_err(|error| AssemblyError::Controller { user, error: refused_to_open(&spec, error) })?;
+        let controller =
+            Controller::open(&spec.name, store, &options, Some(pin)).map_err(|error| {
+                AssemblyError::Controller { user, error: refused_to_open(&spec, error) }
+            })?;
         let report = controller.report();
         let opened_read_only = report.read_only.is_some() && !report.is_frozen;
         Ok(Self { controller, spec, opened_read_only, changed: OnceLock::new() })
@@ -291,7 +308,12 @@ impl ControllerHandle {
 
     /// The identifiers of a volume as an NVMe namespace.
     pub(crate) fn namespace_ids(&self, volume: &VolumeReport) -> NamespaceIds {
-        NamespaceIds::of_volume(&self.spec.name, volume.id, volume.created_at_unix_s, self.store_uuid())
+        NamespaceIds::of_volume(
+            &self.spec.name,
+            volume.id,
+            volume.created_at_unix_s,
+            self.store_uuid(),
+        )
     }
 
     /// The size in bytes of a logical block of volumes as NVMe namespaces: the store's.
@@ -308,8 +330,12 @@ impl ControllerHandle {
     /// The volumes and snapshots, oldest first.
     pub fn volumes(&self) -> Result<Vec<VolumeReport>, OperationError> {
         let volumes = self.controller.volumes();
-        let names: HashMap<VolumeId, String> = volumes.iter().map(|info| (info.id, info.name.clone())).collect();
-        Ok(volumes.iter().map(|info| self.volume_report(info, |id| names.get(&id).cloned())).collect())
+        let names: HashMap<VolumeId, String> =
+            volumes.iter().map(|info| (info.id, info.name.clone())).collect();
+        Ok(volumes
+            .iter()
+            .map(|info| self.volume_report(info, |id| names.get(&id).cloned()))
+            .collect())
     }
 
     /// The volumes with their exclusive and shared bytes. This walks all metadata if there was a
@@ -345,11 +371,19 @@ impl ControllerHandle {
 
     fn report_of(&self, info: &VolumeInfo) -> VolumeReport {
         self.volume_report(info, |id| {
-            self.controller.volumes().into_iter().find(|volume| volume.id == id).map(|volume| volume.name)
+            self.controller
+                .volumes()
+                .into_iter()
+                .find(|volume| volume.id == id)
+                .map(|volume| volume.name)
         })
     }
 
-    fn volume_report(&self, info: &VolumeInfo, name_of: impl Fn(VolumeId) -> Option<String>) -> VolumeReport {
+    fn volume_report(
+        &self,
+        info: &VolumeInfo,
+        name_of: impl Fn(VolumeId) -> Option<String>,
+    ) -> VolumeReport {
         let block_bytes = self.controller.block_bytes();
         let bytes = |blocks: u64| blocks.saturating_mul(block_bytes.into());
         VolumeReport {
@@ -384,7 +418,11 @@ impl ControllerHandle {
     }
 
     /// Creates a read-only copy of a volume's present contents, without copying blocks.
-    pub fn snapshot_volume(&self, volume: &str, name: &str) -> Result<VolumeReport, OperationError> {
+    pub fn snapshot_volume(
+        &self,
+        volume: &str,
+        name: &str,
+    ) -> Result<VolumeReport, OperationError> {
         let created = self.controller.snapshot_volume(volume, name)?;
         self.notify(VolumeChange::Listed);
         Ok(self.report_of(&created))
@@ -399,7 +437,11 @@ impl ControllerHandle {
     }
 
     /// Sets the size of a volume.
-    pub fn resize_volume(&self, volume: &str, size_bytes: u64) -> Result<VolumeReport, OperationError> {
+    pub fn resize_volume(
+        &self,
+        volume: &str,
+        size_bytes: u64,
+    ) -> Result<VolumeReport, OperationError> {
         let resized = self.controller.resize_volume(volume, size_bytes)?;
         self.notify(VolumeChange::Resized);
         Ok(self.report_of(&resized))
@@ -424,7 +466,11 @@ impl ControllerHandle {
     }
 
     /// Sets a volume's quota; `None` removes the quota.
-    pub fn set_quota(&self, volume: &str, quota_bytes: Option<u64>) -> Result<VolumeReport, OperationError> {
+    pub fn set_quota(
+        &self,
+        volume: &str,
+        quota_bytes: Option<u64>,
+    ) -> Result<VolumeReport, OperationError> {
         Ok(self.report_of(&self.controller.set_quota(volume, quota_bytes)?))
     }
 
@@ -436,7 +482,12 @@ impl ControllerHandle {
     }
 
     /// Lists up to `max` extents of a volume from block `from_block` on.
-    pub fn extents(&self, volume: &str, from_block: u64, max: usize) -> Result<ExtentsReport, OperationError> {
+    pub fn extents(
+        &self,
+        volume: &str,
+        from_block: u64,
+        max: usize,
+    ) -> Result<ExtentsReport, OperationError> {
         let blocks = self.controller.volume(volume)?.blocks;
         let (extents, covered) = self.controller.volume_extents(volume, Vlba(from_block), max)?;
         let extent = |extent: &sidecore_extent::Extent| ExtentReport {
@@ -477,11 +528,19 @@ impl ControllerHandle {
     }
 
     /// Opens a virtual function of a volume, which is created if the specification gives a size.
-    pub(crate) fn open_function(&self, spec: &VolumeSpec) -> Result<Arc<dyn BlockDevice>, OperationError> {
+    pub(crate) fn open_function(
+        &self,
+        spec: &VolumeSpec,
+    ) -> Result<Arc<dyn BlockDevice>, OperationError> {
         match (self.controller.volume(&spec.volume), spec.size_bytes) {
             (Err(ControllerError::NoSuchVolume(_)), Some(size_bytes)) => {
                 self.controller.create_volume(&spec.volume, size_bytes, spec.quota_bytes)?;
-                tracing::info!(controller = self.spec.name, volume = spec.volume, size_bytes, "volume created");
+                tracing::info!(
+                    controller = self.spec.name,
+                    volume = spec.volume,
+                    size_bytes,
+                    "volume created"
+                );
             }
             (Err(error @ ControllerError::NoSuchVolume(_)), None) => {
                 let mut error = OperationError::from(error);
@@ -494,13 +553,18 @@ impl ControllerHandle {
             (Err(error), _) => return Err(error.into()),
             (Ok(info), _) => {
                 let block_bytes = u64::from(self.controller.block_bytes());
-                let quota_bytes = info.quota_blocks.map(|blocks| blocks.saturating_mul(block_bytes));
+                let quota_bytes =
+                    info.quota_blocks.map(|blocks| blocks.saturating_mul(block_bytes));
                 if spec.quota_bytes.is_some() && spec.quota_bytes != quota_bytes {
                     match self.controller.set_quota(&spec.volume, spec.quota_bytes) {
                         // A failure to change the quota does not keep the volume from being served.
                         Err(ControllerError::Volume(error @ VolumeError::StoreDamaged(_))) => {
                             let (controller, volume) = (&self.spec.name, &spec.volume);
-                            tracing::warn!(controller, volume, "the quota cannot be changed: {error}");
+                            tracing::warn!(
+                                controller,
+                                volume,
+                                "the quota cannot be changed: {error}"
+                            );
                         }
                         changed => drop(changed?),
                     }
@@ -519,7 +583,8 @@ impl ControllerHandle {
 }
 
 fn limits(spec: &LimitsSpec) -> Limits {
-    let limit = |limit: Option<LimitSpec>| limit.map(|LimitSpec { per_s, burst }| Limit { per_s, burst });
+    let limit =
+        |limit: Option<LimitSpec>| limit.map(|LimitSpec { per_s, burst }| Limit { per_s, burst });
     Limits {
         read_iops: limit(spec.read_iops),
         write_iops: limit(spec.write_iops),

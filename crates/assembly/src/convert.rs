@@ -4,8 +4,8 @@ use sidecore_controller as controller;
 use sidecore_volume::{Loss, Repair, Report, Space, VolumeInfo};
 
 use crate::report::{
-    CheckReport, ControllerReport, EventReport, FunctionReport, LossReport, RepairReport, RivalsReport, SpaceReport,
-    TreeMemoryReport, TreeReport,
+    CheckReport, ControllerReport, EventReport, FunctionReport, LossReport, RepairReport,
+    RivalsReport, SpaceReport, TreeMemoryReport, TreeReport,
 };
 
 /// The report of a controller and its volumes, at one moment.
@@ -34,10 +34,17 @@ pub(crate) fn controller(
         space: space(&report.space, block_bytes),
         volumes: volumes.len() as u64,
         extents: volumes.iter().map(|volume| volume.extents).fold(0, u64::saturating_add),
-        tree_memory: TreeMemoryReport { used_bytes: report.tree_bytes, max_bytes: report.tree_bytes_max },
+        tree_memory: TreeMemoryReport {
+            used_bytes: report.tree_bytes,
+            max_bytes: report.tree_bytes_max,
+        },
         translation: report.translation,
         counts: report.counts,
-        functions: report.functions.into_iter().map(|report| function(report, block_bytes)).collect(),
+        functions: report
+            .functions
+            .into_iter()
+            .map(|report| function(report, block_bytes))
+            .collect(),
         events: report.events.into_iter().map(event).collect(),
     }
 }
@@ -101,7 +108,11 @@ pub(crate) fn check(report: Report) -> CheckReport {
         metadata_blocks: report.metadata_blocks.saturating_add(report.superblock_blocks),
         free_blocks: report.free_blocks,
         transient_blocks: report.granted_blocks.saturating_add(report.pending_blocks),
-        problems: report.problems.iter().map(|problem| format!("{}: {}", problem.place, problem.what)).collect(),
+        problems: report
+            .problems
+            .iter()
+            .map(|problem| format!("{}: {}", problem.place, problem.what))
+            .collect(),
         more_problems: report.more_problems,
     }
 }

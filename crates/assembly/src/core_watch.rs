@@ -30,16 +30,20 @@ struct Watched {
 impl CoreWatch {
     pub(crate) fn start(sidecores: &[Sidecore], clock: &Clock) -> io::Result<Self> {
         let mut times = CoreTimes::open()?;
-        let watch =
-            |sidecore: &Sidecore| Watched { sidecore: sidecore.clone(), contention: Contention::default(), turns: 0 };
+        let watch = |sidecore: &Sidecore| Watched {
+            sidecore: sidecore.clone(),
+            contention: Contention::default(),
+            turns: 0,
+        };
         let mut watched: Vec<Watched> = sidecores.iter().map(watch).collect();
         let (stop, stopped) = mpsc::channel::<()>();
         let clock = clock.clone();
-        let thread = std::thread::Builder::new().name("core-watch".to_owned()).spawn(move || {
-            while stopped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
-                look(&mut watched, &mut times, &clock);
-            }
-        })?;
+        let thread =
+            std::thread::Builder::new().name("core-watch".to_owned()).spawn(move || {
+                while stopped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
+                    look(&mut watched, &mut times, &clock);
+                }
+            })?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
 }
@@ -76,7 +80,12 @@ impl Watched {
     fn look(&mut self, times: &CoreTimes, clock: &Clock) {
         let Some((ran, waited)) = self.sidecore.ran_and_waited() else { return };
         let core = self.sidecore.cpu().and_then(|cpu| times.of(cpu)).unwrap_or_default();
-        let sample = CoreSample { at: clock.now(), waited, stolen: core.stolen, others: core.used.since(ran) };
+        let sample = CoreSample {
+            at: clock.now(),
+            waited,
+            stolen: core.stolen,
+            others: core.used.since(ran),
+        };
         match self.contention.look(sample) {
             Some(CoreChange::Lost(share)) => {
                 self.sidecore.set_core_lost(share);

@@ -10,7 +10,9 @@ use sidecore_controller::Answered;
 use sidecore_linux::{MemoryFile, boot_id};
 use sidecore_volume::{LogMemory, LogPlace, Survives};
 
-use crate::spec::{ControllerSpec, CrashLogSpec, FileOptions, HostFileOptions, StoreKind, StoreSpec};
+use crate::spec::{
+    ControllerSpec, CrashLogSpec, FileOptions, HostFileOptions, StoreKind, StoreSpec,
+};
 
 /// The log of one store, in a file on tmpfs.
 #[derive(Debug)]
@@ -72,7 +74,11 @@ pub(crate) fn answered(spec: &ControllerSpec, bottom: Option<&StoreSpec>) -> Ans
     }
 }
 
-fn open(path: &Path, log: &CrashLogSpec, boot: [u8; 16]) -> io::Result<(Arc<dyn LogMemory>, LogPlace)> {
+fn open(
+    path: &Path,
+    log: &CrashLogSpec,
+    boot: [u8; 16],
+) -> io::Result<(Arc<dyn LogMemory>, LogPlace)> {
     let place = place(path, boot)?;
     let file = MemoryFile::open(&log.directory, &name(&place), log.size_bytes)?;
     Ok((Arc::new(LogFile(file)), place))

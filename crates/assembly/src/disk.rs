@@ -51,8 +51,12 @@ impl Disk {
         let serving = sidecores_of(spec, sidecores);
         let weak = Arc::downgrade(&store);
         let front_end: Box<dyn FrontEnd> = match &spec.front_end {
-            FrontEndSpec::VirtioBlk(own) => Box::new(VirtioBlk::new(spec, own, store, serving, service)),
-            FrontEndSpec::Nvme(own) => Box::new(Nvme::new((spec, own), store, serving, parts(service)?)?),
+            FrontEndSpec::VirtioBlk(own) => {
+                Box::new(VirtioBlk::new(spec, own, store, serving, service))
+            }
+            FrontEndSpec::Nvme(own) => {
+                Box::new(Nvme::new((spec, own), store, serving, parts(service)?)?)
+            }
         };
         let below = Mutex::new(Below { bottom: Some(bottom.clone()), as_configured: true });
         let (spec, configured) = (spec.clone(), bottom);
@@ -61,7 +65,11 @@ impl Disk {
 
     /// Makes the socket and serves its clients, or resumes the client that another process has
     /// exported.
-    pub(crate) fn serve(&self, access: Access, left: Option<LeftDevice>) -> Result<(), AssemblyError> {
+    pub(crate) fn serve(
+        &self,
+        access: Access,
+        left: Option<LeftDevice>,
+    ) -> Result<(), AssemblyError> {
         self.front_end.serve(&self.spec.socket, access, left)
     }
 
@@ -166,7 +174,9 @@ impl Disk {
     pub(crate) fn report(&self) -> DeviceReport {
         let (spec, geometry) = (&self.spec, self.front_end.geometry());
         let broken = self.front_end.broken();
-        let lost = |name: String| format!("sidecore \"{name}\" has ended, the log says why; restart the daemon");
+        let lost = |name: String| {
+            format!("sidecore \"{name}\" has ended, the log says why; restart the daemon")
+        };
         let needs_reset = broken.is_some();
         let offline = || "the host of its physical function has taken it offline".to_owned();
         let reason = self.front_end.lost_sidecore().map(lost);

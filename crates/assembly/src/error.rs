@@ -124,7 +124,9 @@ pub enum AssemblyError {
         error: FileError,
     },
     /// The file of an added device's store was not opened in time.
-    #[error("store \"{name}\" does not answer, or has requests in flight of a daemon that was killed; try again later")]
+    #[error(
+        "store \"{name}\" does not answer, or has requests in flight of a daemon that was killed; try again later"
+    )]
     NoAnswer {
         /// The store on the file.
         name: String,
@@ -221,17 +223,26 @@ impl AssemblyError {
             | Self::SocketTaken { .. }
             | Self::SecondWriter { .. }
             | Self::NothingMissing { .. } => ErrorKind::Conflict,
-            Self::Server { error: ServerError::InUse { .. } | ServerError::Ours { .. }, .. } => ErrorKind::Conflict,
-            Self::File { error: FileError::Busy { .. } | FileError::Overlaps { .. }, .. } => ErrorKind::Conflict,
+            Self::Server {
+                error: ServerError::InUse { .. } | ServerError::Ours { .. }, ..
+            } => ErrorKind::Conflict,
+            Self::File { error: FileError::Busy { .. } | FileError::Overlaps { .. }, .. } => {
+                ErrorKind::Conflict
+            }
             Self::HostFile { error: HostFileError::InUse { .. }, .. } => ErrorKind::Conflict,
-            Self::Unknown { .. } | Self::Cycle { .. } | Self::Device { .. } | Self::Account { .. } => {
+            Self::Unknown { .. }
+            | Self::Cycle { .. }
+            | Self::Device { .. }
+            | Self::Account { .. } => ErrorKind::Invalid,
+            Self::NoPhysicalFunction { .. } | Self::Server { .. } | Self::File { .. } => {
                 ErrorKind::Invalid
             }
-            Self::NoPhysicalFunction { .. } | Self::Server { .. } | Self::File { .. } => ErrorKind::Invalid,
             Self::HostFile { .. } => ErrorKind::Invalid,
             Self::Controller { error, .. } => error.kind,
             Self::Memory { .. } => ErrorKind::NoSpace,
-            Self::Pin { .. } | Self::Sidecore { .. } | Self::HostFunction { .. } => ErrorKind::Failed,
+            Self::Pin { .. } | Self::Sidecore { .. } | Self::HostFunction { .. } => {
+                ErrorKind::Failed
+            }
             Self::Function { .. } | Self::Threads(_) | Self::NoAnswer { .. } => ErrorKind::Failed,
             Self::Ending => ErrorKind::Ending,
         }

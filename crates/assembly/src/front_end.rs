@@ -23,7 +23,12 @@ pub(crate) use virtio_blk::VirtioBlk;
 pub(crate) trait FrontEnd: Send + Sync {
     /// Makes the socket and serves its clients, or resumes the client that another process has
     /// exported.
-    fn serve(&self, socket: &Path, access: Access, left: Option<LeftDevice>) -> Result<(), AssemblyError>;
+    fn serve(
+        &self,
+        socket: &Path,
+        access: Access,
+        left: Option<LeftDevice>,
+    ) -> Result<(), AssemblyError>;
 
     /// Removes the socket and stops the queues when their requests in flight are done. False if the
     /// front end was stopped before; then its queues have stopped, too.
@@ -100,7 +105,10 @@ impl LastStart {
 
     /// Whether no queue has been started since the disconnect.
     pub(crate) fn is_before(&self, disconnect: &Disconnect) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_none_or(|start| start < disconnect.instant)
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_none_or(|start| start < disconnect.instant)
     }
 }
 

@@ -19,7 +19,9 @@ use crate::disk::Disk;
 use crate::front_end::{NvmeParts, NvmeThreads};
 use crate::left::LeftDevice;
 use crate::operation::{ErrorKind, OperationError};
-use crate::plan::{Action, Part, Phase, State, Verb, bottom, find_store, is_file, plan, stages, subject};
+use crate::plan::{
+    Action, Part, Phase, State, Verb, bottom, find_store, is_file, plan, stages, subject,
+};
 use crate::spec::{DeviceSpec, SidecoreSpec, Spec, StoreKind, StoreSpec};
 use crate::stores::{Progress, Stores, open_file};
 use crate::volume_service::Volumes;
@@ -148,16 +150,22 @@ impl Graph {
             let spec = SidecoreSpec { name: sidecore.name().to_owned(), cpu: sidecore.cpu() };
             (spec.name.clone(), spec)
         };
-        let device = |spec: &DeviceSpec, phase| (spec.name.clone(), Part { spec: spec.clone(), phase });
+        let device =
+            |spec: &DeviceSpec, phase| (spec.name.clone(), Part { spec: spec.clone(), phase });
         let wanted = self.lists.wanted();
-        let refused = wanted.spec.devices.iter().filter(|device| wanted.refused.contains_key(&device.name));
+        let refused =
+            wanted.spec.devices.iter().filter(|device| wanted.refused.contains_key(&device.name));
         let served = disks.iter().map(|disk| device(&disk.spec, Phase::Open));
         State {
             sidecores: self.sidecores().map(sidecore).collect(),
             stores: self.stores.parts(),
             controllers: self.lists.controllers.parts(),
             devices: refused.map(|spec| device(spec, Phase::Refused)).chain(served).collect(),
-            detached: disks.iter().filter(|disk| disk.is_detached()).map(|disk| disk.spec.name.clone()).collect(),
+            detached: disks
+                .iter()
+                .filter(|disk| disk.is_detached())
+                .map(|disk| disk.spec.name.clone())
+                .collect(),
         }
     }
 
@@ -170,7 +178,11 @@ impl Graph {
     ///
     /// # Errors
     /// The first failure that the occasion does not tolerate. New devices are then not served.
-    pub(crate) fn come_to(&mut self, next: &Spec, occasion: Occasion) -> Result<Vec<Arc<Disk>>, AssemblyError> {
+    pub(crate) fn come_to(
+        &mut self,
+        next: &Spec,
+        occasion: Occasion,
+    ) -> Result<Vec<Arc<Disk>>, AssemblyError> {
         let mut before = Vec::new();
         loop {
             let mut actions = plan(&self.now(), next);
@@ -192,7 +204,9 @@ impl Graph {
         match occasion {
             Occasion::Opening => !is_of_a_device,
             // The thread of late stores starts the devices that are wanted already.
-            Occasion::Addition => !is_of_a_device || self.lists.wanted().place(&action.name) == usize::MAX,
+            Occasion::Addition => {
+                !is_of_a_device || self.lists.wanted().place(&action.name) == usize::MAX
+            }
             Occasion::Start | Occasion::Late => true,
         }
     }
@@ -202,7 +216,11 @@ impl Graph {
     ///
     /// # Errors
     /// The first failure. Nothing has changed then.
-    pub(crate) fn create(&mut self, device: &DeviceSpec, next: Spec) -> Result<Vec<Arc<Disk>>, AssemblyError> {
+    pub(crate) fn create(
+        &mut self,
+        device: &DeviceSpec,
+        next: Spec,
+    ) -> Result<Vec<Arc<Disk>>, AssemblyError> {
         let created = match self.come_to(&next, Occasion::Addition) {
             Ok(created) if created.is_empty() => Err(self.obstacle(device, &next)),
             created => created,
@@ -255,7 +273,9 @@ impl Graph {
                 Verb::StartSidecore => {
                     for spec in next.sidecores.iter().filter(|spec| has(&spec.name)) {
                         let started = SidecoreThread::start(&spec.name, spec.cpu, &self.clock);
-                        self.threads.push(started.map_err(|error| AssemblyError::sidecore(&spec.name, error))?);
+                        self.threads.push(
+                            started.map_err(|error| AssemblyError::sidecore(&spec.name, error))?,
+                        );
                     }
                     self.watch_cores();
                 }
@@ -343,14 +363,22 @@ impl Graph {
         Ok(is_open)
     }
 
-    fn open_controller(&mut self, name: &str, next: &Spec, occasion: Occasion) -> Result<(), AssemblyError> {
+    fn open_controller(
+        &mut self,
+        name: &str,
+        next: &Spec,
+        occasion: Occasion,
+    ) -> Result<(), AssemblyError> {
         let Some(spec) = next.controllers.iter().find(|spec| spec.name == name).cloned() else {
             return Ok(());
         };
         let Some(store) = self.stores.get(&spec.store).cloned() else { return Ok(()) };
         let bottom = bottom(next, &spec.store).cloned();
         let spawned = self.spawn(name, move || {
-            Opened::Controller(spec.name.clone(), ControllerHandle::open(spec, store, bottom.as_ref()))
+            Opened::Controller(
+                spec.name.clone(),
+                ControllerHandle::open(spec, store, bottom.as_ref()),
+            )
         });
         let progress = match spawned {
             Ok(()) => Progress::Opening,
@@ -361,7 +389,11 @@ impl Graph {
         Ok(())
     }
 
-    fn spawn(&mut self, name: &str, open: impl FnOnce() -> Opened + Send + 'static) -> Result<(), AssemblyError> {
+    fn spawn(
+        &mut self,
+        name: &str,
+        open: impl FnOnce() -> Opened + Send + 'static,
+    ) -> Result<(), AssemblyError> {
         let opened = self.opened.clone();
         let thread = std::thread::Builder::new().name(format!("open-{name}"));
         // The receiver is dropped when the assembly ends.
@@ -376,7 +408,8 @@ impl Graph {
         self.come_to(spec, Occasion::Opening)?;
         while self.in_flight > 0
             && let Some(receiver) = &self.receiver
-            && let Ok(opened) = receiver.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+            && let Ok(opened) =
+                receiver.recv_timeout(deadline.saturating_duration_since(Instant::now()))
         {
             self.answer(opened, Occasion::Opening)?;
             self.come_to(spec, Occasion::Opening)?;
@@ -385,7 +418,11 @@ impl Graph {
     }
 
     /// Records the answer of a store or controller.
-    pub(crate) fn answer(&mut self, opened: Opened, occasion: Occasion) -> Result<(), AssemblyError> {
+    pub(crate) fn answer(
+        &mut self,
+        opened: Opened,
+        occasion: Occasion,
+    ) -> Result<(), AssemblyError> {
         self.in_flight = self.in_flight.saturating_sub(1);
         let refused = |error: AssemblyError| match occasion.tolerates(&error) {
             true => Ok(error.to_string()),
@@ -408,7 +445,8 @@ impl Graph {
 
     /// Notifies guests and managing hosts of each change of the controller's volumes.
     fn follow_volumes(&self, controller: &ControllerHandle) {
-        let (disks, subsystems) = (Arc::downgrade(&self.lists.disks), Arc::downgrade(&self.lists.subsystems));
+        let (disks, subsystems) =
+            (Arc::downgrade(&self.lists.disks), Arc::downgrade(&self.lists.subsystems));
         let name = controller.name().to_owned();
         controller.on_change(move |change| {
             let (Some(disks), Some(subsystems)) = (disks.upgrade(), subsystems.upgrade()) else {
@@ -430,8 +468,11 @@ impl Graph {
     fn refusal(&self, store: &str, next: &Spec) -> String {
         let mut name = Some(store);
         while let Some(store) = name.and_then(|name| find_store(next, name)) {
-            let closed = || Some(self.lists.controllers.closed_one(store.kind.controller()?)?.reason);
-            if let Some(reason) = self.stores.refusal(&store.name).map(str::to_owned).or_else(closed) {
+            let closed =
+                || Some(self.lists.controllers.closed_one(store.kind.controller()?)?.reason);
+            if let Some(reason) =
+                self.stores.refusal(&store.name).map(str::to_owned).or_else(closed)
+            {
                 return reason;
             }
             name = store.kind.inner();
@@ -440,7 +481,12 @@ impl Graph {
     }
 
     /// Creates a device, or refuses the device if its store was refused.
-    fn start_device(&mut self, device: &DeviceSpec, next: &Spec, occasion: Occasion) -> Result<(), AssemblyError> {
+    fn start_device(
+        &mut self,
+        device: &DeviceSpec,
+        next: &Spec,
+        occasion: Occasion,
+    ) -> Result<(), AssemblyError> {
         let Some(store) = self.stores.get(&device.store).cloned() else {
             if occasion == Occasion::Addition {
                 return Err(self.obstacle(device, next));
@@ -455,7 +501,9 @@ impl Graph {
                 lock(&self.lists.disks).push(Arc::clone(&disk));
                 self.created.push(disk);
             }
-            Err(error) if occasion == Occasion::Late => self.refuse_device(&device.name, error.to_string()),
+            Err(error) if occasion == Occasion::Late => {
+                self.refuse_device(&device.name, error.to_string())
+            }
             Err(error) => return Err(error),
         }
         Ok(())
@@ -479,15 +527,25 @@ impl Graph {
         }
     }
 
-    fn disk(&mut self, device: &DeviceSpec, store: Arc<dyn BlockDevice>, next: &Spec) -> Result<Disk, AssemblyError> {
-        let unknown = || AssemblyError::Unknown { user: subject(device), kind: "store", name: device.store.clone() };
+    fn disk(
+        &mut self,
+        device: &DeviceSpec,
+        store: Arc<dyn BlockDevice>,
+        next: &Spec,
+    ) -> Result<Disk, AssemblyError> {
+        let unknown = || AssemblyError::Unknown {
+            user: subject(device),
+            kind: "store",
+            name: device.store.clone(),
+        };
         let kind = find_store(next, &device.store).ok_or_else(unknown)?.word();
         let bottom = bottom(next, &device.store).ok_or_else(unknown)?.clone();
         let outlives = outlives(&bottom, next);
         let service = match &self.service {
             Some(service) => Arc::clone(service),
             None => {
-                let service = Service::start(std::num::NonZeroUsize::MIN).map_err(AssemblyError::Threads)?;
+                let service =
+                    Service::start(std::num::NonZeroUsize::MIN).map_err(AssemblyError::Threads)?;
                 Arc::clone(self.service.insert(Arc::new(service)))
             }
         };
@@ -495,9 +553,11 @@ impl Graph {
         let parts = |service| self.nvme_parts(device, &bottom, service);
         let below = (kind, stages(next, &device.store), bottom.clone(), outlives);
         let disk = Disk::new(device, store, below, &sidecores, service, parts)?;
-        let writes_too = |other: &&Arc<Disk>| both_write(disk.writes_to().as_ref(), other.writes_to().as_ref());
+        let writes_too =
+            |other: &&Arc<Disk>| both_write(disk.writes_to().as_ref(), other.writes_to().as_ref());
         if let Some(other) = self.lists.all_disks().iter().find(writes_too) {
-            let (name, store, other) = (device.name.clone(), device.store.clone(), other.spec.name.clone());
+            let (name, store, other) =
+                (device.name.clone(), device.store.clone(), other.spec.name.clone());
             return Err(AssemblyError::SecondWriter { name, store, other });
         }
         Ok(disk)
@@ -516,7 +576,8 @@ impl Graph {
             None => Arc::clone(self.nvme.insert(Arc::new(NvmeThreads::start(service)?))),
         };
         let controller = bottom.kind.controller().and_then(|name| self.lists.controllers.get(name));
-        let owner = controller.as_ref().map(|controller| (controller.name(), controller.store_uuid()));
+        let owner =
+            controller.as_ref().map(|controller| (controller.name(), controller.store_uuid()));
         let ids = NamespaceIds::of_store(bottom.kind.word(), &bottom.name, owner);
         let mut parts = NvmeParts { threads, manager: None, volume: None, ids };
         let Some(controller) = controller else { return Ok(parts) };
@@ -561,7 +622,8 @@ impl Graph {
         let wanted = self.lists.wanted();
         self.lists.controllers.get(controller).is_none_or(|controller| {
             let below = crate::plan::bottom(&wanted.spec, controller.store());
-            controller.has_lost_writes() || below.is_none_or(|below| unflushed.contains(&below.name))
+            controller.has_lost_writes()
+                || below.is_none_or(|below| unflushed.contains(&below.name))
         })
     }
 }
@@ -579,7 +641,8 @@ pub(crate) fn open_alone(file: StoreSpec) -> Result<Arc<dyn BlockDevice>, Assemb
 /// Whether the contents of a store survive this process: not those of a RAM store.
 fn outlives(bottom: &StoreSpec, next: &Spec) -> bool {
     let controller = bottom.kind.controller();
-    let controller = controller.and_then(|name| next.controllers.iter().find(|spec| spec.name == name));
+    let controller =
+        controller.and_then(|name| next.controllers.iter().find(|spec| spec.name == name));
     let below = controller.and_then(|controller| crate::plan::bottom(next, &controller.store));
     !matches!(below.unwrap_or(bottom).kind, StoreKind::Ram { .. })
 }
@@ -589,9 +652,8 @@ fn outlives(bottom: &StoreSpec, next: &Spec) -> bool {
 pub(crate) fn both_write(one: Option<&StoreSpec>, other: Option<&StoreSpec>) -> bool {
     let (Some(one), Some(other)) = (one, other) else { return false };
     match (&one.kind, &other.kind) {
-        (StoreKind::File(_), StoreKind::File(_)) | (StoreKind::HostFile(_), StoreKind::HostFile(_)) => {
-            one.name == other.name
-        }
+        (StoreKind::File(_), StoreKind::File(_))
+        | (StoreKind::HostFile(_), StoreKind::HostFile(_)) => one.name == other.name,
         (StoreKind::Volume(one), StoreKind::Volume(other)) => {
             (&one.controller, &one.volume) == (&other.controller, &other.volume)
         }

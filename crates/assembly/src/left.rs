@@ -74,7 +74,11 @@ impl LeftDevice {
         match self.read() {
             Ok(ExportedDevice { version, socket, .. }) => {
                 let socket = Snapshot { state: socket, fds: self.fds };
-                Some(if version == VERSION_WITH_DOORBELLS_LAST { with_doorbells_last(socket) } else { socket })
+                Some(if version == VERSION_WITH_DOORBELLS_LAST {
+                    with_doorbells_last(socket)
+                } else {
+                    socket
+                })
             }
             Err(error) => {
                 let device = &self.name;
@@ -92,7 +96,9 @@ impl LeftDevice {
             version: u32,
         }
         match serde_json::from_slice(&self.state)? {
-            Versioned { version: VERSION_WITH_DOORBELLS_LAST | VERSION } => Ok(serde_json::from_slice(&self.state)?),
+            Versioned { version: VERSION_WITH_DOORBELLS_LAST | VERSION } => {
+                Ok(serde_json::from_slice(&self.state)?)
+            }
             Versioned { version } => Err(ResumeError::Version(version)),
         }
     }

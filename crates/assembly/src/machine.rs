@@ -47,7 +47,8 @@ where
     }
     let start = Instant::now();
     while in_flight > 0 {
-        let Ok((index, result)) = receiver.recv_timeout(patience.saturating_sub(start.elapsed())) else {
+        let Ok((index, result)) = receiver.recv_timeout(patience.saturating_sub(start.elapsed()))
+        else {
             break;
         };
         in_flight = in_flight.saturating_sub(1);
@@ -118,20 +119,26 @@ pub fn try_controller(options: &FileOptions, may_format: bool) -> Result<(), Unf
     let path = options.path.display();
     let wrong = |message: String| Err(Unfit { message, is_damaged: false });
     let damaged = |message: String| Unfit { message, is_damaged: true };
-    let store: Arc<dyn BlockDevice> =
-        match FileStore::open(&FileOptions { predecessor_timeout: Duration::ZERO, ..options.clone() }) {
-            Err(FileError::Predecessor { .. }) => return Ok(()),
-            Err(error) => return wrong(error.to_string()),
-            Ok(store) => Arc::new(store),
-        };
-    let mut disk = PhysicalDisk::open(&store).map_err(|error| damaged(format!("{path}: {error}")))?;
+    let store: Arc<dyn BlockDevice> = match FileStore::open(&FileOptions {
+        predecessor_timeout: Duration::ZERO,
+        ..options.clone()
+    }) {
+        Err(FileError::Predecessor { .. }) => return Ok(()),
+        Err(error) => return wrong(error.to_string()),
+        Ok(store) => Arc::new(store),
+    };
+    let mut disk =
+        PhysicalDisk::open(&store).map_err(|error| damaged(format!("{path}: {error}")))?;
     let format = format!("`sidecore controller format {path}`");
-    match sidecore_volume::probe(&mut disk).map_err(|error| damaged(format!("{path} cannot be read: {error}")))? {
-        Content::Ours => sidecore_volume::probe_size(&mut disk).map_err(|error| damaged(format!("{path}: {error}"))),
+    match sidecore_volume::probe(&mut disk)
+        .map_err(|error| damaged(format!("{path} cannot be read: {error}")))?
+    {
+        Content::Ours => sidecore_volume::probe_size(&mut disk)
+            .map_err(|error| damaged(format!("{path}: {error}"))),
         Content::Blank if may_format => Ok(()),
-        Content::Blank => {
-            wrong(format!("{path} is blank; format it with {format}, or set `format = \"blank\"` in its controller"))
-        }
+        Content::Blank => wrong(format!(
+            "{path} is blank; format it with {format}, or set `format = \"blank\"` in its controller"
+        )),
         Content::Foreign(what) => wrong(format!(
             "{path} holds {what}; choose another file, or overwrite this one with {format} and `--force`"
         )),
@@ -151,8 +158,9 @@ pub fn available_memory_bytes() -> Option<u64> {
         let line = table.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
         line.split_ascii_whitespace().next()?.parse::<u64>().ok()
     };
-    let huge_kib =
-        field("HugePages_Free").zip(field("Hugepagesize")).map_or(0, |(count, kib)| count.saturating_mul(kib));
+    let huge_kib = field("HugePages_Free")
+        .zip(field("Hugepagesize"))
+        .map_or(0, |(count, kib)| count.saturating_mul(kib));
     Some(field("MemAvailable")?.saturating_add(huge_kib).saturating_mul(1024))
 }
 

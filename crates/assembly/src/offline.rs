@@ -122,8 +122,8 @@ pub fn format(path: &Path, spec: &FormatSpec, give_up: GiveUp) -> Result<(), Off
 pub fn check(path: &Path) -> Result<CheckReport, OfflineError> {
     let mut disk = claim(path, true)?;
     let options = OpenOptions { read_only: true, ..OpenOptions::default() };
-    let volumes =
-        Volumes::open_with(&mut disk, &options).map_err(|error| OfflineError::Open { path: path.to_owned(), error })?;
+    let volumes = Volumes::open_with(&mut disk, &options)
+        .map_err(|error| OfflineError::Open { path: path.to_owned(), error })?;
     let mut report = convert::check(volumes.check(&mut disk));
     let known: Vec<String> = volumes.damage().iter().map(ToString::to_string).collect();
     // A damaged copy of the superblock is reported, though no contents are lost.
@@ -162,7 +162,8 @@ pub fn repair(path: &Path, options: &RepairOptions) -> Result<RepairReport, Offl
             return Err(OfflineError::Unreplayed { path: path.to_owned() });
         }
         let written = repair.write(&mut disk);
-        report.generation = written.map_err(|error| OfflineError::Disk { path: path.to_owned(), error })?;
+        report.generation =
+            written.map_err(|error| OfflineError::Disk { path: path.to_owned(), error })?;
         report.done = true;
     }
     Ok(report)
@@ -175,6 +176,7 @@ fn has_log(under: Option<[u8; 16]>) -> bool {
 }
 
 fn claim(path: &Path, read_only: bool) -> Result<PhysicalDisk, OfflineError> {
-    let store: Arc<dyn BlockDevice> = Arc::new(FileStore::open(&FileOptions { read_only, ..FileOptions::new(path) })?);
+    let store: Arc<dyn BlockDevice> =
+        Arc::new(FileStore::open(&FileOptions { read_only, ..FileOptions::new(path) })?);
     PhysicalDisk::open(&store).map_err(|error| OfflineError::Disk { path: path.to_owned(), error })
 }

@@ -81,10 +81,12 @@ fn volume_kind(error: &VolumeError) -> ErrorKind {
         | VolumeError::BadSize { .. }
         | VolumeError::OutOfRange { .. }
         | VolumeError::Overlap => ErrorKind::Invalid,
-        VolumeError::NoSpace { .. } | VolumeError::QuotaExceeded { .. } | VolumeError::DiskFull(_) => {
-            ErrorKind::NoSpace
+        VolumeError::NoSpace { .. }
+        | VolumeError::QuotaExceeded { .. }
+        | VolumeError::DiskFull(_) => ErrorKind::NoSpace,
+        VolumeError::Damaged { .. } | VolumeError::StoreDamaged(_) | VolumeError::Io(_) => {
+            ErrorKind::Failed
         }
-        VolumeError::Damaged { .. } | VolumeError::StoreDamaged(_) | VolumeError::Io(_) => ErrorKind::Failed,
     }
 }
 

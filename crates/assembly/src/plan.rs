@@ -9,7 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::AssemblyError;
-use crate::spec::{ControllerSpec, DeviceSpec, QUEUES_MAX, SidecoreSpec, Spec, StoreKind, StoreSpec};
+use crate::spec::{
+    ControllerSpec, DeviceSpec, QUEUES_MAX, SidecoreSpec, Spec, StoreKind, StoreSpec,
+};
 
 /// The progress of a part whose opening can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +90,8 @@ pub(crate) enum Verb {
 /// Stops come first, each part before those below it, and starts come last, each part after those
 /// below it. A part whose specification has changed is stopped and started.
 pub(crate) fn plan(now: &State, next: &Spec) -> Vec<Action> {
-    let mut planner = Planner { state: now.clone(), next, stale: Stale::of(now, next), actions: Vec::new() };
+    let mut planner =
+        Planner { state: now.clone(), next, stale: Stale::of(now, next), actions: Vec::new() };
     planner.stop();
     planner.open();
     planner.start_devices();
@@ -170,12 +173,16 @@ impl State {
             Verb::OpenStore => {
                 let spec = find_store(next, name);
                 let phase = |spec| if is_file(spec) { Phase::Opening } else { Phase::Open };
-                self.stores.extend(spec.map(|spec| (named(), Part { spec: spec.clone(), phase: phase(spec) })));
+                self.stores.extend(
+                    spec.map(|spec| (named(), Part { spec: spec.clone(), phase: phase(spec) })),
+                );
             }
             Verb::OpenController | Verb::RefuseController => {
                 let spec = next.controllers.iter().find(|spec| spec.name == *name);
-                let phase = if *verb == Verb::OpenController { Phase::Opening } else { Phase::Refused };
-                self.controllers.extend(spec.map(|spec| (named(), Part { spec: spec.clone(), phase })));
+                let phase =
+                    if *verb == Verb::OpenController { Phase::Opening } else { Phase::Refused };
+                self.controllers
+                    .extend(spec.map(|spec| (named(), Part { spec: spec.clone(), phase })));
             }
             Verb::StartDevice | Verb::RefuseDevice => {
                 let spec = next.devices.iter().find(|spec| spec.name == *name);
@@ -194,17 +201,26 @@ impl State {
 
     /// The stores that must be open. A refused or detached device needs none.
     fn needed<'a>(&self, next: &'a Spec) -> BTreeSet<&'a str> {
-        let is_refused = |name: &str| self.devices.get(name).is_some_and(|part| part.phase == Phase::Refused);
+        let is_refused =
+            |name: &str| self.devices.get(name).is_some_and(|part| part.phase == Phase::Refused);
         needed(next, |device| !is_refused(device) && !self.detached.contains(device))
     }
 
     fn uses_store(&self, name: &str) -> bool {
         let by_device = |part: &Part<DeviceSpec>| {
-            part.spec.store == name && part.phase == Phase::Open && !self.detached.contains(&part.spec.name)
+            part.spec.store == name
+                && part.phase == Phase::Open
+                && !self.detached.contains(&part.spec.name)
         };
         self.devices.values().any(by_device)
-            || self.stores.values().any(|part| part.spec.kind.inner() == Some(name) && part.phase != Phase::Refused)
-            || self.controllers.values().any(|part| part.spec.store == name && part.phase != Phase::Refused)
+            || self
+                .stores
+                .values()
+                .any(|part| part.spec.kind.inner() == Some(name) && part.phase != Phase::Refused)
+            || self
+                .controllers
+                .values()
+                .any(|part| part.spec.store == name && part.phase != Phase::Refused)
     }
 
     fn uses_controller(&self, name: &str) -> bool {
@@ -220,7 +236,9 @@ pub(crate) fn needed(next: &Spec, counts: impl Fn(&str) -> bool) -> BTreeSet<&st
     let mut needed = BTreeSet::new();
     for top in tops.chain(next.controllers.iter().map(|controller| controller.store.as_str())) {
         let mut name = Some(top);
-        while let Some(spec) = name.and_then(|name| find_store(next, name)).filter(|spec| needed.insert(&*spec.name)) {
+        while let Some(spec) =
+            name.and_then(|name| find_store(next, name)).filter(|spec| needed.insert(&*spec.name))
+        {
             name = spec.kind.inner();
         }
     }
@@ -291,7 +309,10 @@ impl Planner<'_> {
                 None => {}
             }
             let Some(spec) = find_store(self.next, name) else { break };
-            match (spec.kind.inner(), spec.kind.controller().and_then(|name| self.controller_phase(name))) {
+            match (
+                spec.kind.inner(),
+                spec.kind.controller().and_then(|name| self.controller_phase(name)),
+            ) {
                 (Some(inner), _) => name = inner,
                 (None, Some(Phase::Refused)) => return Phase::Refused,
                 _ => break,
@@ -374,7 +395,9 @@ impl Stale {
             for (name, Part { spec, .. }) in &state.stores {
                 let kind = &spec.kind;
                 let below = kind.inner().is_some_and(|inner| stale.stores.contains(inner))
-                    || kind.controller().is_some_and(|controller| stale.controllers.contains(controller));
+                    || kind
+                        .controller()
+                        .is_some_and(|controller| stale.controllers.contains(controller));
                 if below || !needed.contains(name.as_str()) || !next.stores.contains(spec) {
                     stale.stores.insert(name.clone());
                 }
@@ -421,7 +444,8 @@ pub(crate) fn check(next: &Spec) -> Result<(), AssemblyError> {
     next.devices.iter().try_for_each(|device| check_queues(next, device))?;
     let devices = next.devices.iter().map(|device| (subject(device), device.store.as_str()));
     let controllers = next.controllers.iter();
-    let controllers = controllers.map(|spec| (format!("controller \"{}\"", spec.name), spec.store.as_str()));
+    let controllers =
+        controllers.map(|spec| (format!("controller \"{}\"", spec.name), spec.store.as_str()));
     devices.chain(controllers).try_for_each(|(user, store)| check_below(next, user, store))
 }
 
@@ -434,7 +458,11 @@ fn check_queues(next: &Spec, device: &DeviceSpec) -> Result<(), AssemblyError> {
     let wrong = |why| Err(AssemblyError::Device { name: device.name.clone(), why });
     let runs = |name: &&String| next.sidecores.iter().any(|sidecore| sidecore.name == **name);
     if let Some(name) = device.sidecores.iter().find(|name| !runs(name)) {
-        return Err(AssemblyError::Unknown { user: subject(device), kind: "sidecore", name: name.clone() });
+        return Err(AssemblyError::Unknown {
+            user: subject(device),
+            kind: "sidecore",
+            name: name.clone(),
+        });
     }
     if !(1..=QUEUES_MAX).contains(&device.queues) {
         return wrong("it needs 1 to 64 queues");
@@ -447,7 +475,9 @@ fn check_below(next: &Spec, mut user: String, store: &str) -> Result<(), Assembl
     let mut name = store;
     let mut above = BTreeSet::new();
     loop {
-        let unknown = |user, kind, name: &str| Err(AssemblyError::Unknown { user, kind, name: name.to_owned() });
+        let unknown = |user, kind, name: &str| {
+            Err(AssemblyError::Unknown { user, kind, name: name.to_owned() })
+        };
         let Some(store) = find_store(next, name) else { return unknown(user, "store", name) };
         if !above.insert(name) {
             return Err(AssemblyError::Cycle { name: name.to_owned() });
@@ -456,13 +486,15 @@ fn check_below(next: &Spec, mut user: String, store: &str) -> Result<(), Assembl
         name = match (store.kind.inner(), store.kind.controller()) {
             (Some(inner), _) => inner,
             (None, None) => return Ok(()),
-            (None, Some(controller)) => match next.controllers.iter().find(|spec| spec.name == controller) {
-                None => return unknown(user, "controller", controller),
-                Some(spec) => {
-                    user = format!("controller \"{controller}\"");
-                    &spec.store
+            (None, Some(controller)) => {
+                match next.controllers.iter().find(|spec| spec.name == controller) {
+                    None => return unknown(user, "controller", controller),
+                    Some(spec) => {
+                        user = format!("controller \"{controller}\"");
+                        &spec.store
+                    }
                 }
-            },
+            }
         };
     }
 }

@@ -18,8 +18,8 @@ use sidecore_units::Nanos;
 
 pub use closed::{ClosedControllerReport, ControllerState};
 pub use controller::{
-    CheckReport, ControllerReport, EventReport, ExtentReport, ExtentsReport, FunctionReport, SpaceReport,
-    TreeMemoryReport, TreeReport, VolumeReport,
+    CheckReport, ControllerReport, EventReport, ExtentReport, ExtentsReport, FunctionReport,
+    SpaceReport, TreeMemoryReport, TreeReport, VolumeReport,
 };
 pub use repair::{LossReport, RepairReport, RivalsReport};
 pub use sidecore_block::QueueCounts;
@@ -292,13 +292,15 @@ mod tests {
         let buckets = latencies.to_vec();
         let sum_ns = buckets.iter().map(|(ns, count)| ns * count).sum();
         let latency_ns = Latency::of(LatencyCounts { buckets, sum_ns });
-        let counts = QueueCounts { requests: latency_ns.count, latency_ns, ..QueueCounts::default() };
+        let counts =
+            QueueCounts { requests: latency_ns.count, latency_ns, ..QueueCounts::default() };
         QueueCounters { index, counts, bytes: 0 }
     }
 
     fn stats(uptime_ns: u64, busy_ns: u64, queues: Vec<QueueCounters>) -> Stats {
         let counts = ReactorCounts { busy_ns, ..ReactorCounts::default() };
-        let sidecore = SidecoreReport { name: "sc0".to_owned(), counts, ..SidecoreReport::default() };
+        let sidecore =
+            SidecoreReport { name: "sc0".to_owned(), counts, ..SidecoreReport::default() };
         Stats {
             uptime_ns,
             sidecores: vec![sidecore],
@@ -309,7 +311,10 @@ mod tests {
 
     #[test]
     fn a_total_adds_counts_and_has_the_percentiles_of_all_requests() {
-        let device = DeviceStats { name: "d".to_owned(), queues: vec![queue(0, &[(50, 1)]), queue(3, &[(30, 199)])] };
+        let device = DeviceStats {
+            name: "d".to_owned(),
+            queues: vec![queue(0, &[(50, 1)]), queue(3, &[(30, 199)])],
+        };
         let total = device.total();
         assert_eq!((total.requests, total.latency_ns.p99, total.latency_ns.max), (200, 30, 50));
         assert!((total.latency_ns.mean - 30.1).abs() < 1e-9);
@@ -318,12 +323,19 @@ mod tests {
     #[test]
     fn an_interval_covers_latencies_and_utilisation_but_no_counters() {
         let before = stats(1_000, 900, vec![queue(0, &[(1_000_000, 5_000)])]);
-        let now = stats(2_000, 1_100, vec![queue(0, &[(50, 10), (1_000_000, 5_000)]), queue(1, &[(60, 1)])]);
+        let now = stats(
+            2_000,
+            1_100,
+            vec![queue(0, &[(50, 10), (1_000_000, 5_000)]), queue(1, &[(60, 1)])],
+        );
         let interval = now.of_interval(&before);
         assert_eq!(interval.interval_ns, Some(1_000));
         assert!((interval.sidecores[0].utilisation - 0.2).abs() < 1e-9);
         let queues = &interval.devices[0].queues;
-        assert_eq!((queues[0].requests, queues[0].latency_ns.count, queues[0].latency_ns.p99), (5_010, 10, 50));
+        assert_eq!(
+            (queues[0].requests, queues[0].latency_ns.count, queues[0].latency_ns.p99),
+            (5_010, 10, 50)
+        );
         assert_eq!((queues[1].requests, queues[1].latency_ns.max), (1, 60), "a new queue");
     }
 
@@ -366,9 +378,17 @@ mod tests {
         assert_eq!(serde_json::to_value(&counters).unwrap(), queue);
         assert_eq!(serde_json::from_value::<QueueCounters>(queue).unwrap(), counters);
         let sidecore = serde_json::to_value(SidecoreReport::default()).unwrap();
-        for name in
-            ["name", "turns", "busy_turns", "busy_ns", "sleeps", "asleep_ns", "yields", "messages", "utilisation"]
-        {
+        for name in [
+            "name",
+            "turns",
+            "busy_turns",
+            "busy_ns",
+            "sleeps",
+            "asleep_ns",
+            "yields",
+            "messages",
+            "utilisation",
+        ] {
             assert!(sidecore.get(name).is_some(), "{name}: {sidecore}");
         }
         let function = serde_json::to_value(FunctionReport::default()).unwrap();

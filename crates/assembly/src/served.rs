@@ -58,7 +58,8 @@ impl ServedBlk {
         queue_size_max: u16,
         sidecores: impl Iterator<Item = Sidecore>,
     ) -> Self {
-        let queues = sidecores.map(|sidecore| Queue { sidecore, running: Mutex::new(None) }).collect();
+        let queues =
+            sidecores.map(|sidecore| Queue { sidecore, running: Mutex::new(None) }).collect();
         let store = Mutex::new(Some(store));
         Self {
             device: Arc::new(device),
@@ -146,13 +147,22 @@ impl VirtioDevice for ServedBlk {
         self.device.write_config(offset_bytes, data)
     }
 
-    fn start_queue(&self, index: u16, resources: QueueResources, state: RingState) -> Result<(), StartError> {
+    fn start_queue(
+        &self,
+        index: u16,
+        resources: QueueResources,
+        state: RingState,
+    ) -> Result<(), StartError> {
         let queue = self.queue(index)?;
-        let refuse =
-            |why: String| Err(StartError::Io { index, error: io::Error::new(io::ErrorKind::InvalidInput, why) });
+        let refuse = |why: String| {
+            Err(StartError::Io { index, error: io::Error::new(io::ErrorKind::InvalidInput, why) })
+        };
         let size = resources.layout.size;
         if size > self.queue_size_max {
-            return refuse(format!("a ring of {size} entries; `queue_size_max` is {}", self.queue_size_max));
+            return refuse(format!(
+                "a ring of {size} entries; `queue_size_max` is {}",
+                self.queue_size_max
+            ));
         }
         let mut running = queue.running();
         if running.is_some() {
@@ -174,7 +184,13 @@ impl VirtioDevice for ServedBlk {
         })?);
         self.running_count.fetch_add(1, Ordering::Relaxed);
         self.last_start.set();
-        tracing::info!(device = self.name(), queue = index, sidecore = queue.sidecore.name(), size, "queue started");
+        tracing::info!(
+            device = self.name(),
+            queue = index,
+            sidecore = queue.sidecore.name(),
+            size,
+            "queue started"
+        );
         Ok(())
     }
 
@@ -190,14 +206,22 @@ impl VirtioDevice for ServedBlk {
                 // The wait has no limit: only the store knows when the guest's memory may be
                 // unmapped.
                 Stopped::StillInFlight => {
-                    tracing::warn!(device = self.name(), queue = index, "stopping: requests are still in flight");
+                    tracing::warn!(
+                        device = self.name(),
+                        queue = index,
+                        "stopping: requests are still in flight"
+                    );
                 }
             }
         };
         self.running_count.fetch_sub(1, Ordering::Relaxed);
         match state {
             Some(_) => tracing::info!(device = self.name(), queue = index, "queue stopped"),
-            None => tracing::error!(device = self.name(), queue = index, "queue lost: its sidecore is gone"),
+            None => tracing::error!(
+                device = self.name(),
+                queue = index,
+                "queue lost: its sidecore is gone"
+            ),
         }
         state
     }
@@ -211,7 +235,9 @@ impl VirtioDevice for ServedBlk {
                 // The sidecore drops the previous descriptor.
                 let _ = running.ask(move |queue| queue.set_call(call));
             }
-            Err(error) => self.device.break_with(&format!("queue {index}: the call descriptor is unusable: {error}")),
+            Err(error) => self
+                .device
+                .break_with(&format!("queue {index}: the call descriptor is unusable: {error}")),
         }
     }
 
@@ -224,6 +250,10 @@ impl VirtioDevice for ServedBlk {
     }
 
     fn loss(&self) -> Option<String> {
-        if self.loss_accepted.load(Ordering::Relaxed) { None } else { self.store().as_ref()?.loss() }
+        if self.loss_accepted.load(Ordering::Relaxed) {
+            None
+        } else {
+            self.store().as_ref()?.loss()
+        }
     }
 }

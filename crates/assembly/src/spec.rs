@@ -11,7 +11,9 @@ mod stage;
 mod store;
 
 pub use controller::{CONTROLLER, ControllerSpec, CrashLogSpec, FormatSpec};
-pub use device::{DEFAULT_SPIN_US, DeviceSpec, FrontEndSpec, MINUTE_US, NvmeSpec, STRUCTURE, VirtioBlkSpec};
+pub use device::{
+    DEFAULT_SPIN_US, DeviceSpec, FrontEndSpec, MINUTE_US, NvmeSpec, STRUCTURE, VirtioBlkSpec,
+};
 pub use rules::{is_mode, is_name, is_socket_path};
 pub use sidecore_keys::{FromValue, Key, Kind, Value, Values, Variant, size};
 pub use sidecore_linux::{FileOptions, HostFileOptions};

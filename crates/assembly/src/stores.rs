@@ -40,7 +40,8 @@ pub(crate) struct Stores(HashMap<String, (StoreSpec, Progress<Arc<dyn BlockDevic
 impl Stores {
     /// The specification and phase of each.
     pub(crate) fn parts(&self) -> BTreeMap<String, Part<StoreSpec>> {
-        let part = |spec: &StoreSpec, phase| (spec.name.clone(), Part { spec: spec.clone(), phase });
+        let part =
+            |spec: &StoreSpec, phase| (spec.name.clone(), Part { spec: spec.clone(), phase });
         self.0.values().map(|(spec, progress)| part(spec, progress.phase())).collect()
     }
 
@@ -74,8 +75,16 @@ impl Stores {
 
     /// Ends an attempt to open a store. An attempt that is out of date, because the store was
     /// closed or replaced meanwhile, changes nothing.
-    pub(crate) fn answered(&mut self, spec: &StoreSpec, opened: Result<Arc<dyn BlockDevice>, String>) {
-        if self.0.get(&spec.name).is_some_and(|(of, progress)| of == spec && progress.phase() == Phase::Opening) {
+    pub(crate) fn answered(
+        &mut self,
+        spec: &StoreSpec,
+        opened: Result<Arc<dyn BlockDevice>, String>,
+    ) {
+        if self
+            .0
+            .get(&spec.name)
+            .is_some_and(|(of, progress)| of == spec && progress.phase() == Phase::Opening)
+        {
             self.set(spec, opened.map_or_else(Progress::Refused, Progress::Open));
         }
     }
@@ -91,12 +100,14 @@ impl Stores {
                     && is_file(spec)
                     && !store.geometry().read_only
                 {
-                    flushing.push((&spec.name, scope.spawn(move || flush(&spec.name, store.as_ref()))));
+                    flushing
+                        .push((&spec.name, scope.spawn(move || flush(&spec.name, store.as_ref()))));
                 }
             }
-            let has_failed = |(name, flushed): (&String, std::thread::ScopedJoinHandle<'_, bool>)| {
-                (!flushed.join().unwrap_or(false)).then(|| name.clone())
-            };
+            let has_failed =
+                |(name, flushed): (&String, std::thread::ScopedJoinHandle<'_, bool>)| {
+                    (!flushed.join().unwrap_or(false)).then(|| name.clone())
+                };
             flushing.into_iter().filter_map(has_failed).collect()
         })
     }
@@ -110,13 +121,19 @@ impl Stores {
         let StoreSpec { name, kind, stages } = spec;
         let user = format!("store \"{name}\"");
         let inner = |inner: &String| {
-            let unknown = || AssemblyError::Unknown { user: user.clone(), kind: "store", name: inner.clone() };
+            let unknown = || AssemblyError::Unknown {
+                user: user.clone(),
+                kind: "store",
+                name: inner.clone(),
+            };
             self.get(inner).cloned().ok_or_else(unknown)
         };
         let bottom: Arc<dyn BlockDevice> = match kind {
             StoreKind::Store { store } => inner(store)?,
             StoreKind::Volume(volume) => controllers.open_function(&user, volume)?,
-            StoreKind::PhysicalFunction { controller } => controllers.physical_function(&user, controller)?,
+            StoreKind::PhysicalFunction { controller } => {
+                controllers.physical_function(&user, controller)?
+            }
             StoreKind::Ram { size_bytes, block_bytes } => ram(name, *size_bytes, *block_bytes)?,
             StoreKind::Null { size_bytes, block_bytes } => {
                 Arc::new(NullStore::new(Geometry::new(*size_bytes, *block_bytes)))
@@ -134,7 +151,11 @@ pub(crate) fn open_file(spec: &StoreSpec) -> Result<Arc<dyn BlockDevice>, Assemb
         StoreKind::HostFile(options) => host_file(&spec.name, options)?,
         StoreKind::File(options) => file(&spec.name, options)?,
         _ => {
-            return Err(AssemblyError::Unknown { user: "this".to_owned(), kind: "file", name: spec.name.clone() });
+            return Err(AssemblyError::Unknown {
+                user: "this".to_owned(),
+                kind: "file",
+                name: spec.name.clone(),
+            });
         }
     };
     Ok(behind(&spec.stages, bottom))
@@ -145,7 +166,11 @@ fn behind(stages: &[StageSpec], bottom: Arc<dyn BlockDevice>) -> Arc<dyn BlockDe
     stages.iter().rev().fold(bottom, |below, stage| stage.open(below))
 }
 
-fn ram(name: &str, size_bytes: u64, block_bytes: u32) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
+fn ram(
+    name: &str,
+    size_bytes: u64,
+    block_bytes: u32,
+) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
     let refused = |error| AssemblyError::Memory { name: name.to_owned(), size_bytes, error };
     let store = RamStore::new(Geometry::new(size_bytes, block_bytes)).map_err(refused)?;
     tracing::info!(store = name, pages = ?store.pages(), "memory is ready");
@@ -163,7 +188,9 @@ fn host_file(name: &str, options: &HostFileOptions) -> Result<Arc<dyn BlockDevic
     let refused = |error| AssemblyError::HostFile { name: name.to_owned(), error };
     let file = MappedFile::new(HostFile::open(options).map_err(refused)?);
     let function = HostFunction::open(name, Box::new(file), options.read_only);
-    Ok(Arc::new(function.map_err(|error| AssemblyError::HostFunction { name: name.to_owned(), error })?))
+    Ok(Arc::new(
+        function.map_err(|error| AssemblyError::HostFunction { name: name.to_owned(), error })?,
+    ))
 }
 
 #[cfg(test)]
@@ -176,8 +203,10 @@ mod tests {
 
     #[test]
     fn an_attempt_that_is_out_of_date_changes_nothing() {
-        let spec = StoreSpec::new("disk", StoreKind::Null { size_bytes: 1 << 20, block_bytes: 512 });
-        let other = StoreSpec::new("disk", StoreKind::Null { size_bytes: 1 << 20, block_bytes: 4096 });
+        let spec =
+            StoreSpec::new("disk", StoreKind::Null { size_bytes: 1 << 20, block_bytes: 512 });
+        let other =
+            StoreSpec::new("disk", StoreKind::Null { size_bytes: 1 << 20, block_bytes: 4096 });
         let mut stores = Stores::default();
         stores.set(&spec, Progress::Open(null()));
         stores.answered(&spec, Err("in use".to_owned()));

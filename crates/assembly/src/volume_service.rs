@@ -26,7 +26,11 @@ impl Volumes {
         graph: &Weak<Mutex<Graph>>,
         disks: &Arc<Mutex<Vec<Arc<Disk>>>>,
     ) -> Self {
-        Self { controller: Arc::downgrade(controller), graph: graph.clone(), disks: Arc::downgrade(disks) }
+        Self {
+            controller: Arc::downgrade(controller),
+            graph: graph.clone(),
+            disks: Arc::downgrade(disks),
+        }
     }
 
     fn controller(&self) -> Result<Arc<ControllerHandle>, ManageError> {
@@ -61,9 +65,13 @@ impl VolumeService for Volumes {
         let volumes = volumes.inspect_err(|error| {
             tracing::warn!(controller = controller.name(), %error, "the volumes cannot be listed");
         });
-        let served: Vec<VolumeSpec> = self.disks().iter().filter_map(|disk| disk.volume()).collect();
-        let is_served =
-            |name: &str| served.iter().any(|served| served.controller == controller.name() && served.volume == name);
+        let served: Vec<VolumeSpec> =
+            self.disks().iter().filter_map(|disk| disk.volume()).collect();
+        let is_served = |name: &str| {
+            served
+                .iter()
+                .any(|served| served.controller == controller.name() && served.volume == name)
+        };
         let volume = |volume: VolumeReport| Volume {
             id: volume.id,
             capacity_bytes: volume.size_bytes,
@@ -86,7 +94,10 @@ impl VolumeService for Volumes {
         let Some(controller) = self.controller.upgrade() else { return Vec::new() };
         let function = |disk: &Arc<Disk>| {
             let is_its = disk.configured().kind.controller() == Some(controller.name());
-            Some(Function { device: disk.spec.name.clone(), state: disk.nvme().filter(|_| is_its)?.state()? })
+            Some(Function {
+                device: disk.spec.name.clone(),
+                state: disk.nvme().filter(|_| is_its)?.state()?,
+            })
         };
         self.disks().iter().filter_map(function).collect()
     }
@@ -95,7 +106,10 @@ impl VolumeService for Volumes {
         if capacity_bytes > VOLUME_MAX_BYTES {
             return Err(ManageError::NoSpace);
         }
-        let volume = self.controller()?.create_volume(name, capacity_bytes, None).map_err(|error| refusal(&error))?;
+        let volume = self
+            .controller()?
+            .create_volume(name, capacity_bytes, None)
+            .map_err(|error| refusal(&error))?;
         Ok(volume.id)
     }
 
@@ -115,7 +129,12 @@ impl VolumeService for Volumes {
             let volume = controller.name_of(volume).ok_or(ManageError::NoSuchNamespace)?;
             let report = controller.volume(&volume).map_err(|error| refusal(&error))?;
             // Weight and limits belong to the function, size and quota to the volume.
-            let spec = VolumeSpec { volume: volume.clone(), size_bytes: None, quota_bytes: None, ..configured };
+            let spec = VolumeSpec {
+                volume: volume.clone(),
+                size_bytes: None,
+                quota_bytes: None,
+                ..configured
+            };
             let store = controller.open_function(&spec).map_err(|error| refusal(&error))?;
             let writes = !disk.spec.read_only && !store.geometry().read_only;
             let bottom = StoreSpec::new(&disk.spec.store, StoreKind::Volume(spec));

@@ -39,8 +39,10 @@ impl Wanted {
         if spec.devices.len() == self.spec.devices.len() {
             return None;
         }
-        let needed: BTreeSet<String> = needed(&spec, |_| true).into_iter().map(str::to_owned).collect();
-        spec.stores.retain(|store| !self.passing.contains(&store.name) || needed.contains(&store.name));
+        let needed: BTreeSet<String> =
+            needed(&spec, |_| true).into_iter().map(str::to_owned).collect();
+        spec.stores
+            .retain(|store| !self.passing.contains(&store.name) || needed.contains(&store.name));
         Some(spec)
     }
 
@@ -60,8 +62,13 @@ impl Wanted {
     }
 
     /// Reports the devices that are not in `served`.
-    pub(crate) fn unserved(&self, served: &[DeviceReport], controllers: &Controllers) -> Vec<DeviceReport> {
-        let is_served = |device: &DeviceSpec| served.iter().any(|served| served.name == device.name);
+    pub(crate) fn unserved(
+        &self,
+        served: &[DeviceReport],
+        controllers: &Controllers,
+    ) -> Vec<DeviceReport> {
+        let is_served =
+            |device: &DeviceSpec| served.iter().any(|served| served.name == device.name);
         let unserved = self.spec.devices.iter().filter(|device| !is_served(device));
         unserved.map(|device| self.report(device, controllers)).collect()
     }
@@ -80,7 +87,10 @@ impl Wanted {
             (Some(_), Some(_)) => DeviceState::Broken,
         };
         let waits = || match closed {
-            Some(closed) => format!("controller \"{}\" is not open yet; the device is served when it is", closed.name),
+            Some(closed) => format!(
+                "controller \"{}\" is not open yet; the device is served when it is",
+                closed.name
+            ),
             None => {
                 let name = bottom(&self.spec, &device.store).map_or("", |bottom| &bottom.name);
                 format!("store \"{name}\" does not answer yet; the device is served when it does")
@@ -90,9 +100,13 @@ impl Wanted {
             name: device.name.clone(),
             front_end: device.front_end.word().to_owned(),
             store: device.store.clone(),
-            store_type: find_store(&self.spec, &device.store).map_or("", StoreSpec::word).to_owned(),
+            store_type: find_store(&self.spec, &device.store)
+                .map_or("", StoreSpec::word)
+                .to_owned(),
             stages: stages(&self.spec, &device.store),
-            volume: kind.filter(|_| controller.is_some()).and_then(|kind| Some(kind.volume()?.volume.clone())),
+            volume: kind
+                .filter(|_| controller.is_some())
+                .and_then(|kind| Some(kind.volume()?.volume.clone())),
             controller,
             socket: device.socket.display().to_string(),
             capacity_bytes: 0,

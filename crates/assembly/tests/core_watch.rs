@@ -65,8 +65,9 @@ struct Neighbours {
 impl Neighbours {
     fn of(core: CoreId) -> Self {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
-        let is_the_sidecore =
-            |task: &PathBuf| std::fs::read_to_string(task.join("comm")).unwrap_or_default().trim() == NAME;
+        let is_the_sidecore = |task: &PathBuf| {
+            std::fs::read_to_string(task.join("comm")).unwrap_or_default().trim() == NAME
+        };
         let task = tasks.into_iter().find(is_the_sidecore).expect("the sidecore's thread");
         Self { core, times: CoreTimes::open().unwrap(), schedstat: task.join("schedstat") }
     }
@@ -76,7 +77,8 @@ impl Neighbours {
     fn read(&mut self) -> [u64; 2] {
         self.times.refresh().unwrap();
         let text = std::fs::read_to_string(&self.schedstat).unwrap();
-        let fields: Vec<u64> = text.split_whitespace().map(|field| field.parse().unwrap()).collect();
+        let fields: Vec<u64> =
+            text.split_whitespace().map(|field| field.parse().unwrap()).collect();
         let core = self.times.of(self.core).unwrap();
         [core.used.0.saturating_sub(fields[0]), fields[1].saturating_add(core.stolen.0)]
     }
@@ -86,7 +88,8 @@ impl Neighbours {
         let before = self.read();
         std::thread::sleep(Duration::from_secs(1));
         let now = self.read();
-        now[0].saturating_sub(before[0]) < 60_000_000 && now[1].saturating_sub(before[1]) < 30_000_000
+        now[0].saturating_sub(before[0]) < 60_000_000
+            && now[1].saturating_sub(before[1]) < 30_000_000
     }
 }
 
@@ -99,7 +102,11 @@ fn is_regained(assembly: &Assembly, core: CoreId) -> bool {
             return true;
         }
         free = if neighbours.was_free_for_a_second() { free + 1 } else { 0 };
-        assert!(free < FREE_SECONDS, "the CPU is free, and the sidecore does not notice: {:?}", report(assembly));
+        assert!(
+            free < FREE_SECONDS,
+            "the CPU is free, and the sidecore does not notice: {:?}",
+            report(assembly)
+        );
     }
     false
 }
@@ -145,7 +152,10 @@ fn a_busy_neighbour_is_noticed_and_so_is_its_end() {
         (noticed, paused)
     });
     let warning = noticed.and_then(|sidecore| sidecore.warning).expect("the lost CPU is noticed");
-    assert!(warning.contains(&format!("sidecore \"{NAME}\" does not have CPU {} for itself", core.0)), "{warning}");
+    assert!(
+        warning.contains(&format!("sidecore \"{NAME}\" does not have CPU {} for itself", core.0)),
+        "{warning}"
+    );
     assert!(warning.contains("cpuset") && warning.contains("adaptive"), "no remedy: {warning}");
     assert!(paused.is_some(), "the sidecore still polls without a pause: {:?}", report(&assembly));
     if is_regained(&assembly, core) {
@@ -154,9 +164,18 @@ fn a_busy_neighbour_is_noticed_and_so_is_its_end() {
         assert_eq!(read(&mut guest, 8), 9);
         // The sidecore may have lost the CPU again meanwhile.
         let now = report(&assembly);
-        assert!(now.asleep_ns == asleep_ns || now.warning.is_some(), "the sidecore does not poll: {now:?}");
+        assert!(
+            now.asleep_ns == asleep_ns || now.warning.is_some(),
+            "the sidecore does not poll: {now:?}"
+        );
     } else {
-        sidecore_skip::skip("the return to polling, because other work of this machine used the CPU all the time");
+        sidecore_skip::skip(
+            "the return to polling, because other work of this machine used the CPU all the time",
+        );
     }
-    assert_eq!(guest.queue(0).unwrap().counters().kicks, kicks, "the guest of a polled disk never kicks");
+    assert_eq!(
+        guest.queue(0).unwrap().counters().kicks,
+        kicks,
+        "the guest of a polled disk never kicks"
+    );
 }

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use sidecore_assembly::offline::{GiveUp, RepairOptions};
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
-    ControllerSpec, CrashLogSpec, DeviceSpec, FileOptions, FormatSpec, SidecoreSpec, Spec, StoreKind, StoreSpec,
-    VolumeSpec,
+    ControllerSpec, CrashLogSpec, DeviceSpec, FileOptions, FormatSpec, SidecoreSpec, Spec,
+    StoreKind, StoreSpec, VolumeSpec,
 };
 use sidecore_assembly::{Assembly, ErrorKind, offline};
 use sidecore_driver::Status;
@@ -34,7 +34,10 @@ fn spec(directory: &Path, volumes: &[&str]) -> Spec {
         std::fs::File::create(&path).unwrap().set_len(STORE_BYTES).unwrap();
     }
     let volume = |name: &&str| {
-        let kind = StoreKind::Volume(VolumeSpec { size_bytes: Some(VOLUME_BYTES), ..VolumeSpec::new("pool", *name) });
+        let kind = StoreKind::Volume(VolumeSpec {
+            size_bytes: Some(VOLUME_BYTES),
+            ..VolumeSpec::new("pool", *name)
+        });
         StoreSpec::new(*name, kind)
     };
     let below = StoreSpec::new("below", StoreKind::File(FileOptions::new(path)));
@@ -57,10 +60,9 @@ fn damage(directory: &Path, kind: u8, owner: u64) {
     let file = std::fs::File::options().read(true).write(true).open(image(directory)).unwrap();
     let bytes = std::fs::read(image(directory)).unwrap();
     let word = |node: &[u8], at: usize| u64::from_le_bytes(node[at..at + 8].try_into().unwrap());
-    let nodes = bytes
-        .chunks_exact(NODE_BYTES)
-        .enumerate()
-        .filter(|(_, node)| node.starts_with(b"SCVOLNOD") && node[8] == kind && word(node, 16) == owner);
+    let nodes = bytes.chunks_exact(NODE_BYTES).enumerate().filter(|(_, node)| {
+        node.starts_with(b"SCVOLNOD") && node[8] == kind && word(node, 16) == owner
+    });
     let (index, _) = nodes.max_by_key(|(_, node)| word(node, 24)).unwrap();
     file.write_all_at(b"damage", (index * NODE_BYTES + 70) as u64).unwrap();
 }
@@ -111,11 +113,18 @@ fn one_damaged_volume_keeps_no_other_from_being_served_and_is_repaired() {
     let bad = &reports[1];
     assert_eq!((bad.name.as_str(), bad.state), ("bad", DeviceState::Broken));
     let reason = bad.reason.as_deref().unwrap();
-    assert!(reason.contains("volume \"bad\" is damaged") && reason.contains("volume repair"), "{reason}");
+    assert!(
+        reason.contains("volume \"bad\" is damaged") && reason.contains("volume repair"),
+        "{reason}"
+    );
     assert!(!bad.needs_reset && !spec.devices[1].socket.exists());
-    assert!(reports[0].warnings.iter().any(|warning| warning.contains("gives out no blocks")), "{reports:?}");
+    assert!(
+        reports[0].warnings.iter().any(|warning| warning.contains("gives out no blocks")),
+        "{reports:?}"
+    );
     let controller = assembly.controllers().swap_remove(0);
-    let damaged: Vec<bool> = controller.volumes().unwrap().iter().map(|volume| volume.damaged).collect();
+    let damaged: Vec<bool> =
+        controller.volumes().unwrap().iter().map(|volume| volume.damaged).collect();
     assert_eq!(damaged, [false, true, false]);
     let report = controller.report();
     assert!(report.read_only && report.reason.unwrap().contains("checksum"));
@@ -137,7 +146,12 @@ fn one_damaged_volume_keeps_no_other_from_being_served_and_is_repaired() {
     assert!(!offline::repair(&image(path), &RepairOptions::default()).unwrap().needed);
 
     let assembly = Assembly::start(&spec).unwrap();
-    assert!(assembly.devices().iter().all(|report| report.reason.is_none() && report.warnings.is_empty()));
+    assert!(
+        assembly
+            .devices()
+            .iter()
+            .all(|report| report.reason.is_none() && report.warnings.is_empty())
+    );
     for (device, value) in spec.devices.iter().zip([9, 0, 3]) {
         let mut guest = connect(&device.socket);
         assert_eq!(read(&mut guest, 8), value, "{}", device.name);
@@ -167,7 +181,8 @@ fn a_damaged_catalogue_breaks_all_devices_and_is_never_written() {
 
 #[test]
 fn a_repair_after_a_killed_daemon_needs_accept_loss() {
-    let (directory, log) = (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
+    let (directory, log) =
+        (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
     let killed = tempfile::tempdir().unwrap();
     let mut spec = spec(directory.path(), &["good", "bad"]);
     spec.controllers[0].crash_log = Some(CrashLogSpec::new(log.path()));
@@ -183,14 +198,22 @@ fn a_repair_after_a_killed_daemon_needs_accept_loss() {
     let before = std::fs::read(image(path)).unwrap();
 
     let error = offline::repair(&image(path), &carry_out()).unwrap_err().to_string();
-    assert!(error.contains("its daemon has not ended in order") && error.contains("--accept-loss"), "{error}");
+    assert!(
+        error.contains("its daemon has not ended in order") && error.contains("--accept-loss"),
+        "{error}"
+    );
     assert!(std::fs::read(image(path)).unwrap() == before);
     assert!(offline::repair(&image(path), &RepairOptions::default()).unwrap().needed);
     let accepted = RepairOptions { accept_loss: true, ..carry_out() };
     assert!(offline::repair(&image(path), &accepted).unwrap().done);
     std::fs::write(image(path), &before).unwrap();
-    let error = offline::format(&image(path), &FormatSpec::default(), GiveUp::Contents).unwrap_err().to_string();
-    assert!(error.contains("its daemon has not ended in order") && error.contains("--accept-loss"), "{error}");
+    let error = offline::format(&image(path), &FormatSpec::default(), GiveUp::Contents)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("its daemon has not ended in order") && error.contains("--accept-loss"),
+        "{error}"
+    );
     assert!(std::fs::read(image(path)).unwrap() == before);
     offline::format(&image(path), &FormatSpec::default(), GiveUp::Unreplayed).unwrap();
     // After an orderly end no loss has to be accepted.
@@ -202,7 +225,8 @@ fn a_repair_after_a_killed_daemon_needs_accept_loss() {
 /// Threads of this process with this name.
 fn threads(name: &str) -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-    let names = tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());
+    let names =
+        tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());
     names.filter(|found| found.trim() == name).count()
 }
 

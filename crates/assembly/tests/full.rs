@@ -10,7 +10,8 @@ use std::time::Duration;
 use sidecore_assembly::Assembly;
 use sidecore_assembly::offline;
 use sidecore_assembly::spec::{
-    ControllerSpec, DeviceSpec, FileOptions, FormatSpec, SidecoreSpec, Spec, StoreKind, StoreSpec, VolumeSpec,
+    ControllerSpec, DeviceSpec, FileOptions, FormatSpec, SidecoreSpec, Spec, StoreKind, StoreSpec,
+    VolumeSpec,
 };
 use sidecore_driver::Status;
 use sidecore_kit::guest::{connect, flush, read, write};
@@ -64,7 +65,10 @@ fn spec(pool: &Path, sockets: &Path) -> Spec {
     }
     let names = ["root", "other"];
     let volume = |name: &str| {
-        let kind = StoreKind::Volume(VolumeSpec { size_bytes: Some(VOLUME_BYTES), ..VolumeSpec::new("pool", name) });
+        let kind = StoreKind::Volume(VolumeSpec {
+            size_bytes: Some(VOLUME_BYTES),
+            ..VolumeSpec::new("pool", name)
+        });
         StoreSpec::new(name, kind)
     };
     let below = StoreSpec::new("below", StoreKind::File(FileOptions::new(pool)));
@@ -76,7 +80,9 @@ fn spec(pool: &Path, sockets: &Path) -> Spec {
             commit_interval: Duration::from_millis(50),
             ..ControllerSpec::new("pool", "below")
         }],
-        devices: names.map(|name| DeviceSpec { store: name.to_owned(), ..device(sockets, name) }).into(),
+        devices: names
+            .map(|name| DeviceSpec { store: name.to_owned(), ..device(sockets, name) })
+            .into(),
     }
 }
 
@@ -88,7 +94,8 @@ fn a_full_filesystem_stops_fresh_writes_alone_until_it_has_space() {
     let spec = spec(&pool, sockets.path());
     let assembly = Assembly::start(&spec).unwrap();
     let controller = assembly.controllers().swap_remove(0);
-    let (mut root, mut other) = (connect(&spec.devices[0].socket), connect(&spec.devices[1].socket));
+    let (mut root, mut other) =
+        (connect(&spec.devices[0].socket), connect(&spec.devices[1].socket));
     for index in 0..256 {
         assert_eq!(write(&mut root, index * 8, 1), Status::Ok);
         assert_eq!(write(&mut other, index * 8, 2), Status::Ok);

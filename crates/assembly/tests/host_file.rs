@@ -56,7 +56,11 @@ impl Worker {
     fn step(&mut self) {
         self.round += 1;
         let (round, page) = (self.round, self.round * 97 % PAGES);
-        assert_eq!(write(&mut self.guest, page * SECTORS, byte(page, round)), Status::Ok, "round {round}");
+        assert_eq!(
+            write(&mut self.guest, page * SECTORS, byte(page, round)),
+            Status::Ok,
+            "round {round}"
+        );
         self.model[page as usize] = byte(page, round);
         self.check(round * 61 % PAGES);
     }
@@ -101,7 +105,10 @@ fn open_elsewhere(path: &Path, assembly: &Assembly, worker: &mut Worker) {
             assert!(bytes.iter().all(|byte| *byte == bytes[0]), "page {page} is torn");
             // Written since then, or as it was when the program opened the file.
             let written_since = before[page] != worker.model[page];
-            assert!(written_since || bytes[0] == worker.model[page], "page {page} of the other program");
+            assert!(
+                written_since || bytes[0] == worker.model[page],
+                "page {page} of the other program"
+            );
         }
     });
 }
@@ -206,7 +213,8 @@ fn an_orderly_end_warns_of_nothing() {
     assembly.drain();
     drop(assembly);
     let log = LOG.lock().unwrap();
-    let log: Vec<&str> = std::str::from_utf8(&log).unwrap().lines().filter(|line| line.contains("calm")).collect();
+    let log: Vec<&str> =
+        std::str::from_utf8(&log).unwrap().lines().filter(|line| line.contains("calm")).collect();
     assert!(log.iter().any(|line| line.contains("lease is released")), "{log:#?}");
     assert!(!log.iter().any(|line| line.contains("WARN") || line.contains("ERROR")), "{log:#?}");
 }

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use sidecore_assembly::Assembly;
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
-    DeviceSpec, FrontEndSpec, Sector, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec, VirtioBlkSpec,
+    DeviceSpec, FrontEndSpec, Sector, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec,
+    VirtioBlkSpec,
 };
 use sidecore_block::dropped_tags;
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Completion, Status};
@@ -33,9 +34,15 @@ const NEEDS_RESET: u8 = 0x40;
 
 /// Three disks on one sidecore; the third delays each request by a millisecond.
 fn spec(directory: &Path) -> Spec {
-    let own = VirtioBlkSpec { queue_size_max: 256, packed: true, seg_max: Some(16), ..VirtioBlkSpec::default() };
+    let own = VirtioBlkSpec {
+        queue_size_max: 256,
+        packed: true,
+        seg_max: Some(16),
+        ..VirtioBlkSpec::default()
+    };
     let front_end = FrontEndSpec::VirtioBlk(own);
-    let device = |name| DeviceSpec { queues: 4, front_end: front_end.clone(), ..device(directory, name) };
+    let device =
+        |name| DeviceSpec { queues: 4, front_end: front_end.clone(), ..device(directory, name) };
     let ram = || StoreKind::Ram { size_bytes: DISK_BYTES, block_bytes: 512 };
     let store = |name: &str, kind| StoreSpec::new(name, kind);
     Spec {
@@ -44,7 +51,11 @@ fn spec(directory: &Path) -> Spec {
             store("victim", ram()),
             store("neighbour", ram()),
             store("below", ram()),
-            StoreSpec::in_front_of("slow", "below", StageSpec::Delay(DelayStage { delay_us: 1_000 })),
+            StoreSpec::in_front_of(
+                "slow",
+                "below",
+                StageSpec::Delay(DelayStage { delay_us: 1_000 }),
+            ),
         ],
         controllers: Vec::new(),
         devices: vec![device("victim"), device("neighbour"), device("slow")],
@@ -52,7 +63,13 @@ fn spec(directory: &Path) -> Spec {
 }
 
 fn options(packed: bool) -> ClientOptions {
-    ClientOptions { packed, max_pieces: 20, slots: 4, huge_pages: false, ..ClientOptions::default() }
+    ClientOptions {
+        packed,
+        max_pieces: 20,
+        slots: 4,
+        huge_pages: false,
+        ..ClientOptions::default()
+    }
 }
 
 fn connect(spec: &Spec, device: usize, options: &ClientOptions) -> BlkClient {
@@ -100,7 +117,8 @@ fn beside_a_neighbour(test: impl FnOnce(&Spec, &Assembly)) {
             }
             rounds
         });
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(&spec, &assembly)));
+        let result =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(&spec, &assembly)));
         stop.store(true, Ordering::Relaxed);
         worker.join().unwrap();
         if let Err(panic) = result {
@@ -228,7 +246,8 @@ fn in_flight(queue: &mut BlkQueue) -> usize {
 fn a_memory_table_that_changes_in_mid_flight_loses_nothing() {
     beside_a_neighbour(|spec, _| {
         for packed in [false, true] {
-            let mut client = connect(spec, SLOW, &ClientOptions { add_regions: true, ..options(packed) });
+            let mut client =
+                connect(spec, SLOW, &ClientOptions { add_regions: true, ..options(packed) });
             for round in 0..20 {
                 let count = in_flight(client.queue(0).unwrap());
                 if round % 2 == 0 {
@@ -301,15 +320,25 @@ fn a_vmm_that_stalls_or_starts_some_queues_only_makes_no_sidecore_spin() {
 fn a_disconnect_is_reported_with_its_reason_until_a_client_works_again() {
     let directory = tempfile::tempdir().unwrap();
     let mut spec = spec(directory.path());
-    let nvme = DeviceSpec { front_end: FrontEndSpec::from_word("nvme"), ..spec.devices[NEIGHBOUR].clone() };
-    spec.devices.push(DeviceSpec { name: "nvme".to_owned(), socket: directory.path().join("nvme.sock"), ..nvme });
+    let nvme = DeviceSpec {
+        front_end: FrontEndSpec::from_word("nvme"),
+        ..spec.devices[NEIGHBOUR].clone()
+    };
+    spec.devices.push(DeviceSpec {
+        name: "nvme".to_owned(),
+        socket: directory.path().join("nvme.sock"),
+        ..nvme
+    });
     let assembly = Assembly::start(&spec).unwrap();
     for device in [VICTIM, spec.devices.len() - 1] {
         let mut client = UnixStream::connect(&spec.devices[device].socket).unwrap();
         client.write_all(&[0xff; 64]).unwrap();
         let report = until(&assembly, device, |report| report.disconnect.is_some());
         let disconnect = report.disconnect.unwrap();
-        assert!(!disconnect.reason.is_empty() && disconnect.at_unix_s > 1_700_000_000, "{disconnect:?}");
+        assert!(
+            !disconnect.reason.is_empty() && disconnect.at_unix_s > 1_700_000_000,
+            "{disconnect:?}"
+        );
     }
     assert_eq!(assembly.devices()[NEIGHBOUR].disconnect, None);
     let options = ClientOptions { huge_pages: false, ..ClientOptions::default() };

@@ -48,7 +48,9 @@ fn spec(directory: &Path, count: usize) -> Spec {
 
 fn threads() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-    tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok()).collect()
+    tasks
+        .filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok())
+        .collect()
 }
 
 /// The number of threads without those of the pool, which grows and shrinks with the work.
@@ -96,8 +98,12 @@ fn a_thousand_sockets_take_the_threads_of_a_few() {
     let spec = spec(directory.path(), DEVICES);
     let assembly = Assembly::start(&spec).unwrap();
     assert_eq!(fixed_threads(), expected, "{:?}", threads());
-    let clients: Vec<UnixStream> =
-        spec.devices.iter().enumerate().map(|(number, device)| connect(device, number % NVME == 0)).collect();
+    let clients: Vec<UnixStream> = spec
+        .devices
+        .iter()
+        .enumerate()
+        .map(|(number, device)| connect(device, number % NVME == 0))
+        .collect();
     assert_eq!(fixed_threads(), expected, "{:?}", threads());
     wait_until(&assembly, DeviceState::Connected);
     drop(clients);

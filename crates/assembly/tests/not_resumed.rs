@@ -64,11 +64,16 @@ fn post(stream: &mut UnixStream, command: Command, body: Body) {
 /// carries a lingering socket.
 fn client_that_does_not_read(path: &Path) -> (UnixStream, TcpStream) {
     let mut stream = UnixStream::connect(path).unwrap();
-    post(&mut stream, Command::Version, Body::Version(Version { major: 0, minor: 1, data: Vec::new() }));
+    post(
+        &mut stream,
+        Command::Version,
+        Body::Version(Version { major: 0, minor: 1, data: Vec::new() }),
+    );
     let mut header = [0; 16];
     stream.read_exact(&mut header).unwrap();
     for _ in 0..60 {
-        let access = RegionAccess { offset_bytes: 0, region: 0, count: 64 << 10, data: Data::empty() };
+        let access =
+            RegionAccess { offset_bytes: 0, region: 0, count: 64 << 10, data: Data::empty() };
         post(&mut stream, Command::RegionRead, Body::RegionAccess(access));
     }
     let (socket, end) = lingering();
@@ -102,7 +107,8 @@ fn a_lost_clients_descriptors_delay_no_daemon() {
             0 => spec(directory.path(), &["two"]),
             1 => {
                 let mut next = both.clone();
-                next.devices[0].front_end = sidecore_assembly::spec::FrontEndSpec::from_word("virtio-blk");
+                next.devices[0].front_end =
+                    sidecore_assembly::spec::FrontEndSpec::from_word("virtio-blk");
                 next
             }
             _ => {
@@ -129,7 +135,8 @@ fn a_client_without_its_doorbells_is_disconnected() {
     let client = connect(&spec.devices[0].socket);
     let mut left = assembly.hand_over();
     drop(assembly);
-    *left[0].fds.last_mut().unwrap() = rustix::fs::memfd_create("other", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    *left[0].fds.last_mut().unwrap() =
+        rustix::fs::memfd_create("other", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     let assembly = Assembly::take_over(&spec, &mut left).unwrap();
     assert!(!client.is_connected());
     let mut next = connect(&spec.devices[0].socket);

@@ -16,7 +16,8 @@ use sidecore_assembly::spec::{
 };
 use sidecore_assembly::{Assembly, ControllerHandle};
 use sidecore_driver::{
-    ClientError, Notify, NvmeClient, NvmeCommand, NvmeOptions, NvmeStatus, admin_opcode, io_opcode, register,
+    ClientError, Notify, NvmeClient, NvmeCommand, NvmeOptions, NvmeStatus, admin_opcode, io_opcode,
+    register,
 };
 use sidecore_kit::guest::complete;
 use sidecore_stage_fault::{Affected, Fault, FaultPlan, FaultRule, When};
@@ -44,7 +45,8 @@ fn written_data_is_read_from_every_store_in_every_idle_mode() {
         let assembly = Assembly::start(&spec).unwrap();
         for (index, device) in spec.devices.iter().enumerate() {
             for (notify, byte) in [(Notify::Polled, 1), (Notify::Interrupt, 2)] {
-                let mut client = connect_as(&device.socket, &NvmeOptions { notify, ..NvmeOptions::default() });
+                let mut client =
+                    connect_as(&device.socket, &NvmeOptions { notify, ..NvmeOptions::default() });
                 assert_eq!(client.namespace().len_bytes(), DISK_BYTES);
                 let queue = queue(&mut client);
                 assert_eq!(queue.has_mapped_doorbells(), idle == IdleMode::Poll);
@@ -69,9 +71,11 @@ fn reports_and_counters_follow_a_function() {
     let directory = tempfile::tempdir().unwrap();
     let mut spec = spec(directory.path(), ADAPTIVE, &["one", "mem"]);
     let wide = &mut spec.devices[1];
-    (wide.queues, wide.sidecores, wide.idle) = (4, vec!["sc0".to_owned(), "sc1".to_owned()], IdleMode::Poll);
+    (wide.queues, wide.sidecores, wide.idle) =
+        (4, vec!["sc0".to_owned(), "sc1".to_owned()], IdleMode::Poll);
     wide.read_only = true;
-    wide.front_end = FrontEndSpec::Nvme(NvmeSpec { block_bytes: Some(4096), ..NvmeSpec::default() });
+    wide.front_end =
+        FrontEndSpec::Nvme(NvmeSpec { block_bytes: Some(4096), ..NvmeSpec::default() });
     let assembly = Assembly::start(&spec).unwrap();
     let waiting = assembly.devices().swap_remove(0);
     assert_eq!((waiting.state, waiting.queues_running), (DeviceState::Waiting, 0));
@@ -79,8 +83,14 @@ fn reports_and_counters_follow_a_function() {
     let running = until(&assembly, 0, |report| report.state == DeviceState::Running);
     let names = (running.front_end.as_str(), running.store.as_str(), running.store_type.as_str());
     assert_eq!(names, ("nvme", "one", "volume"));
-    assert_eq!((running.controller.as_deref(), running.volume.as_deref()), (Some("pool"), Some("one")));
-    assert_eq!((running.capacity_bytes, running.block_bytes, running.read_only), (DISK_BYTES, 512, false));
+    assert_eq!(
+        (running.controller.as_deref(), running.volume.as_deref()),
+        (Some("pool"), Some("one"))
+    );
+    assert_eq!(
+        (running.capacity_bytes, running.block_bytes, running.read_only),
+        (DISK_BYTES, 512, false)
+    );
     assert_eq!((running.queues, running.queues_running, running.idle.as_str()), (1, 1, "adaptive"));
     assert_eq!((running.reason, running.needs_reset), (None, false));
 
@@ -97,7 +107,10 @@ fn reports_and_counters_follow_a_function() {
     let stats = assembly.stats();
     let [counted] = &stats.devices[0].queues[..] else { panic!("{stats:?}") };
     assert_eq!((counted.index, counted.reads, counted.writes, counted.flushes), (1, 10, 10, 1));
-    assert_eq!((counted.bytes_read, counted.bytes_written, counted.bytes), (40_960, 40_960, 81_920));
+    assert_eq!(
+        (counted.bytes_read, counted.bytes_written, counted.bytes),
+        (40_960, 40_960, 81_920)
+    );
     assert_eq!((counted.rejected, counted.errors), (1, 0), "{counted:?}");
     assert!(counted.latency_ns.count >= 21, "{counted:?}");
     assert!(counted.kicks > 0 && counted.kicks <= kicks, "{counted:?}, {kicks} sent");
@@ -130,7 +143,8 @@ fn a_volume_grows_and_its_guest_is_notified() {
         let mut client = connect(&spec.devices[0].socket);
         let set = NvmeCommand::new(admin_opcode::SET_FEATURES, 0).dword(10, EVENT_CONFIGURATION);
         assert!(client.admin().run(set.dword(11, NAMESPACE_NOTICES)).unwrap().status.is_ok());
-        let event = client.admin().submit(NvmeCommand::new(admin_opcode::ASYNC_EVENT_REQUEST, 0)).unwrap();
+        let event =
+            client.admin().submit(NvmeCommand::new(admin_opcode::ASYNC_EVENT_REQUEST, 0)).unwrap();
         let beyond = DISK_BYTES / 512;
         assert_eq!(write(queue(&mut client), beyond, 1).name(), "LBA Out of Range");
 
@@ -162,7 +176,11 @@ fn a_volume_grows_and_its_guest_is_notified() {
             let steps: Vec<u64> = (3..10).map(|step| step * DISK_BYTES).collect();
             let sizes = steps.iter().map(|size_bytes| {
                 let resized = pool(&assembly).resize_volume("one", *size_bytes).is_ok();
-                client.read_namespace().ok().filter(|_| resized).map(|namespace| namespace.len_bytes())
+                client
+                    .read_namespace()
+                    .ok()
+                    .filter(|_| resized)
+                    .map(|namespace| namespace.len_bytes())
             });
             let sizes: Vec<_> = sizes.collect();
             ends.store(true, Ordering::Relaxed);
@@ -274,7 +292,10 @@ fn functions_of_one_controller_neither_see_nor_manage_each_other() {
     assert_eq!(write(queue(&mut one), 8, 1), NvmeStatus::OK);
     assert_eq!(write(queue(&mut two), 8, 2), NvmeStatus::OK);
     assert_eq!(write(queue(&mut two), 80, 3), NvmeStatus::OK);
-    assert_eq!((read(queue(&mut one), 8), read(queue(&mut one), 80), read(queue(&mut two), 8)), (1, 0, 2));
+    assert_eq!(
+        (read(queue(&mut one), 8), read(queue(&mut one), 80), read(queue(&mut two), 8)),
+        (1, 0, 2)
+    );
 
     assert_ne!(one.controller().subsystem, two.controller().subsystem);
     assert_ne!(one.namespace().nguid, two.namespace().nguid);
@@ -314,7 +335,8 @@ const ERROR_INFORMATION: u32 = 0x01;
 
 fn error_log(client: &mut NvmeClient) -> [u8; 128] {
     let mut log = [0; 128];
-    let get = NvmeCommand::new(admin_opcode::GET_LOG_PAGE, 0).dword(10, 31 << 16 | ERROR_INFORMATION);
+    let get =
+        NvmeCommand::new(admin_opcode::GET_LOG_PAGE, 0).dword(10, 31 << 16 | ERROR_INFORMATION);
     assert!(client.admin().read(get, &mut log).unwrap().status.is_ok());
     log
 }
@@ -323,7 +345,8 @@ fn error_log(client: &mut NvmeClient) -> [u8; 128] {
 fn a_shutdown_flushes_and_errors_are_logged() {
     let directory = tempfile::tempdir().unwrap();
     let mut spec = spec(directory.path(), IdleMode::Poll, &["bad", "one"]);
-    let rule = FaultRule { affected: Affected::Flushes, when: When::EveryNth(1), fault: Fault::Eio };
+    let rule =
+        FaultRule { affected: Affected::Flushes, when: When::EveryNth(1), fault: Fault::Eio };
     let stage = StageSpec::Fault(FaultPlan { seed: 1, rules: vec![rule] });
     spec.stores.push(StoreSpec::in_front_of("bad", "file", stage));
     let assembly = Assembly::start(&spec).unwrap();
@@ -372,7 +395,10 @@ fn names_stay_the_same_and_belong_to_volumes() {
         assert_ne!(name.0, [0; 16]);
         assert!(name.2.starts_with("nqn."), "{name:?}");
         for other in &before[..index] {
-            assert!(name.0 != other.0 && name.1 != other.1 && name.2 != other.2, "{name:?} and {other:?}");
+            assert!(
+                name.0 != other.0 && name.1 != other.1 && name.2 != other.2,
+                "{name:?} and {other:?}"
+            );
         }
     }
     // The device has another name and serves the same volume, which is renamed. A new volume has

@@ -66,11 +66,14 @@ fn a_client_vanishes_with_commands_in_flight_and_nothing_is_torn() {
 /// Breaks the rules of driver and VMM at random for a while.
 fn misbehave(device: &DeviceSpec, random: &mut Random) {
     // A new connection works, whatever the last one has done.
-    let mut client = connect_as(&device.socket, &NvmeOptions { queues: 2, ..NvmeOptions::default() });
+    let mut client =
+        connect_as(&device.socket, &NvmeOptions { queues: 2, ..NvmeOptions::default() });
     for id in 0..100_u16 {
         let queue = client.queue(id % 2).unwrap();
         let mut entry = [0; 64];
-        entry.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_le_bytes()));
+        entry
+            .chunks_exact_mut(8)
+            .for_each(|word| word.copy_from_slice(&random.next().to_le_bytes()));
         if random.next().is_multiple_of(2) {
             // An existing command, for the function's namespace, with data at any address.
             entry[0] = [0, 1, 2, 5, 8, 9, 0xC][random.next() as usize % 7];
@@ -95,8 +98,16 @@ fn misbehave(device: &DeviceSpec, random: &mut Random) {
                 random.next() % (1 << 20),
                 &[0xFF; 4],
             )),
-            6 => drop(client.transport().region_write(vfio::PCI_CONFIG_REGION_INDEX, random.next() % 256, &entry[..4])),
-            7 => drop(client.transport().region_write(vfio::PCI_BAR4_REGION_INDEX, random.next() % 8192, &entry[..16])),
+            6 => drop(client.transport().region_write(
+                vfio::PCI_CONFIG_REGION_INDEX,
+                random.next() % 256,
+                &entry[..4],
+            )),
+            7 => drop(client.transport().region_write(
+                vfio::PCI_BAR4_REGION_INDEX,
+                random.next() % 8192,
+                &entry[..16],
+            )),
             8 => drop(client.remap_memory()),
             _ => {}
         }

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
-    ControllerSpec, CrashLogSpec, DeviceSpec, FileOptions, FormatSpec, FrontEndSpec, IdleMode, NvmeSpec, SidecoreSpec,
-    Spec, StageSpec, StoreKind, StoreSpec, VolumeSpec,
+    ControllerSpec, CrashLogSpec, DeviceSpec, FileOptions, FormatSpec, FrontEndSpec, IdleMode,
+    NvmeSpec, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec, VolumeSpec,
 };
 use sidecore_assembly::{Assembly, ControllerHandle, ErrorKind};
 use sidecore_driver::{NvmeClient, NvmeCommand, NvmeStatus, admin_opcode, register};
@@ -25,7 +25,9 @@ use tempfile::TempDir;
 
 use common::{PATIENCE, device, until};
 use host::{ADAPTIVE, connect, function, read, write};
-use manager::{allocated, attach, attached, attachment, create, delete, detach, secondary, virtualization};
+use manager::{
+    allocated, attach, attached, attachment, create, delete, detach, secondary, virtualization,
+};
 
 const STORE_BYTES: u64 = 64 << 20;
 const VOLUME_BYTES: u64 = 8 << 20;
@@ -63,7 +65,9 @@ fn spec(directory: &Path, idle: IdleMode) -> Spec {
     let file = StoreKind::File(FileOptions { direct: false, ..FileOptions::new(path) });
     let pf = StoreKind::PhysicalFunction { controller: "pool".to_owned() };
     Spec {
-        sidecores: ["sc0", "sc1"].map(|name| SidecoreSpec { name: name.to_owned(), cpu: None }).to_vec(),
+        sidecores: ["sc0", "sc1"]
+            .map(|name| SidecoreSpec { name: name.to_owned(), cpu: None })
+            .to_vec(),
         stores: [("below", file), ("pf", pf)]
             .map(|(name, kind)| StoreSpec::new(name, kind))
             .into_iter()
@@ -111,10 +115,17 @@ fn the_primary_controller_knows_volumes_and_functions() {
     let both = 1 << 3 | 1 << 7;
     assert_eq!(pf.controller().optional_admin_commands & both, both);
     assert_eq!(pf.controller().model, "Sidecore physical function");
-    assert_eq!(pf.active_namespaces().unwrap(), [1], "the namespace of the physical function is the whole store");
+    assert_eq!(
+        pf.active_namespaces().unwrap(),
+        [1],
+        "the namespace of the physical function is the whole store"
+    );
     assert_eq!(pf.namespace().len_bytes(), STORE_BYTES);
     assert_eq!(allocated(&mut pf), [1, 2, 3]);
-    assert_eq!((attached(&mut pf, 1), attached(&mut pf, 2), attached(&mut pf, 3)), (vec![0], vec![1], vec![2]));
+    assert_eq!(
+        (attached(&mut pf, 1), attached(&mut pf, 2), attached(&mut pf, 3)),
+        (vec![0], vec![1], vec![2])
+    );
     assert_eq!(secondary(&mut pf), [(1, true), (2, true)]);
     let controllers = pf.identify(0x13, 0).unwrap();
     assert_eq!(controllers[..8], [3, 0, 0, 0, 1, 0, 2, 0]);
@@ -176,7 +187,10 @@ fn namespaces_are_created_and_deleted() {
         assert_eq!(create(&mut pf, 0, 0).0, INVALID_FIELD);
         assert_eq!(create(&mut pf, u64::MAX >> 10, 0).0, INSUFFICIENT_CAPACITY);
         assert_eq!(delete(&mut pf, 1), OPERATION_DENIED, "the whole store");
-        assert_eq!((delete(&mut pf, 2), delete(&mut pf, u32::MAX)), (OPERATION_DENIED, OPERATION_DENIED));
+        assert_eq!(
+            (delete(&mut pf, 2), delete(&mut pf, u32::MAX)),
+            (OPERATION_DENIED, OPERATION_DENIED)
+        );
         assert_eq!((delete(&mut pf, 77), delete(&mut pf, 0)), (INVALID_FIELD, INVALID_NAMESPACE));
         assert_eq!(volumes(&assembly).len(), 4);
         // All namespaces are deleted when none is attached.
@@ -196,13 +210,18 @@ fn a_function_serves_the_attached_volume() {
         let nguid = one.namespace().nguid;
         let set = NvmeCommand::new(admin_opcode::SET_FEATURES, 0).dword(10, 0x0B).dword(11, 1 << 8);
         assert!(one.admin().run(set).unwrap().status.is_ok());
-        let event = one.admin().submit(NvmeCommand::new(admin_opcode::ASYNC_EVENT_REQUEST, 0)).unwrap();
+        let event =
+            one.admin().submit(NvmeCommand::new(admin_opcode::ASYNC_EVENT_REQUEST, 0)).unwrap();
 
         // The function's host sees the namespace go.
         assert_eq!(detach(&mut pf, 2, 1), OK);
         assert!(one.admin().wait(event).unwrap().status.is_ok());
         assert!(one.active_namespaces().unwrap().is_empty());
-        assert_eq!(status(&mut one, 8).name(), "Invalid Field in Command", "the number of no active namespace");
+        assert_eq!(
+            status(&mut one, 8).name(),
+            "Invalid Field in Command",
+            "the number of no active namespace"
+        );
         let report = assembly.devices().swap_remove(ONE);
         assert_eq!((report.volume, report.capacity_bytes), (None, 0));
         assert!(attached(&mut pf, 2).is_empty());
@@ -233,7 +252,10 @@ fn a_function_serves_the_attached_volume() {
         assert_eq!(read(one.queue(0).unwrap(), 8), 1);
         assert_eq!(delete(&mut pf, 4), OK);
         // A client that comes later sees the same namespace.
-        assert_eq!((detach(&mut pf, 3, 2), detach(&mut pf, 2, 1), attach(&mut pf, 2, 2)), (OK, OK, OK));
+        assert_eq!(
+            (detach(&mut pf, 3, 2), detach(&mut pf, 2, 1), attach(&mut pf, 2, 2)),
+            (OK, OK, OK)
+        );
         let mut two = connect(&spec.devices[TWO].socket);
         assert_eq!(read(two.queue(0).unwrap(), 8), 1);
         assert!(pool(&assembly).check().unwrap().clean);
@@ -289,13 +311,20 @@ fn secondary_controllers_are_taken_offline_and_online() {
         one.write_register32(register::CC, 0x0046_0001).unwrap();
         one.transport().reset().unwrap();
         one.write_register32(register::CC, 0x0046_0001).unwrap();
-        assert_eq!(one.read_register32(register::CSTS).unwrap(), 2, "the controller cannot be enabled");
+        assert_eq!(
+            one.read_register32(register::CSTS).unwrap(),
+            2,
+            "the controller cannot be enabled"
+        );
         drop(one);
         // The neighbour is not disturbed.
         let mut two = connect(&spec.devices[TWO].socket);
         assert_eq!(status(&mut two, 8), NvmeStatus::OK);
         // A function that is offline can get another volume.
-        assert_eq!((detach(&mut pf, 2, 1), create(&mut pf, 4096, 0), attach(&mut pf, 4, 1)), (OK, (OK, 4), OK));
+        assert_eq!(
+            (detach(&mut pf, 2, 1), create(&mut pf, 4096, 0), attach(&mut pf, 4, 1)),
+            (OK, (OK, 4), OK)
+        );
         assert_eq!(virtualization(&mut pf, 1, 9), OK);
         assert_eq!(secondary(&mut pf), [(1, true), (2, true)]);
         let mut one = connect(&spec.devices[ONE].socket);
@@ -308,7 +337,10 @@ fn secondary_controllers_are_taken_offline_and_online() {
         );
         // Queues and vectors cannot be assigned.
         assert_eq!(virtualization(&mut pf, 0, 1), INVALID_RESOURCE);
-        assert_eq!((virtualization(&mut pf, 1, 7), virtualization(&mut pf, 1, 8)), (OK, INVALID_RESOURCE));
+        assert_eq!(
+            (virtualization(&mut pf, 1, 7), virtualization(&mut pf, 1, 8)),
+            (OK, INVALID_RESOURCE)
+        );
     }
 }
 
@@ -351,7 +383,8 @@ fn a_subsystem_is_managed_under_load_and_drained_in_the_middle() {
         assert!(pool(&assembly).check().unwrap().clean);
         // These commands are in flight when the assembly ends.
         for namespace in [2, 4] {
-            let command = NvmeCommand::new(admin_opcode::NAMESPACE_MANAGEMENT, namespace).dword(10, 1);
+            let command =
+                NvmeCommand::new(admin_opcode::NAMESPACE_MANAGEMENT, namespace).dword(10, 1);
             pf.admin().submit(command).unwrap();
         }
         std::thread::scope(|scope| {
@@ -398,7 +431,8 @@ fn numbers_outlive_the_daemon_that_gave_them() {
 fn numbers_are_known_to_a_second_physical_function() {
     let directory = tempfile::tempdir().unwrap();
     let mut spec = spec(directory.path(), IdleMode::Poll);
-    let second = DeviceSpec { store: "pf".to_owned(), ..function(directory.path(), "pf2", IdleMode::Poll) };
+    let second =
+        DeviceSpec { store: "pf".to_owned(), ..function(directory.path(), "pf2", IdleMode::Poll) };
     spec.devices.push(second);
     let assembly = Assembly::start(&spec).unwrap();
     let mut pf = connect(&spec.devices[3].socket);
@@ -457,9 +491,14 @@ fn a_client_is_not_exported_if_its_store_loses_writes_at_the_end() {
     // 32).
     let bytes = std::fs::read(directory.path().join("pool.img")).unwrap();
     let slots = bytes.chunks_exact(4096).take(4);
-    let generation = slots.map(|slot| u64::from_le_bytes(slot[32..40].try_into().unwrap())).max().unwrap();
+    let generation =
+        slots.map(|slot| u64::from_le_bytes(slot[32..40].try_into().unwrap())).max().unwrap();
     let bad = (generation + 2) * 2 % 4 * 4096;
-    let rule = FaultRule { affected: Affected::Writes, when: When::Touching(bad..bad + 2 * 4096), fault: Fault::Eio };
+    let rule = FaultRule {
+        affected: Affected::Writes,
+        when: When::Touching(bad..bad + 2 * 4096),
+        fault: Fault::Eio,
+    };
     let stage = StageSpec::Fault(FaultPlan { seed: 1, rules: vec![rule] });
     spec.stores.push(StoreSpec::in_front_of("bad", "below", stage));
     spec.controllers[0] = ControllerSpec {
@@ -478,7 +517,11 @@ fn a_client_is_not_exported_if_its_store_loses_writes_at_the_end() {
         }
         let left = assembly.hand_over();
         drop(assembly);
-        assert_eq!(left.len(), usize::from(!is_written), "a client is exported if no write is lost");
+        assert_eq!(
+            left.len(),
+            usize::from(!is_written),
+            "a client is exported if no write is lost"
+        );
         drop(left);
         assert!(!one.is_connected());
     }
@@ -499,7 +542,10 @@ fn attachments_outlive_the_daemon() {
     let assembly = Assembly::take_over(&spec, &mut left).unwrap();
     assert_eq!((attached(&mut pf, 2), attached(&mut pf, 3)), (vec![2], vec![1]));
     assert_eq!(read(one.queue(0).unwrap(), 8), 9);
-    assert_eq!(connect(&spec.devices[TWO].socket).namespace().nguid, pf.identify(0x11, 2).unwrap()[104..120]);
+    assert_eq!(
+        connect(&spec.devices[TWO].socket).namespace().nguid,
+        pf.identify(0x11, 2).unwrap()[104..120]
+    );
 
     // A function that is detached and offline.
     assert_eq!((detach(&mut pf, 2, 2), virtualization(&mut pf, 2, 7)), (OK, OK));
@@ -530,7 +576,8 @@ fn attachments_are_restored_on_a_late_pool() {
     let Some(disk) = SlowDisk::mount(STORE_BYTES as usize) else { return };
     let directory = tempfile::tempdir().unwrap();
     let mut spec = spec(directory.path(), IdleMode::Poll);
-    spec.stores[0].kind = StoreKind::File(FileOptions { direct: false, ..FileOptions::new(disk.path()) });
+    spec.stores[0].kind =
+        StoreKind::File(FileOptions { direct: false, ..FileOptions::new(disk.path()) });
     let assembly = Assembly::start(&spec).unwrap();
     let mut pf = connect(&spec.devices[0].socket);
     let mut one = connect(&spec.devices[ONE].socket);
@@ -564,7 +611,8 @@ fn a_hosts_command_waits_until_the_other_clients_are_resumed() {
         assert_eq!(status(&mut one, 8), NvmeStatus::OK);
         let mut left = assembly.hand_over();
         drop(assembly);
-        let offline = NvmeCommand::new(admin_opcode::VIRTUALIZATION_MANAGEMENT, 0).dword(10, 1 << 16 | 7);
+        let offline =
+            NvmeCommand::new(admin_opcode::VIRTUALIZATION_MANAGEMENT, 0).dword(10, 1 << 16 | 7);
         assembly = std::thread::scope(|scope| {
             let asked = scope.spawn(|| pf.admin().run(offline).unwrap());
             let assembly = Assembly::take_over(&spec, &mut left).unwrap();

@@ -13,7 +13,9 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::OFlags;
 use sidecore_assembly::Assembly;
 use sidecore_assembly::spec::{IdleMode, Sector};
-use sidecore_driver::{BlkClient, ClientOptions, Notify, NvmeClient, NvmeOptions, NvmeStatus, Queue, Slot, vfio};
+use sidecore_driver::{
+    BlkClient, ClientOptions, Notify, NvmeClient, NvmeOptions, NvmeStatus, Queue, Slot, vfio,
+};
 
 use common::{PATIENCE, device};
 use graph::{queue, spec};
@@ -53,7 +55,11 @@ impl Full {
     /// Waits for a signal.
     fn wait(&self) {
         let timeout = Timespec::try_from(PATIENCE).unwrap();
-        assert_eq!(poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&timeout)).unwrap(), 1, "no signal");
+        assert_eq!(
+            poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&timeout)).unwrap(),
+            1,
+            "no signal"
+        );
     }
 }
 
@@ -169,7 +175,8 @@ fn a_full_call_of_a_virtqueue_holds_up_no_neighbour() {
     spec.devices[0] = device(directory.path(), "mem");
     let assembly = Assembly::start(&spec).unwrap();
     let usual = ClientOptions::default();
-    let options = ClientOptions { huge_pages: false, notify: Notify::Interrupt, event_idx: false, ..usual };
+    let options =
+        ClientOptions { huge_pages: false, notify: Notify::Interrupt, event_idx: false, ..usual };
     let mut client = BlkClient::connect(&spec.devices[0].socket, &options).unwrap();
     let mut neighbour = connect(&spec.devices[1].socket);
     let silenced = client.queue(0).unwrap();

@@ -5,7 +5,9 @@ mod common;
 use std::path::Path;
 
 use sidecore_assembly::report::DeviceState;
-use sidecore_assembly::spec::{DeviceSpec, FileOptions, Sector, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec};
+use sidecore_assembly::spec::{
+    DeviceSpec, FileOptions, Sector, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec,
+};
 use sidecore_assembly::{Assembly, AssemblyError};
 use sidecore_driver::{BlkClient, Status};
 use sidecore_kit::guest::{self, connect, read, write};
@@ -28,7 +30,9 @@ fn spec(directory: &Path) -> Spec {
     let path = directory.join("disk.img");
     std::fs::File::create(&path).unwrap().set_len(DISK_BYTES).unwrap();
     Spec {
-        sidecores: ["sc0", "sc1"].map(|name| SidecoreSpec { name: name.to_owned(), cpu: None }).to_vec(),
+        sidecores: ["sc0", "sc1"]
+            .map(|name| SidecoreSpec { name: name.to_owned(), cpu: None })
+            .to_vec(),
         stores: vec![ram("mem"), store("file", StoreKind::File(FileOptions::new(path)))],
         controllers: Vec::new(),
         devices: vec![device(directory, "mem")],
@@ -80,7 +84,10 @@ fn a_store_that_comes_with_a_device_goes_with_the_last_one() {
     let directory = tempfile::tempdir().unwrap();
     let assembly = Assembly::start(&spec(directory.path())).unwrap();
     let (one, two) = (device(directory.path(), "one"), device(directory.path(), "two"));
-    let (one, two) = (DeviceSpec { store: "new".to_owned(), ..one }, DeviceSpec { store: "new".to_owned(), ..two });
+    let (one, two) = (
+        DeviceSpec { store: "new".to_owned(), ..one },
+        DeviceSpec { store: "new".to_owned(), ..two },
+    );
     assembly.add_device(&one, Some(&ram("new"))).unwrap();
     assembly.add_device(&two, None).unwrap();
     assert_eq!(write(&mut connect(&one.socket), 8, 3), Status::Ok);
@@ -103,10 +110,16 @@ fn a_refused_addition_has_a_reason_and_changes_nothing() {
     };
     let new = device(path, "new");
     let named = |store: &str| DeviceSpec { store: store.to_owned(), ..new.clone() };
-    assert_eq!(message(&device(path, "mem"), None), "there is a device \"mem\" already; choose another name");
+    assert_eq!(
+        message(&device(path, "mem"), None),
+        "there is a device \"mem\" already; choose another name"
+    );
     let same_socket = DeviceSpec { socket: path.join("./mem.sock"), ..named("mem") };
     assert!(message(&same_socket, None).contains("is the socket of device \"mem\""));
-    assert_eq!(message(&named("mem"), Some(&ram("mem"))), "there is a store \"mem\" already; choose another name");
+    assert_eq!(
+        message(&named("mem"), Some(&ram("mem"))),
+        "there is a store \"mem\" already; choose another name"
+    );
     assert!(message(&named("no"), None).contains("names store \"no\""));
     let lost = DeviceSpec { sidecores: vec!["no".to_owned()], ..named("mem") };
     assert!(message(&lost, None).contains("names sidecore \"no\""));
@@ -118,7 +131,10 @@ fn a_refused_addition_has_a_reason_and_changes_nothing() {
     // A second writer to the file is refused, also through a stage in front of it.
     assembly.add_device(&device(path, "file"), None).unwrap();
     let slow = StoreSpec::in_front_of("slow", "file", StageSpec::Delay(DelayStage::default()));
-    assert!(message(&named("slow"), Some(&slow)).contains("device \"file\" writes to store \"slow\" too"));
+    assert!(
+        message(&named("slow"), Some(&slow))
+            .contains("device \"file\" writes to store \"slow\" too")
+    );
     assembly.add_device(&DeviceSpec { read_only: true, ..named("slow") }, Some(&slow)).unwrap();
     assembly.remove_device("new").unwrap();
     assert_eq!(names(&assembly), ["mem", "file"]);
@@ -132,7 +148,8 @@ fn a_refused_addition_has_a_reason_and_changes_nothing() {
 fn a_removal_waits_for_requests_in_flight_and_succeeds_once() {
     let directory = tempfile::tempdir().unwrap();
     let assembly = Assembly::start(&spec(directory.path())).unwrap();
-    let slow = StoreSpec::in_front_of("slow", "mem", StageSpec::Delay(DelayStage { delay_us: 50_000 }));
+    let slow =
+        StoreSpec::in_front_of("slow", "mem", StageSpec::Delay(DelayStage { delay_us: 50_000 }));
     let device = device(directory.path(), "slow");
     assembly.add_device(&device, Some(&slow)).unwrap();
     let mut client = connect(&device.socket);
@@ -143,7 +160,8 @@ fn a_removal_waits_for_requests_in_flight_and_succeeds_once() {
     queue.publish().unwrap();
     until(&assembly, 1, |report| report.counters.batches == 1);
     let results: Vec<_> = std::thread::scope(|scope| {
-        let removals: Vec<_> = (0..4).map(|_| scope.spawn(|| assembly.remove_device("slow").is_ok())).collect();
+        let removals: Vec<_> =
+            (0..4).map(|_| scope.spawn(|| assembly.remove_device("slow").is_ok())).collect();
         removals.into_iter().map(|removal| removal.join().unwrap()).collect()
     });
     assert_eq!(results.iter().filter(|removed| **removed).count(), 1);

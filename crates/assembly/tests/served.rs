@@ -6,7 +6,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use sidecore_assembly::report::DeviceState;
-use sidecore_assembly::spec::{FileOptions, Sector, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec, Values};
+use sidecore_assembly::spec::{
+    FileOptions, Sector, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec, Values,
+};
 use sidecore_assembly::{Assembly, AssemblyError};
 use sidecore_driver::{BlkClient, BlkQueue, ClientError, ClientOptions, Completion, Status};
 use sidecore_kit::guest;
@@ -22,7 +24,9 @@ fn ram(name: &str, size_bytes: u64) -> StoreSpec {
 /// Stores, and a device of the same name in front of each.
 fn spec(directory: &Path, stores: Vec<StoreSpec>) -> Spec {
     Spec {
-        sidecores: ["sc0", "sc1"].map(|name| SidecoreSpec { name: name.to_owned(), cpu: None }).to_vec(),
+        sidecores: ["sc0", "sc1"]
+            .map(|name| SidecoreSpec { name: name.to_owned(), cpu: None })
+            .to_vec(),
         devices: stores.iter().map(|store| device(directory, &store.name)).collect(),
         stores,
         controllers: Vec::new(),
@@ -30,7 +34,11 @@ fn spec(directory: &Path, stores: Vec<StoreSpec>) -> Spec {
 }
 
 fn connect(spec: &Spec, device: usize) -> BlkClient {
-    let options = ClientOptions { queues: spec.devices[device].queues, huge_pages: false, ..ClientOptions::default() };
+    let options = ClientOptions {
+        queues: spec.devices[device].queues,
+        huge_pages: false,
+        ..ClientOptions::default()
+    };
     BlkClient::connect(&spec.devices[device].socket, &options).unwrap()
 }
 
@@ -111,7 +119,8 @@ fn queues_are_spread_over_the_sidecores() {
     for index in 0..3 {
         assert_eq!(write(client.queue(index).unwrap(), u64::from(index) * 8, 1), Status::Ok);
     }
-    let queues: Vec<u64> = assembly.stats().sidecores.iter().map(|sidecore| sidecore.queues).collect();
+    let queues: Vec<u64> =
+        assembly.stats().sidecores.iter().map(|sidecore| sidecore.queues).collect();
     assert_eq!(queues, [2, 1]);
     assert!(assembly.stats().devices[0].queues.iter().all(|queue| queue.requests == 1));
 }
@@ -119,10 +128,15 @@ fn queues_are_spread_over_the_sidecores() {
 #[test]
 fn stores_are_stacked_and_fail_as_planned() {
     let directory = tempfile::tempdir().unwrap();
-    let bad = FaultRule { affected: Affected::All, when: When::Touching(4096..8192), fault: Fault::Eio };
+    let bad =
+        FaultRule { affected: Affected::All, when: When::Touching(4096..8192), fault: Fault::Eio };
     let stores = vec![
         ram("mem", 1 << 20),
-        StoreSpec::in_front_of("bad", "mem", StageSpec::Fault(FaultPlan { seed: 0, rules: vec![bad] })),
+        StoreSpec::in_front_of(
+            "bad",
+            "mem",
+            StageSpec::Fault(FaultPlan { seed: 0, rules: vec![bad] }),
+        ),
         StoreSpec::in_front_of("slow", "bad", StageSpec::Delay(DelayStage { delay_us: 20_000 })),
     ];
     let spec = spec(directory.path(), stores);
@@ -136,7 +150,10 @@ fn stores_are_stacked_and_fail_as_planned() {
     assert_eq!(read(slow.queue(0).unwrap(), 8).0, Status::IoError);
     until(&assembly, 2, |report| report.counters.errors == 1);
     let slow = &assembly.devices()[2];
-    assert_eq!((slow.store_type.as_str(), &slow.stages[..]), ("delay", &["delay".to_owned(), "fault".to_owned()][..]));
+    assert_eq!(
+        (slow.store_type.as_str(), &slow.stages[..]),
+        ("delay", &["delay".to_owned(), "fault".to_owned()][..])
+    );
 }
 
 #[test]
@@ -163,7 +180,10 @@ fn requests_pass_the_stages_of_a_store_in_their_order() {
     let assembly = Assembly::start(&spec).unwrap();
     for (device, name) in ["file", "ram"].into_iter().enumerate() {
         let report = &assembly.devices()[device];
-        assert_eq!((report.store_type.as_str(), report.stages.join(",").as_str()), (name, "fault,fault,delay"));
+        assert_eq!(
+            (report.store_type.as_str(), report.stages.join(",").as_str()),
+            (name, "fault,fault,delay")
+        );
         let mut client = connect(&spec, device);
         let queue = client.queue(0).unwrap();
         let statuses = [8, 0, 8, 0].map(|sector| write(queue, sector, 7));

@@ -50,7 +50,8 @@ fn verify(queue: &mut BlkQueue, seed: u64, stop: &AtomicBool, rounds: &AtomicU64
     let mut written = [None::<u8>; PAGES as usize];
     let mut number = seed;
     while !stop.load(Ordering::Relaxed) {
-        number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        number =
+            number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let (page, byte) = ((number >> 33) % PAGES, (number >> 48) as u8);
         let sector = Sector(page * PAGE as u64 / 512);
         let slot = queue.take_slot().unwrap();
@@ -73,11 +74,13 @@ fn verify(queue: &mut BlkQueue, seed: u64, stop: &AtomicBool, rounds: &AtomicU64
 #[test]
 fn a_guest_reads_its_writes_over_restarts() {
     for kind in 0..4 {
-        let (packed, notify) = (kind % 2 == 1, if kind < 2 { Notify::Polled } else { Notify::Interrupt });
+        let (packed, notify) =
+            (kind % 2 == 1, if kind < 2 { Notify::Polled } else { Notify::Interrupt });
         let directory = tempfile::tempdir().unwrap();
         let spec = spec(directory.path());
         let mut assembly = Some(Assembly::start(&spec).unwrap());
-        let options = ClientOptions { packed, notify, huge_pages: false, ..ClientOptions::default() };
+        let options =
+            ClientOptions { packed, notify, huge_pages: false, ..ClientOptions::default() };
         let mut client = BlkClient::connect(&spec.devices[0].socket, &options).unwrap();
         let mut queue = client.take_queue(0).unwrap();
         let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));

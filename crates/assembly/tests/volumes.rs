@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use sidecore_assembly::offline::GiveUp;
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
-    ControllerSpec, DeviceSpec, FileOptions, FormatSpec, FrontEndSpec, LimitSpec, LimitsSpec, SidecoreSpec, Spec,
-    StoreKind, StoreSpec, VirtioBlkSpec, VolumeSpec,
+    ControllerSpec, DeviceSpec, FileOptions, FormatSpec, FrontEndSpec, LimitSpec, LimitsSpec,
+    SidecoreSpec, Spec, StoreKind, StoreSpec, VirtioBlkSpec, VolumeSpec,
 };
 use sidecore_assembly::{Assembly, AssemblyError, BlocksOf, ControllerHandle, ErrorKind, offline};
 use sidecore_driver::{BlkClient, Status};
@@ -48,7 +48,10 @@ fn spec(directory: &Path, on: On) -> Spec {
     let root = VolumeSpec { size_bytes: Some(VOLUME_BYTES), ..VolumeSpec::new("pool", "root") };
     Spec {
         sidecores: vec![SidecoreSpec { name: "sc0".to_owned(), cpu: None }],
-        stores: vec![StoreSpec::new("below", kind), StoreSpec::new("root", StoreKind::Volume(root))],
+        stores: vec![
+            StoreSpec::new("below", kind),
+            StoreSpec::new("root", StoreKind::Volume(root)),
+        ],
         controllers: vec![ControllerSpec {
             format: Some(FormatSpec { label: "test".to_owned(), ..FormatSpec::default() }),
             ..ControllerSpec::new("pool", "below")
@@ -77,7 +80,8 @@ fn names(controller: &ControllerHandle) -> Vec<String> {
 /// Reports name the volume of each function, and account for all blocks.
 fn check_reports(assembly: &Assembly, pool: &ControllerHandle) {
     let report = pool.report();
-    let shown: Vec<&str> = report.functions.iter().map(|function| function.volume.as_str()).collect();
+    let shown: Vec<&str> =
+        report.functions.iter().map(|function| function.volume.as_str()).collect();
     assert_eq!(shown, ["root", "before", "copy"]);
     assert!(report.functions[0].misses > 0, "{report:?}");
     assert!(report.commits > 0);
@@ -93,7 +97,10 @@ fn check_reports(assembly: &Assembly, pool: &ControllerHandle) {
     ];
     assert_eq!(parts.iter().sum::<u64>(), space.total_bytes);
     let device = &assembly.devices()[2];
-    assert_eq!((device.controller.as_deref(), device.volume.as_deref()), (Some("pool"), Some("copy")));
+    assert_eq!(
+        (device.controller.as_deref(), device.volume.as_deref()),
+        (Some("pool"), Some("copy"))
+    );
     assert!(pool.check().unwrap().clean);
 }
 
@@ -125,7 +132,10 @@ fn volumes_are_created_served_copied_and_deleted_under_their_guests() {
         assert_eq!((read(&mut root, 8), read(&mut before, 8), read(&mut copied, 8)), (2, 1, 1));
         assert_eq!(write(&mut copied, 800, 3), Status::Ok);
         assert_ne!(write(&mut before, 800, 4), Status::Ok);
-        assert_eq!((read(&mut root, 800), read(&mut before, 800), read(&mut copied, 800)), (1, 1, 3));
+        assert_eq!(
+            (read(&mut root, 800), read(&mut before, 800), read(&mut copied, 800)),
+            (1, 1, 3)
+        );
         flush(&mut copied);
 
         check_reports(&assembly, &pool);
@@ -167,7 +177,8 @@ fn a_restart_keeps_volumes_and_a_running_daemon_claims_the_file() {
         assert!(error.to_string().contains("in use"), "{error}");
         let error = offline::check(&image(path)).unwrap_err();
         assert!(error.to_string().contains("in use"), "{error}");
-        let error = offline::format(&image(path), &FormatSpec::default(), GiveUp::Contents).unwrap_err();
+        let error =
+            offline::format(&image(path), &FormatSpec::default(), GiveUp::Contents).unwrap_err();
         assert!(error.to_string().contains("in use"), "{error}");
         // Without a flush by the guest: the drain makes completed writes durable.
     }
@@ -182,7 +193,10 @@ fn a_restart_keeps_volumes_and_a_running_daemon_claims_the_file() {
     let (mut root, mut snap) = (connect(&spec.devices[0].socket), connect(&snap.socket));
     assert_eq!((read(&mut root, 0), read(&mut snap, 0)), (99, 1));
     for page in 1..64 {
-        assert_eq!((read(&mut root, page * 16), read(&mut snap, page * 16)), (page as u8 + 1, page as u8 + 1));
+        assert_eq!(
+            (read(&mut root, page * 16), read(&mut snap, page * 16)),
+            (page as u8 + 1, page as u8 + 1)
+        );
     }
     assert_eq!(pool(&assembly).report().label, "test");
 }
@@ -199,7 +213,10 @@ fn the_contents_of_a_store_are_not_formatted_away() {
     };
     let said = message(&spec);
     assert!(said.starts_with("controller \"pool\": the disk is not formatted"), "{said}");
-    assert!(said.contains("`sidecore controller format PATH`") && said.contains("`format = \"blank\"`"), "{said}");
+    assert!(
+        said.contains("`sidecore controller format PATH`") && said.contains("`format = \"blank\"`"),
+        "{said}"
+    );
 
     // An ext4 superblock's magic number, at its place.
     let mut bytes = vec![0; 4096];
@@ -218,8 +235,12 @@ fn the_contents_of_a_store_are_not_formatted_away() {
     let error = offline::check(&image(path)).unwrap_err();
     assert!(error.to_string().contains("not formatted"), "{error}");
 
-    offline::format(&image(path), &FormatSpec { block_bytes: 4096, ..FormatSpec::default() }, GiveUp::Contents)
-        .unwrap();
+    offline::format(
+        &image(path),
+        &FormatSpec { block_bytes: 4096, ..FormatSpec::default() },
+        GiveUp::Contents,
+    )
+    .unwrap();
     spec.controllers[0].format = None;
     let assembly = Assembly::start(&spec).unwrap();
     assert_eq!(pool(&assembly).report().block_bytes, 4096);
@@ -294,8 +315,10 @@ fn a_volume_grows_is_renamed_and_mapped_as_it_was_written() {
     assert_eq!(pieces, all.extents);
 
     // Equal blocks become shared; other blocks are left alone.
-    let (one, two) =
-        (BlocksOf { volume: "root", first: 0, count: 4 }, BlocksOf { volume: "root", first: 2048, count: 4 });
+    let (one, two) = (
+        BlocksOf { volume: "root", first: 0, count: 4 },
+        BlocksOf { volume: "root", first: 2048, count: 4 },
+    );
     pool.share(one, two).unwrap();
     assert!(pool.extents("root", 0, 1000).unwrap().extents.iter().any(|extent| extent.shared));
     let hole = BlocksOf { volume: "root", first: 100, count: 4 };
@@ -344,8 +367,11 @@ fn without_a_write_cache_a_write_is_durable_when_it_completes() {
     for write_cache in [true, false] {
         let directory = tempfile::tempdir().unwrap();
         let mut spec = spec(directory.path(), On::Ram);
-        spec.devices[0].front_end =
-            FrontEndSpec::VirtioBlk(VirtioBlkSpec { write_cache, packed: true, ..VirtioBlkSpec::default() });
+        spec.devices[0].front_end = FrontEndSpec::VirtioBlk(VirtioBlkSpec {
+            write_cache,
+            packed: true,
+            ..VirtioBlkSpec::default()
+        });
         let assembly = Assembly::start(&spec).unwrap();
         let mut client = connect(&spec.devices[0].socket);
         assert_eq!(client.config().write_back, write_cache);
@@ -368,13 +394,17 @@ fn a_quota_and_limits_hold_for_their_function_alone() {
         size_bytes: Some(VOLUME_BYTES),
         quota_bytes: Some(64 << 10),
         weight: 300,
-        limits: LimitsSpec { read_iops: Some(LimitSpec { per_s: 100, burst: 1 }), ..LimitsSpec::default() },
+        limits: LimitsSpec {
+            read_iops: Some(LimitSpec { per_s: 100, burst: 1 }),
+            ..LimitsSpec::default()
+        },
         ..VolumeSpec::new("pool", "small")
     };
     spec.stores.push(StoreSpec::new("small", StoreKind::Volume(limited)));
     spec.devices.push(device(path, "small"));
     let assembly = Assembly::start(&spec).unwrap();
-    let (mut root, mut small) = (connect(&spec.devices[0].socket), connect(&spec.devices[1].socket));
+    let (mut root, mut small) =
+        (connect(&spec.devices[0].socket), connect(&spec.devices[1].socket));
     let written = (0..64).take_while(|page| write(&mut small, page * 8, 1) == Status::Ok).count();
     assert_eq!(written, 16, "64 KiB in pages");
     assert_eq!(write(&mut root, 0, 2), Status::Ok);
@@ -453,7 +483,8 @@ fn copies_come_and_go_while_the_original_is_written() {
                 for round in 0..12 {
                     pool.snapshot_volume("root", "snap").unwrap();
                     pool.clone_volume("snap", "copy").unwrap();
-                    let (snap, copy) = (serve(&assembly, path, "snap"), serve(&assembly, path, "copy"));
+                    let (snap, copy) =
+                        (serve(&assembly, path, "snap"), serve(&assembly, path, "copy"));
                     let (mut before, mut copied) = (connect(&snap.socket), connect(&copy.socket));
                     check_copies(&mut before, &mut copied, PAGES);
                     drop((before, copied));
@@ -491,7 +522,10 @@ fn a_nearly_full_pool_says_so_and_clones_show_what_they_share() {
     let assembly = Assembly::start(&spec).unwrap();
     let pool = pool(&assembly);
     let mut root = connect(&spec.devices[0].socket);
-    assert_eq!((pool.report().nearly_full_percent, pool.report().provisioned_bytes), (None, VOLUME_BYTES));
+    assert_eq!(
+        (pool.report().nearly_full_percent, pool.report().provisioned_bytes),
+        (None, VOLUME_BYTES)
+    );
     assert!(assembly.devices()[0].warnings.is_empty());
     for page in 0..1024 {
         assert_eq!(write(&mut root, page * 8, 1), Status::Ok);
@@ -516,8 +550,12 @@ fn a_nearly_full_pool_says_so_and_clones_show_what_they_share() {
     assert_eq!((exclusive("root"), exclusive("copy")), (8192, 8192));
     // The written block is shared again, with the snapshot.
     pool.snapshot_volume("copy", "monday").unwrap();
-    assert_eq!((shared("root"), shared("copy"), shared("monday")), ((4 << 20) - 4096, 4 << 20, 4 << 20));
+    assert_eq!(
+        (shared("root"), shared("copy"), shared("monday")),
+        ((4 << 20) - 4096, 4 << 20, 4 << 20)
+    );
     pool.delete_volume("monday").unwrap();
-    let listed: Vec<_> = pool.volumes_with_usage().unwrap().iter().map(|volume| volume.exclusive_bytes).collect();
+    let listed: Vec<_> =
+        pool.volumes_with_usage().unwrap().iter().map(|volume| volume.exclusive_bytes).collect();
     assert_eq!(listed, [Some(8192), Some(8192)]);
 }

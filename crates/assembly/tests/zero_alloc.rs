@@ -25,7 +25,10 @@ fn a_hundred_thousand_requests_allocate_nothing() {
         for packed in [false, true] {
             let options = ClientOptions { packed, huge_pages: false, ..ClientOptions::default() };
             let mut client = BlkClient::connect(&device.socket, &options).unwrap();
-            assert_none(client.queue(0).unwrap(), &format!("store {}, packed {packed}", device.name));
+            assert_none(
+                client.queue(0).unwrap(),
+                &format!("store {}, packed {packed}", device.name),
+            );
             drop(client);
             // The end of a connection allocates, and must not be counted for the next connection.
             until(&assembly, index, |report| report.state == DeviceState::Waiting);

@@ -24,7 +24,8 @@ fn a_hundred_thousand_commands_allocate_nothing() {
     let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     // Mapped doorbells, and doorbells that are messages.
     for idle in [IdleMode::Poll, ADAPTIVE] {
-        let functions = ["ram", "file", "volume"].map(|store| function(directory.path(), store, idle));
+        let functions =
+            ["ram", "file", "volume"].map(|store| function(directory.path(), store, idle));
         let spec = spec(directory.path(), functions.into());
         let assembly = Assembly::start(&spec).unwrap();
         for (index, device) in spec.devices.iter().enumerate() {

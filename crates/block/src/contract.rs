@@ -33,7 +33,9 @@ use std::time::{Duration, Instant};
 use sidecore_memory::GuestMemory;
 use sidecore_units::Nanos;
 
-use crate::{Batch, BlockDevice, BlockError, BlockRequest, Geometry, Next, Operation, Readiness, Tag};
+use crate::{
+    Batch, BlockDevice, BlockError, BlockRequest, Geometry, Next, Operation, Readiness, Tag,
+};
 
 pub use guest::{guest_memory, request};
 pub use harness::Harness;
@@ -122,9 +124,13 @@ pub fn reads_back_what_was_written(open: Open<'_>, options: &Options) {
     let mut harness = Harness::new(&open(), options.depth);
     let (block, capacity) = (harness.block(), harness.geometry.capacity_bytes);
     let whole = 128 << 10;
-    for (offset, len) in
-        [(0, block), (block, block), (capacity - block, block), (2 * block, whole), (capacity - whole, whole)]
-    {
+    for (offset, len) in [
+        (0, block),
+        (block, block),
+        (capacity - block, block),
+        (2 * block, whole),
+        (capacity - whole, whole),
+    ] {
         let bytes = pattern(offset, usize::try_from(len).unwrap());
         harness.store(offset, &bytes);
         assert!(harness.load(offset, bytes.len()) == bytes, "{len} bytes at {offset} differ");
@@ -158,7 +164,10 @@ pub fn reads_back_whatever_the_layout(open: Open<'_>, options: &Options) {
             scatter(&harness, &pieces, &bytes);
             let write = harness.request(Operation::Write, block, &pieces);
             assert_eq!(harness.run_one(write), Ok(()), "write of layout {index}, {blocks} blocks");
-            assert!(harness.load(block, bytes.len()) == bytes, "layout {index}, {blocks} blocks, as written");
+            assert!(
+                harness.load(block, bytes.len()) == bytes,
+                "layout {index}, {blocks} blocks, as written"
+            );
             scatter(&harness, &pieces, &vec![0; bytes.len()]);
             let read = harness.request(Operation::Read, block, &pieces);
             assert_eq!(harness.run_one(read), Ok(()), "read of layout {index}, {blocks} blocks");
@@ -178,7 +187,10 @@ fn scatter(harness: &Harness, pieces: &[(u64, u64)], bytes: &[u8]) {
 }
 
 fn gather(harness: &Harness, pieces: &[(u64, u64)]) -> Vec<u8> {
-    pieces.iter().flat_map(|&(address, len)| harness.peek(address, usize::try_from(len).unwrap())).collect()
+    pieces
+        .iter()
+        .flat_map(|&(address, len)| harness.peek(address, usize::try_from(len).unwrap()))
+        .collect()
 }
 
 /// Of two overlapping writes the one that was submitted after the other had completed wins.
@@ -213,7 +225,10 @@ pub fn mixes_overlapping_writes_in_flight_but_invents_nothing(open: Open<'_>, op
     assert!(harness.run(requests).iter().all(Result::is_ok));
     let written = harness.load(4 * block, len);
     for (index, byte) in written.iter().enumerate() {
-        assert!(patterns.iter().any(|pattern| pattern[index] == *byte), "byte {index} is of no pattern");
+        assert!(
+            patterns.iter().any(|pattern| pattern[index] == *byte),
+            "byte {index} is of no pattern"
+        );
     }
     assert!(harness.load(0, len) == neighbour, "the blocks before were touched");
     assert!(harness.load(8 * block, len) == neighbour, "the blocks behind were touched");
@@ -250,14 +265,23 @@ pub fn zeroes_exactly_the_range(open: Open<'_>, options: &Options) {
         }
         // Single blocks, and ranges that start and end inside of pages.
         for (first, blocks) in [(1, 1), (7, 1), (1, 30), (16, 32), (9, 100)] {
-            let before = pattern(first + blocks, usize::try_from((first + blocks + 9) * block).unwrap());
+            let before =
+                pattern(first + blocks, usize::try_from((first + blocks + 9) * block).unwrap());
             harness.store(0, &before);
             let request = harness.range_request(operation, first * block, blocks * block);
-            assert_eq!(harness.run_one(request), Ok(()), "{operation:?} of {blocks} blocks at {first}");
+            assert_eq!(
+                harness.run_one(request),
+                Ok(()),
+                "{operation:?} of {blocks} blocks at {first}"
+            );
             let mut expected = before;
-            let range = usize::try_from(first * block).unwrap()..usize::try_from((first + blocks) * block).unwrap();
+            let range = usize::try_from(first * block).unwrap()
+                ..usize::try_from((first + blocks) * block).unwrap();
             expected[range].fill(0);
-            assert!(harness.load(0, expected.len()) == expected, "{operation:?} of {blocks} blocks at {first}");
+            assert!(
+                harness.load(0, expected.len()) == expected,
+                "{operation:?} of {blocks} blocks at {first}"
+            );
         }
     }
 }
@@ -275,7 +299,8 @@ pub fn discards_nothing_beside_the_range(open: Open<'_>, options: &Options) {
         let request = harness.range_request(Operation::Discard, first * block, blocks * block);
         assert_eq!(harness.run_one(request), Ok(()), "discard of {blocks} blocks at {first}");
         let after = harness.load(0, before.len());
-        let range = usize::try_from(first * block).unwrap()..usize::try_from((first + blocks) * block).unwrap();
+        let range = usize::try_from(first * block).unwrap()
+            ..usize::try_from((first + blocks) * block).unwrap();
         for (index, (was, is)) in before.iter().zip(&after).enumerate() {
             let allowed = was == is || (range.contains(&index) && *is == 0);
             assert!(allowed, "discard of {blocks} blocks at {first} changed byte {index}");
@@ -297,7 +322,10 @@ pub fn discards_to_zeroes_where_it_says_so(open: Open<'_>, options: &Options) {
         let request = harness.range_request(Operation::Discard, first * block, blocks * block);
         assert_eq!(harness.run_one(request), Ok(()));
         let after = harness.load(first * block, usize::try_from(blocks * block).unwrap());
-        assert!(after.iter().all(|byte| *byte == 0), "{blocks} blocks at {first} are no zeros after a discard");
+        assert!(
+            after.iter().all(|byte| *byte == 0),
+            "{blocks} blocks at {first} are no zeros after a discard"
+        );
     }
 }
 
@@ -322,7 +350,11 @@ pub fn refuses_what_is_out_of_bounds(open: Open<'_>, options: &Options) {
             if supported {
                 for len in [2 * block, !(block - 1)] {
                     let request = harness.range_request(operation, offset, len);
-                    assert_eq!(harness.run_one(request), Err(BlockError::OutOfBounds), "{operation:?} at {offset}");
+                    assert_eq!(
+                        harness.run_one(request),
+                        Err(BlockError::OutOfBounds),
+                        "{operation:?} at {offset}"
+                    );
                 }
             }
         }
@@ -357,7 +389,8 @@ pub fn comes_back_exactly_once(open: Open<'_>, options: &Options) {
     harness.channel.poll(now, &mut completed);
     assert_eq!((completed.len(), harness.in_flight()), (1, 0), "nothing was submitted");
 
-    let mut request = harness.request(Operation::Read, block, &[(SCRATCH, block), (SCRATCH + 2 * block, block)]);
+    let mut request =
+        harness.request(Operation::Read, block, &[(SCRATCH, block), (SCRATCH + 2 * block, block)]);
     let (taken_at, pieces) = (request.taken_at, request.segments.pieces().len());
     request.result = Err(BlockError::NoSpace);
     harness.submit(&mut vec![request]);
@@ -395,7 +428,11 @@ pub fn comes_back_exactly_once(open: Open<'_>, options: &Options) {
     }
     assert!(completed[0].tag.is_none(), "exchange must append to what the caller has");
     untouched(&mut completed[1]);
-    assert_eq!((completed[1].come_back(), completed[1].offset_bytes), (7, 0), "a detour of another stage");
+    assert_eq!(
+        (completed[1].come_back(), completed[1].offset_bytes),
+        (7, 0),
+        "a detour of another stage"
+    );
 
     // Many more than the depth, of every kind that harms nothing.
     let requests = (0..20 * options.depth as u64).map(|index| {
@@ -415,12 +452,19 @@ pub fn leaves_what_does_not_fit(open: Open<'_>, options: &Options) {
     let mut harness = Harness::new(&open(), options.depth);
     let block = harness.block();
     let surplus = 5;
-    let requests = (0..options.depth + surplus).map(|_| harness.request(Operation::Read, 0, &[(SCRATCH, block)]));
+    let requests = (0..options.depth + surplus)
+        .map(|_| harness.request(Operation::Read, 0, &[(SCRATCH, block)]));
     let mut batch: Batch = requests.collect();
-    let addresses = |batch: &Batch| -> Vec<_> { batch.iter().map(|request| std::ptr::from_ref(&**request)).collect() };
+    let addresses = |batch: &Batch| -> Vec<_> {
+        batch.iter().map(|request| std::ptr::from_ref(&**request)).collect()
+    };
     let offered = addresses(&batch);
     harness.submit(&mut batch);
-    assert_eq!(addresses(&batch), offered[options.depth..], "a channel takes exactly its depth, from the front");
+    assert_eq!(
+        addresses(&batch),
+        offered[options.depth..],
+        "a channel takes exactly its depth, from the front"
+    );
     assert_eq!(harness.in_flight(), options.depth);
     harness.submit(&mut batch);
     assert_eq!(batch.len(), surplus, "a full channel takes nothing");
@@ -442,8 +486,8 @@ pub fn leaves_what_does_not_fit(open: Open<'_>, options: &Options) {
 pub fn drains(open: Open<'_>, options: &Options) {
     let mut harness = Harness::new(&open(), options.depth);
     let block = harness.block();
-    let requests =
-        (0..options.depth as u64).map(|index| harness.request(Operation::Read, index * block, &[(SCRATCH, block)]));
+    let requests = (0..options.depth as u64)
+        .map(|index| harness.request(Operation::Read, index * block, &[(SCRATCH, block)]));
     let mut batch: Batch = requests.collect();
     harness.submit(&mut batch);
     let mut completed = Batch::new();
@@ -501,7 +545,10 @@ pub fn wakes_when_something_is_done(open: Open<'_>, options: &Options) {
             // No polling in between: only what wakes a sleeping sidecore.
             let woken = harness.wait(PATIENCE);
             // A descriptor readable only when asked again counts as late: a sidecore asks once.
-            assert!(woken && start.elapsed() < PATIENCE, "nothing wakes a sidecore that waits for this channel");
+            assert!(
+                woken && start.elapsed() < PATIENCE,
+                "nothing wakes a sidecore that waits for this channel"
+            );
             let now = harness.now();
             harness.channel.poll(now, &mut completed);
         }
@@ -514,7 +561,9 @@ pub fn works_whatever_memory_is_attached(open: Open<'_>, options: &Options) {
     let mut harness = Harness::new(&open(), options.depth);
     let block = harness.block();
     let other = guest_memory();
-    for attached in [GuestMemory::empty(), other.clone(), harness.memory.clone(), harness.memory.clone()] {
+    for attached in
+        [GuestMemory::empty(), other.clone(), harness.memory.clone(), harness.memory.clone()]
+    {
         harness.channel.attach_memory(&attached).unwrap();
         for memory in [other.clone(), harness.memory.clone()] {
             let mut read = request(&memory, Operation::Read, 0, &[(SCRATCH, block)]);

@@ -55,11 +55,19 @@ impl Geometry {
     pub fn check(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), BoundsError> {
         let mask = u64::from(self.block_bytes).wrapping_sub(1);
         if (offset_bytes | len_bytes) & mask != 0 {
-            return Err(BoundsError::Misaligned { offset_bytes, len_bytes, block_bytes: self.block_bytes });
+            return Err(BoundsError::Misaligned {
+                offset_bytes,
+                len_bytes,
+                block_bytes: self.block_bytes,
+            });
         }
         match offset_bytes.checked_add(len_bytes) {
             Some(end) if end <= self.capacity_bytes => Ok(()),
-            _ => Err(BoundsError::PastEnd { offset_bytes, len_bytes, capacity_bytes: self.capacity_bytes }),
+            _ => Err(BoundsError::PastEnd {
+                offset_bytes,
+                len_bytes,
+                capacity_bytes: self.capacity_bytes,
+            }),
         }
     }
 }

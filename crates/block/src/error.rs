@@ -41,7 +41,9 @@ impl BlockError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BoundsError {
     /// It ends behind the last byte of the store.
-    #[error("request of {len_bytes} bytes at {offset_bytes} ends past the capacity of {capacity_bytes} bytes")]
+    #[error(
+        "request of {len_bytes} bytes at {offset_bytes} ends past the capacity of {capacity_bytes} bytes"
+    )]
     PastEnd {
         /// First byte.
         offset_bytes: u64,
@@ -51,7 +53,9 @@ pub enum BoundsError {
         capacity_bytes: u64,
     },
     /// Its offset or size is not a multiple of the block size.
-    #[error("request of {len_bytes} bytes at {offset_bytes} is not aligned to blocks of {block_bytes} bytes")]
+    #[error(
+        "request of {len_bytes} bytes at {offset_bytes} is not aligned to blocks of {block_bytes} bytes"
+    )]
     Misaligned {
         /// First byte.
         offset_bytes: u64,

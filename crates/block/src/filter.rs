@@ -23,7 +23,13 @@ impl<J: FnMut(&BlockRequest) -> Result<(), BlockError>> FilterChannel<J> {
     /// A filter in front of `inner`, whose depth is `depth`.
     #[must_use]
     pub fn new(inner: Box<dyn BlockChannel>, depth: usize, judge: J) -> Self {
-        Self { inner, judge, depth, passed: Batch::with_capacity(depth), refused: Batch::with_capacity(depth) }
+        Self {
+            inner,
+            judge,
+            depth,
+            passed: Batch::with_capacity(depth),
+            refused: Batch::with_capacity(depth),
+        }
     }
 
     fn pass_on(&mut self, now: Nanos) {

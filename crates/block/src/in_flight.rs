@@ -13,7 +13,9 @@ use std::sync::Arc;
 use sidecore_memory::GuestMemory;
 use sidecore_units::Nanos;
 
-use crate::{Batch, BlockChannel, BlockError, BlockRequest, Next, Operation, QueueStats, Readiness, Tag};
+use crate::{
+    Batch, BlockChannel, BlockError, BlockRequest, Next, Operation, QueueStats, Readiness, Tag,
+};
 
 /// Requests taken, submitted and completed together. Small enough that the guest prepares new ones
 /// while the rest is served, large enough that the store can fetch ahead.
@@ -173,7 +175,10 @@ impl<C: Context> InFlight<C> {
     }
 
     /// Replaces the store's channel and gives the old one back. Nothing may be in flight.
-    pub fn set_channel(&mut self, channel: Option<Box<dyn BlockChannel>>) -> Option<Box<dyn BlockChannel>> {
+    pub fn set_channel(
+        &mut self,
+        channel: Option<Box<dyn BlockChannel>>,
+    ) -> Option<Box<dyn BlockChannel>> {
         std::mem::replace(&mut self.channel, channel)
     }
 
@@ -356,7 +361,10 @@ impl<C: Context> InFlight<C> {
     pub fn readiness(&self) -> Readiness {
         let next = if self.queued.is_empty() { Next::OnWake } else { Next::Now };
         let idle = Readiness { in_flight: 0, next: Next::OnWake };
-        self.channel.as_ref().map_or(idle, |channel| channel.readiness()).behind(self.queued.len(), next)
+        self.channel
+            .as_ref()
+            .map_or(idle, |channel| channel.readiness())
+            .behind(self.queued.len(), next)
     }
 }
 
@@ -540,7 +548,10 @@ mod tests {
         submit(&mut engine, 1, Operation::Write, Flush::After);
         submit(&mut engine, 2, Operation::Read, Flush::Before);
         let failed = Err(BlockError::EIO);
-        assert_eq!(poll(&mut engine), [(1, Operation::Write, failed), (2, Operation::Read, failed)]);
+        assert_eq!(
+            poll(&mut engine),
+            [(1, Operation::Write, failed), (2, Operation::Read, failed)]
+        );
         assert_eq!(store.asked(), [Operation::Write, Operation::Flush]);
     }
 
@@ -558,7 +569,11 @@ mod tests {
         store.0.borrow_mut().holds = false;
         assert_eq!(poll(&mut engine), [(3, Operation::Read, Ok(()))]);
         assert_eq!(engine.in_flight(), 0);
-        assert_eq!(store.asked(), [Operation::Write, Operation::Read], "no flush behind the abandoned write");
+        assert_eq!(
+            store.asked(),
+            [Operation::Write, Operation::Read],
+            "no flush behind the abandoned write"
+        );
         let blanks: Vec<_> = std::iter::from_fn(|| engine.blank()).collect();
         assert_eq!(blanks.len(), 2, "both are blank again");
     }

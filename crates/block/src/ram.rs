@@ -9,7 +9,9 @@ use sidecore_memory::{Arena, PageKind, Part};
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
-use crate::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation, Readiness};
+use crate::{
+    Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation, Readiness,
+};
 
 /// How much of one request is done in one go: some tens of microseconds. A larger one is continued
 /// from poll to poll, and neighbours are served in between.
@@ -28,8 +30,8 @@ impl RamStore {
     /// # Errors
     /// There is not that much memory.
     pub fn new(geometry: Geometry) -> io::Result<Self> {
-        let len_bytes =
-            usize::try_from(geometry.capacity_bytes).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let len_bytes = usize::try_from(geometry.capacity_bytes)
+            .map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
         Ok(Self { geometry, arena: Arc::new(Arena::new(len_bytes)?) })
     }
 
@@ -78,7 +80,12 @@ impl RamChannel {
 
     /// Does `part` of the request.
     #[inline]
-    fn carry_out(&self, request: &BlockRequest, part: Part, next: *const u8) -> Result<(), BlockError> {
+    fn carry_out(
+        &self,
+        request: &BlockRequest,
+        part: Part,
+        next: *const u8,
+    ) -> Result<(), BlockError> {
         if self.read_only && request.operation.is_write() {
             return Err(BlockError::ReadOnly);
         }
@@ -89,7 +96,9 @@ impl RamChannel {
             Operation::Read => arena.read(offset_bytes, &request.segments, part, next),
             Operation::Write => arena.write(offset_bytes, &request.segments, part, next),
             Operation::Flush => true,
-            Operation::Discard | Operation::WriteZeroes { .. } => arena.zero(offset_bytes, part.len_bytes as u64),
+            Operation::Discard | Operation::WriteZeroes { .. } => {
+                arena.zero(offset_bytes, part.len_bytes as u64)
+            }
         };
         if in_bounds { Ok(()) } else { Err(BlockError::OutOfBounds) }
     }
@@ -98,7 +107,8 @@ impl RamChannel {
     /// `done` gets all but the large ones.
     #[inline]
     fn carry_out_all(&mut self, batch: &mut Batch, waiting: usize, done: &mut Batch) {
-        let room = self.depth.saturating_sub(self.large.len()).saturating_sub(waiting).min(batch.len());
+        let room =
+            self.depth.saturating_sub(self.large.len()).saturating_sub(waiting).min(batch.len());
         let mut wrote = false;
         let mut requests = batch.drain(..room).peekable();
         while let Some(mut request) = requests.next() {
@@ -124,7 +134,8 @@ impl RamChannel {
         };
         let left_bytes = request.len_bytes.saturating_sub(done_bytes);
         let len_bytes = usize::try_from(left_bytes).unwrap_or(usize::MAX).min(SLICE_BYTES);
-        request.result = self.carry_out(&request, Part { skip_bytes: done_bytes, len_bytes }, std::ptr::null());
+        request.result =
+            self.carry_out(&request, Part { skip_bytes: done_bytes, len_bytes }, std::ptr::null());
         if request.operation.is_write() {
             self.arena.settle();
         }

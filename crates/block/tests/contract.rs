@@ -25,7 +25,9 @@ fn ram_in_large_blocks_keeps_the_contract() {
 
 #[test]
 fn read_only_ram_keeps_the_contract() {
-    check_at_each_depth(&|| Arc::new(RamStore::new(Geometry { read_only: true, ..GEOMETRY }).unwrap()));
+    check_at_each_depth(&|| {
+        Arc::new(RamStore::new(Geometry { read_only: true, ..GEOMETRY }).unwrap())
+    });
 }
 
 /// A request of many slices is carried on from poll to poll, in pieces that do not end where slices
@@ -59,7 +61,11 @@ fn ram_serves_small_requests_while_a_large_one_is_under_way() {
     }
     assert_eq!(order, [(Nanos(2), 1), (Nanos(1), 4)], "a slice is 256 KiB");
     assert_eq!(harness.load(4096, 1 << 20), bytes);
-    let mut zero = harness.range_request(sidecore_block::Operation::WriteZeroes { may_unmap: false }, 4096, 1 << 20);
+    let mut zero = harness.range_request(
+        sidecore_block::Operation::WriteZeroes { may_unmap: false },
+        4096,
+        1 << 20,
+    );
     zero.taken_at = Nanos(3);
     assert_eq!(harness.run(vec![zero]), [Ok(())]);
     assert!(harness.load(4096, 1 << 20).iter().all(|byte| *byte == 0));
@@ -68,5 +74,8 @@ fn ram_serves_small_requests_while_a_large_one_is_under_way() {
 #[test]
 fn null_keeps_what_applies_to_it() {
     let open = || Arc::new(NullStore::new(GEOMETRY)) as Arc<dyn BlockDevice>;
-    contract::check(&open, &contract::Options { keeps_data: false, ..contract::Options::default() });
+    contract::check(
+        &open,
+        &contract::Options { keeps_data: false, ..contract::Options::default() },
+    );
 }

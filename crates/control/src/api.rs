@@ -39,7 +39,9 @@ use answer::{Refusal, body, off_thread};
 use connections::Limits;
 
 pub use new_device::NewDevice;
-pub use requests::{CreateVolume, ExtentsQuery, MetricsQuery, Named, Place, Prune, Quota, Resize, Share};
+pub use requests::{
+    CreateVolume, ExtentsQuery, MetricsQuery, Named, Place, Prune, Quota, Resize, Share,
+};
 
 /// The answer to `GET /v1/devices`.
 #[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
@@ -134,11 +136,14 @@ impl Socket {
     /// See [`BindError`].
     pub fn bind(path: &Path, access: &SocketAccess) -> Result<Self, BindError> {
         let access = access.resolve()?;
-        let (file, listener) = SocketFile::listen(path, access, BACKLOG).map_err(|error| match error {
-            ServerError::InUse { path } | ServerError::Ours { path } => BindError::Taken(path),
-            ServerError::Io { path, error } => BindError::Refused { path, error },
-            other => BindError::Refused { path: path.to_owned(), error: io::Error::other(other) },
-        })?;
+        let (file, listener) =
+            SocketFile::listen(path, access, BACKLOG).map_err(|error| match error {
+                ServerError::InUse { path } | ServerError::Ours { path } => BindError::Taken(path),
+                ServerError::Io { path, error } => BindError::Refused { path, error },
+                other => {
+                    BindError::Refused { path: path.to_owned(), error: io::Error::other(other) }
+                }
+            })?;
         Ok(Self { listener: UnixListener::from(listener), file: Removed(file) })
     }
 }
@@ -201,7 +206,10 @@ struct Signals {
 
 impl Signals {
     fn new() -> io::Result<Self> {
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
     }
 
     async fn forward(mut self, mut signalled: impl FnMut()) {
@@ -274,19 +282,27 @@ async fn prometheus(
     }
     let reports = {
         let source = Arc::clone(&source);
-        move || Ok::<_, Refusal>(source.controllers().iter().map(|controller| controller.report()).collect())
+        move || {
+            Ok::<_, Refusal>(
+                source.controllers().iter().map(|controller| controller.report()).collect(),
+            )
+        }
     };
     // A controller that hangs must not hide the metrics of others.
-    let controllers: Vec<ControllerReport> = match tokio::time::timeout(REPORT_PATIENCE, off_thread(reports)).await {
-        Ok(Ok(controllers)) => controllers,
-        Ok(Err(_)) | Err(_) => Vec::new(),
-    };
-    let page = metrics::render(&source.stats(), &source.devices(), &controllers, query.per_queue == 1);
+    let controllers: Vec<ControllerReport> =
+        match tokio::time::timeout(REPORT_PATIENCE, off_thread(reports)).await {
+            Ok(Ok(controllers)) => controllers,
+            Ok(Err(_)) | Err(_) => Vec::new(),
+        };
+    let page =
+        metrics::render(&source.stats(), &source.devices(), &controllers, query.per_queue == 1);
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], page))
 }
 
 async fn unknown(uri: Uri) -> Refusal {
-    let paths = [DEVICES_PATH, SIDECORES_PATH, STATS_PATH, CONTROLLERS_PATH, METRICS_PATH, OPENAPI_PATH].join(", ");
+    let paths =
+        [DEVICES_PATH, SIDECORES_PATH, STATS_PATH, CONTROLLERS_PATH, METRICS_PATH, OPENAPI_PATH]
+            .join(", ");
     Refusal::not_found(format!("there is no {}; there are {paths}", uri.path()))
 }
 

@@ -15,7 +15,9 @@ use serde::de::DeserializeOwned;
 use sidecore_assembly::report::{DeviceReport, SidecoreReport, Stats};
 use tokio::net::UnixStream;
 
-use crate::api::{DEVICES_PATH, Devices, METRICS_PATH, NewDevice, SIDECORES_PATH, STATS_PATH, Sidecores};
+use crate::api::{
+    DEVICES_PATH, Devices, METRICS_PATH, NewDevice, SIDECORES_PATH, STATS_PATH, Sidecores,
+};
 
 /// The time limit of a request: a daemon that takes longer has a problem that waiting will not
 /// solve.
@@ -144,7 +146,8 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub fn remove_device(&self, name: &str) -> Result<(), ClientError> {
-        self.ask(Method::DELETE, &format!("{DEVICES_PATH}/{}", escaped(name)), None, DISK_PATIENCE).map(drop)
+        self.ask(Method::DELETE, &format!("{DEVICES_PATH}/{}", escaped(name)), None, DISK_PATIENCE)
+            .map(drop)
     }
 
     /// Makes the daemon serve clients of a device although answered writes may be missing.
@@ -179,27 +182,49 @@ impl Client {
     }
 
     /// Posts `body`, and expects no answer but success.
-    fn post_only(&self, path: &str, body: &impl Serialize, patience: Duration) -> Result<Bytes, ClientError> {
+    fn post_only(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+        patience: Duration,
+    ) -> Result<Bytes, ClientError> {
         let body = serde_json::to_vec(body).map_err(|error| self.failed(error))?;
         self.ask(Method::POST, path, Some(body), patience)
     }
 
-    fn ask(&self, method: Method, path: &str, body: Option<Vec<u8>>, patience: Duration) -> Result<Bytes, ClientError> {
-        let request = async { tokio::time::timeout(patience, self.exchange(method, path, body)).await };
+    fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Vec<u8>>,
+        patience: Duration,
+    ) -> Result<Bytes, ClientError> {
+        let request =
+            async { tokio::time::timeout(patience, self.exchange(method, path, body)).await };
         let silent = || Err(ClientError::Silent { socket: self.socket.clone(), patience });
         self.runtime.block_on(request).unwrap_or_else(|_| silent())
     }
 
-    async fn exchange(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<Bytes, ClientError> {
-        let stream = UnixStream::connect(&self.socket).await.map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ClientError::NoDaemon(self.socket.clone()),
-            io::ErrorKind::PermissionDenied => ClientError::NoPermission(self.socket.clone()),
-            _ => self.failed(error),
-        })?;
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.failed(error))?;
+    async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Vec<u8>>,
+    ) -> Result<Bytes, ClientError> {
+        let stream =
+            UnixStream::connect(&self.socket).await.map_err(|error| match error.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                    ClientError::NoDaemon(self.socket.clone())
+                }
+                io::ErrorKind::PermissionDenied => ClientError::NoPermission(self.socket.clone()),
+                _ => self.failed(error),
+            })?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| self.failed(error))?;
         let connection = tokio::spawn(connection);
-        let request = Request::builder().method(method).uri(path).header(hyper::header::HOST, "sidecored");
+        let request =
+            Request::builder().method(method).uri(path).header(hyper::header::HOST, "sidecored");
         let request = request.header(hyper::header::CONTENT_TYPE, "application/json");
         let request = request.body(Full::new(Bytes::from(body.unwrap_or_default())));
         let request = request.map_err(|error| self.failed(error))?;
@@ -215,9 +240,11 @@ impl Client {
         }
         Err(match serde_json::from_slice::<Denial>(&body) {
             Ok(denial) => ClientError::Denied { status: status.as_u16(), why: denial.error },
-            Err(_) => {
-                ClientError::Refused { socket: self.socket.clone(), path: path.to_owned(), status: status.as_u16() }
-            }
+            Err(_) => ClientError::Refused {
+                socket: self.socket.clone(),
+                path: path.to_owned(),
+                status: status.as_u16(),
+            },
         })
     }
 
@@ -237,7 +264,9 @@ fn escaped(name: &str) -> String {
     let mut text = String::new();
     for byte in name.bytes() {
         match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'~' => text.push(char::from(byte)),
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'~' => {
+                text.push(char::from(byte))
+            }
             // The dot is escaped as well: a part that is only dots means another path.
             other => text.push_str(&format!("%{other:02X}")),
         }

@@ -77,7 +77,9 @@ impl Config {
             }
         }
         problems.finish()?;
-        draft.map(settle::settle).ok_or_else(|| Collector::whole_file(file, "is not TOML".to_owned()))
+        draft
+            .map(settle::settle)
+            .ok_or_else(|| Collector::whole_file(file, "is not TOML".to_owned()))
     }
 
     /// The actions of a daemon that starts with it, in words: see [`sidecore_assembly::dry_run`].
@@ -91,12 +93,16 @@ impl Config {
 
 fn read(file: &Path) -> Result<String, String> {
     let open = std::fs::File::open(file).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => "there is no such file; docs/config.md has one to start from".to_owned(),
+        std::io::ErrorKind::NotFound => {
+            "there is no such file; docs/config.md has one to start from".to_owned()
+        }
         _ => format!("cannot be opened: {error}"),
     })?;
     let mut text = String::new();
     let limit = FILE_MAX_BYTES.saturating_add(1);
-    open.take(limit).read_to_string(&mut text).map_err(|error| format!("cannot be read: {error}"))?;
+    open.take(limit)
+        .read_to_string(&mut text)
+        .map_err(|error| format!("cannot be read: {error}"))?;
     if text.len() as u64 >= limit {
         return Err("is larger than 1MiB, which is no configuration".to_owned());
     }

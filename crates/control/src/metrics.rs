@@ -7,7 +7,9 @@ mod controllers;
 
 use std::fmt::{self, Write as _};
 
-use sidecore_assembly::report::{ControllerReport, DeviceReport, DeviceState, QueueCounters, SidecoreReport, Stats};
+use sidecore_assembly::report::{
+    ControllerReport, DeviceReport, DeviceState, QueueCounters, SidecoreReport, Stats,
+};
 use sidecore_telemetry::{Counts, HistogramMetric, Kind, Metric, Value};
 
 /// The content type that Prometheus expects.
@@ -33,15 +35,19 @@ const SIDECORES: &[Metric<SidecoreReport>] = &[
 
 const DEVICES: &[Metric<DeviceReport>] = &[
     gauge("capacity_bytes", "Size of the disk.", |d| Value::Whole(d.capacity_bytes)),
-    gauge("queues_running", "Request queues that the guest has started.", |d| Value::Whole(d.queues_running.into())),
+    gauge("queues_running", "Request queues that the guest has started.", |d| {
+        Value::Whole(d.queues_running.into())
+    }),
     gauge(
         "warnings",
         "Warnings that `sidecore list` shows for the disk: it is served, but not as it should be.",
         |d| Value::Whole(d.warnings.len() as u64),
     ),
-    gauge("needs_reset", "1 while nothing is served until the guest's driver resets the device.", |d| {
-        Value::Whole(d.needs_reset.into())
-    }),
+    gauge(
+        "needs_reset",
+        "1 while nothing is served until the guest's driver resets the device.",
+        |d| Value::Whole(d.needs_reset.into()),
+    ),
 ];
 
 const STATE_HELP: &str = "1 for the state that the disk is in, 0 for the others: `waiting` (no VMM), `connected` (a VMM, \
@@ -66,8 +72,16 @@ pub(crate) fn render(
     page.sample("sidecore_build_info", &[("version", env!("CARGO_PKG_VERSION"))], Value::Whole(1));
     page.family("sidecore_uptime_seconds", "gauge", "Time since the daemon was started.");
     page.sample("sidecore_uptime_seconds", &[], Value::seconds(stats.uptime_ns));
-    let sidecores = || stats.sidecores.iter().map(|sidecore| (vec![("sidecore", sidecore.name.as_str())], sidecore));
-    page.counts("sidecore_reactor_", sidecores().map(|(labels, sidecore)| (labels, &sidecore.counts)));
+    let sidecores = || {
+        stats
+            .sidecores
+            .iter()
+            .map(|sidecore| (vec![("sidecore", sidecore.name.as_str())], sidecore))
+    };
+    page.counts(
+        "sidecore_reactor_",
+        sidecores().map(|(labels, sidecore)| (labels, &sidecore.counts)),
+    );
     page.metrics("sidecore_reactor_", SIDECORES, sidecores());
     page.devices(devices);
     page.counters(stats);
@@ -92,7 +106,12 @@ impl Page {
     fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: Value) {
         self.0.push_str(name);
         for (index, (label, text)) in labels.iter().enumerate() {
-            let _ = write!(self.0, "{}{label}=\"{}\"", if index == 0 { '{' } else { ',' }, Escaped(text));
+            let _ = write!(
+                self.0,
+                "{}{label}=\"{}\"",
+                if index == 0 { '{' } else { ',' },
+                Escaped(text)
+            );
         }
         let _ = writeln!(self.0, "{} {value}", if labels.is_empty() { "" } else { "}" });
     }
@@ -115,7 +134,11 @@ impl Page {
     }
 
     /// Writes the counters and histograms that each of `things` declares.
-    fn counts<'a, T: Counts>(&mut self, prefix: &str, things: impl Iterator<Item = (Labels<'a>, &'a T)> + Clone) {
+    fn counts<'a, T: Counts>(
+        &mut self,
+        prefix: &str,
+        things: impl Iterator<Item = (Labels<'a>, &'a T)> + Clone,
+    ) {
         self.metrics(prefix, T::METRICS, things.clone());
         for histogram in T::HISTOGRAMS {
             self.latencies(&format!("{prefix}{}", histogram.name), histogram, things.clone());
@@ -123,7 +146,11 @@ impl Page {
     }
 
     fn devices(&mut self, devices: &[DeviceReport]) {
-        self.family("sidecore_device_info", "gauge", "Always 1; join it to the others for its labels.");
+        self.family(
+            "sidecore_device_info",
+            "gauge",
+            "Always 1; join it to the others for its labels.",
+        );
         for device in devices {
             let labels = [
                 ("device", device.name.as_str()),
@@ -138,10 +165,15 @@ impl Page {
         for device in devices {
             for state in DeviceState::ALL {
                 let labels = [("device", device.name.as_str()), ("state", state.word())];
-                self.sample("sidecore_device_state", &labels, Value::Whole((device.state == state).into()));
+                self.sample(
+                    "sidecore_device_state",
+                    &labels,
+                    Value::Whole((device.state == state).into()),
+                );
             }
         }
-        let labelled = devices.iter().map(|device| (vec![("device", device.name.as_str())], device));
+        let labelled =
+            devices.iter().map(|device| (vec![("device", device.name.as_str())], device));
         self.metrics("sidecore_device_", DEVICES, labelled);
     }
 
@@ -158,11 +190,16 @@ impl Page {
         let queues: Vec<(&str, String, &QueueCounters)> = stats
             .devices
             .iter()
-            .flat_map(|device| device.queues.iter().map(|queue| (device.name.as_str(), queue.index.to_string(), queue)))
+            .flat_map(|device| {
+                device
+                    .queues
+                    .iter()
+                    .map(|queue| (device.name.as_str(), queue.index.to_string(), queue))
+            })
             .collect();
-        let labelled = queues
-            .iter()
-            .map(|(device, index, queue)| (vec![("device", *device), ("queue", index.as_str())], &queue.counts));
+        let labelled = queues.iter().map(|(device, index, queue)| {
+            (vec![("device", *device), ("queue", index.as_str())], &queue.counts)
+        });
         self.counts("sidecore_queue_", labelled);
     }
 
@@ -174,7 +211,8 @@ impl Page {
         things: impl Iterator<Item = (Labels<'a>, &'a T)> + Clone,
     ) {
         let name = format!("{prefix}_seconds");
-        let (bucket, sum, count) = (format!("{name}_bucket"), format!("{name}_sum"), format!("{name}_count"));
+        let (bucket, sum, count) =
+            (format!("{name}_bucket"), format!("{name}_sum"), format!("{name}_count"));
         self.family(&name, "histogram", histogram.help);
         for (mut labels, thing) in things.clone() {
             let counts = (histogram.latency)(thing).counts();

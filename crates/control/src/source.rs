@@ -28,7 +28,11 @@ pub trait Source: Send + Sync + 'static {
     ///
     /// # Errors
     /// The device cannot be added; then nothing has changed.
-    fn add_device(&self, device: &DeviceSpec, store: Option<&StoreSpec>) -> Result<(), AssemblyError>;
+    fn add_device(
+        &self,
+        device: &DeviceSpec,
+        store: Option<&StoreSpec>,
+    ) -> Result<(), AssemblyError>;
 
     /// Stops serving a device.
     ///
@@ -60,7 +64,11 @@ impl Source for Assembly {
         Self::closed_controllers(self)
     }
 
-    fn add_device(&self, device: &DeviceSpec, store: Option<&StoreSpec>) -> Result<(), AssemblyError> {
+    fn add_device(
+        &self,
+        device: &DeviceSpec,
+        store: Option<&StoreSpec>,
+    ) -> Result<(), AssemblyError> {
         Self::add_device(self, device, store)
     }
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use sidecore_assembly::spec::{DeviceSpec, SocketAccess, StoreSpec};
 use sidecore_assembly::{AssemblyError, ControllerHandle};
 use sidecore_control::report::{
-    ClosedControllerReport, DeviceReport, DeviceState, DeviceStats, QueueCounters, QueueCounts, ReactorCounts,
-    SidecoreReport, Stats,
+    ClosedControllerReport, DeviceReport, DeviceState, DeviceStats, QueueCounters, QueueCounts,
+    ReactorCounts, SidecoreReport, Stats,
 };
 use sidecore_control::{Api, BindError, Client, ClientError, Socket, Source};
 
@@ -23,7 +23,12 @@ fn queue() -> QueueCounters {
 impl Source for StandIn {
     fn stats(&self) -> Stats {
         let counts = ReactorCounts { turns: 5, ..ReactorCounts::default() };
-        let sidecore = SidecoreReport { name: "sc0".to_owned(), cpu: Some(1), counts, ..SidecoreReport::default() };
+        let sidecore = SidecoreReport {
+            name: "sc0".to_owned(),
+            cpu: Some(1),
+            counts,
+            ..SidecoreReport::default()
+        };
         Stats {
             uptime_ns: 9,
             interval_ns: None,
@@ -80,7 +85,8 @@ impl Source for StandIn {
 }
 
 fn serve(path: &Path) -> Api {
-    Api::start(Socket::bind(path, &SocketAccess::default()).unwrap(), Arc::new(StandIn), || {}).unwrap()
+    Api::start(Socket::bind(path, &SocketAccess::default()).unwrap(), Arc::new(StandIn), || {})
+        .unwrap()
 }
 
 /// Returns the raw text of the answer.
@@ -101,7 +107,9 @@ fn the_client_reads_the_reports_of_the_source() {
     assert_eq!(client.stats().unwrap(), StandIn.stats());
     assert_eq!(client.devices().unwrap(), StandIn.devices());
     assert_eq!(client.sidecores().unwrap(), StandIn.stats().sidecores);
-    assert!(client.metrics(false).unwrap().contains("sidecore_device_kicks_total{device=\"vd0\"} 3\n"));
+    assert!(
+        client.metrics(false).unwrap().contains("sidecore_device_kicks_total{device=\"vd0\"} 3\n")
+    );
     let of_queue = "sidecore_queue_kicks_total{device=\"vd0\",queue=\"1\"} 3\n";
     assert!(!client.metrics(false).unwrap().contains(of_queue));
     assert!(client.metrics(true).unwrap().contains(of_queue));
@@ -141,7 +149,10 @@ fn the_answers_are_those_of_the_manual() {
     assert!(!raw(&path, "GET /metrics").contains("sidecore_queue_"));
     assert!(raw(&path, "GET /metrics?per_queue=1").contains("sidecore_queue_kicks_total"));
     for query in ["per_queue=2", "per_queue=x", "queues=1"] {
-        assert!(raw(&path, &format!("GET /metrics?{query}")).starts_with("HTTP/1.1 400 "), "{query}");
+        assert!(
+            raw(&path, &format!("GET /metrics?{query}")).starts_with("HTTP/1.1 400 "),
+            "{query}"
+        );
     }
     assert!(raw(&path, "GET /v2").starts_with("HTTP/1.1 404 "));
     assert!(raw(&path, "GET /v2").contains("there are /v1/devices"));
@@ -174,14 +185,20 @@ fn a_refusal_has_a_status_and_a_reason() {
     ] {
         let mut stream = UnixStream::connect(&path).unwrap();
         let length = body.len();
-        write!(stream, "{request} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n")
-            .unwrap();
+        write!(
+            stream,
+            "{request} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
+        )
+        .unwrap();
         // The server may have answered before it received all of the body.
         let _ = stream.write_all(body.as_bytes());
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
         let answer = String::from_utf8_lossy(&answer);
-        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request} {body:.40}: {answer}");
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status} ")),
+            "{request} {body:.40}: {answer}"
+        );
         assert!(answer.contains(reason), "{request}: {answer}");
     }
     let error = Client::new(&path).unwrap().remove_device("..").unwrap_err();
@@ -229,7 +246,10 @@ fn another_file_at_the_sockets_path_is_left_alone() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("precious");
     std::fs::write(&path, "data").unwrap();
-    assert!(matches!(Socket::bind(&path, &SocketAccess::default()), Err(BindError::Refused { .. })));
+    assert!(matches!(
+        Socket::bind(&path, &SocketAccess::default()),
+        Err(BindError::Refused { .. })
+    ));
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "data");
 }
 

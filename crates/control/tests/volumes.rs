@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sidecore_assembly::Assembly;
-use sidecore_assembly::spec::{ControllerSpec, FormatSpec, SidecoreSpec, SocketAccess, Spec, StoreKind, StoreSpec};
+use sidecore_assembly::spec::{
+    ControllerSpec, FormatSpec, SidecoreSpec, SocketAccess, Spec, StoreKind, StoreSpec,
+};
 use sidecore_control::{Api, Client, ClientError, CreateVolume, ExtentsQuery, NewDevice, Socket};
 use tempfile::TempDir;
 
@@ -22,14 +24,18 @@ impl Daemon {
         let directory = tempfile::tempdir().unwrap();
         let spec = Spec {
             sidecores: vec![SidecoreSpec { name: "sc0".to_owned(), cpu: None }],
-            stores: vec![StoreSpec::new("below", StoreKind::Ram { size_bytes: 32 << 20, block_bytes: 512 })],
+            stores: vec![StoreSpec::new(
+                "below",
+                StoreKind::Ram { size_bytes: 32 << 20, block_bytes: 512 },
+            )],
             controllers: vec![ControllerSpec {
                 format: Some(FormatSpec::default()),
                 ..ControllerSpec::new("pool", "below")
             }],
             devices: Vec::new(),
         };
-        let socket = Socket::bind(&directory.path().join("control.sock"), &SocketAccess::default()).unwrap();
+        let socket =
+            Socket::bind(&directory.path().join("control.sock"), &SocketAccess::default()).unwrap();
         let assembly = Arc::new(Assembly::start(&spec).unwrap());
         Self { _api: Api::start(socket, assembly, || {}).unwrap(), directory }
     }
@@ -72,13 +78,33 @@ fn check_volumes(socket: &Path) {
         socket,
         &[
             ("GET /v1/controllers".to_owned(), "", 200, "\"space\":{\"total_bytes\":33554432"),
-            ("GET /v1/controllers/pool".to_owned(), "", 200, "\"name\":\"pool\",\"store\":\"below\""),
+            (
+                "GET /v1/controllers/pool".to_owned(),
+                "",
+                200,
+                "\"name\":\"pool\",\"store\":\"below\"",
+            ),
             ("GET /v1/controllers/pond".to_owned(), "", 404, "there are \\\"pool\\\""),
-            (format!("POST {volumes}"), "{\"name\":\"a\",\"size_bytes\":1048576}", 201, "\"size_bytes\":1048576"),
+            (
+                format!("POST {volumes}"),
+                "{\"name\":\"a\",\"size_bytes\":1048576}",
+                201,
+                "\"size_bytes\":1048576",
+            ),
             (format!("POST {volumes}"), "{\"name\":\"a\",\"size_bytes\":1048576}", 409, "already"),
-            (format!("POST {volumes}"), "{\"name\":\"a/b\",\"size_bytes\":1048576}", 400, "no name"),
+            (
+                format!("POST {volumes}"),
+                "{\"name\":\"a/b\",\"size_bytes\":1048576}",
+                400,
+                "no name",
+            ),
             (format!("POST {volumes}"), "{\"name\":\"c\",\"size_bytes\":1}", 400, "multiple"),
-            (format!("POST {volumes}"), "{\"name\":\"c\",\"size_bytes\":-1}", 400, "the request is invalid"),
+            (
+                format!("POST {volumes}"),
+                "{\"name\":\"c\",\"size_bytes\":-1}",
+                400,
+                "the request is invalid",
+            ),
             (format!("POST {volumes}"), "{\"name\":\"c\"}", 400, "missing field `size_bytes`"),
             (format!("GET {volumes}"), "", 200, "\"volumes\":[{\"id\":"),
             (format!("GET {volumes}/a"), "", 200, "\"controller\":\"pool\""),
@@ -88,8 +114,18 @@ fn check_volumes(socket: &Path) {
             (format!("POST {volumes}/a/clone"), name, 409, "already"),
             (format!("POST {volumes}/b/clone"), "{\"name\":\"c\"}", 201, "\"origin_name\":\"b\""),
             (format!("POST {volumes}/a/resize"), size, 200, "\"size_bytes\":2097152"),
-            (format!("POST {volumes}/a/quota"), "{\"quota_bytes\":1048576}", 200, "\"quota_bytes\":1048576"),
-            (format!("POST {volumes}/a/quota"), "{\"quota_bytes\":null}", 200, "\"quota_bytes\":null"),
+            (
+                format!("POST {volumes}/a/quota"),
+                "{\"quota_bytes\":1048576}",
+                200,
+                "\"quota_bytes\":1048576",
+            ),
+            (
+                format!("POST {volumes}/a/quota"),
+                "{\"quota_bytes\":null}",
+                200,
+                "\"quota_bytes\":null",
+            ),
             (format!("POST {volumes}/c/rename"), "{\"name\":\"d\"}", 200, "\"name\":\"d\""),
         ],
     );
@@ -106,8 +142,18 @@ fn check_others(socket: &Path, device_socket: &Path) {
     check_answers(
         socket,
         &[
-            (format!("GET {volumes}/a/extents"), "", 200, "{\"block_bytes\":1024,\"extents\":[],\"next\":null}"),
-            (format!("GET {volumes}/a/extents?from=18446744073709551615&max=65536"), "", 200, "\"extents\":[]"),
+            (
+                format!("GET {volumes}/a/extents"),
+                "",
+                200,
+                "{\"block_bytes\":1024,\"extents\":[],\"next\":null}",
+            ),
+            (
+                format!("GET {volumes}/a/extents?from=18446744073709551615&max=65536"),
+                "",
+                200,
+                "\"extents\":[]",
+            ),
             (format!("GET {volumes}/a/extents?to=1"), "", 400, "unknown field"),
             ("POST /v1/controllers/pool/check".to_owned(), "", 200, "\"clean\":true"),
             ("POST /v1/controllers/pool/prune".to_owned(), "", 204, ""),
@@ -157,10 +203,18 @@ fn check_answers(socket: &Path, cases: &[(String, &str, u16, &str)]) {
 fn the_client_has_every_operation() {
     let daemon = Daemon::start();
     let client = daemon.client();
-    let new = |name: &str| CreateVolume { name: name.to_owned(), size_bytes: 1 << 20, quota_bytes: Some(1 << 19) };
+    let new = |name: &str| CreateVolume {
+        name: name.to_owned(),
+        size_bytes: 1 << 20,
+        quota_bytes: Some(1 << 19),
+    };
     let made = client.create_volume("pool", &new("a")).unwrap();
     // The space that a volume has to itself is computed only on request.
-    let made = sidecore_control::report::VolumeReport { exclusive_bytes: Some(0), shared_bytes: Some(0), ..made };
+    let made = sidecore_control::report::VolumeReport {
+        exclusive_bytes: Some(0),
+        shared_bytes: Some(0),
+        ..made
+    };
     assert_eq!(client.volume("pool", "a").unwrap(), made);
     assert_eq!(client.volumes("pool").unwrap(), [made]);
     client.snapshot_volume("pool", "a", "s").unwrap();
@@ -173,11 +227,15 @@ fn the_client_has_every_operation() {
     client.prune("pool", None).unwrap();
     client.flush_btlb("pool").unwrap();
     assert_eq!(client.controllers().unwrap()[0].volumes, 3);
-    let mut device = NewDevice::new("vd", &daemon.directory.path().join("vd.sock")).of_volume("pool", "d");
+    let mut device =
+        NewDevice::new("vd", &daemon.directory.path().join("vd.sock")).of_volume("pool", "d");
     device.0["volume"]["read_iops"] = 7.into();
     let device = device.with("queues", 2);
     let report = client.add_device(&device).unwrap();
-    assert_eq!((report.queues, report.capacity_bytes, report.sidecores), (2, 2 << 20, vec!["sc0".to_owned()]));
+    assert_eq!(
+        (report.queues, report.capacity_bytes, report.sidecores),
+        (2, 2 << 20, vec!["sc0".to_owned()])
+    );
     let function = &client.controller("pool").unwrap().functions[0];
     assert_eq!((function.volume.as_str(), function.read_iops), ("d", Some(7)));
     let error = client.delete_volume("pool", "d").unwrap_err();
@@ -196,7 +254,8 @@ fn parallel_operations_do_not_delay_each_other_or_get_mixed_up() {
             scope.spawn(move || {
                 for round in 0..8 {
                     let name = format!("v{worker}-{round}");
-                    let new = CreateVolume { name: name.clone(), size_bytes: 1 << 20, quota_bytes: None };
+                    let new =
+                        CreateVolume { name: name.clone(), size_bytes: 1 << 20, quota_bytes: None };
                     assert_eq!(client.create_volume("pool", &new).unwrap().name, name);
                     client.stats().unwrap();
                     if round % 2 == 0 {

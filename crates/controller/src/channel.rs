@@ -23,7 +23,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc;
 
-use sidecore_block::{Batch, BlockChannel, BlockError, BlockRequest, Next, Operation, Readiness, Tag};
+use sidecore_block::{
+    Batch, BlockChannel, BlockError, BlockRequest, Next, Operation, Readiness, Tag,
+};
 use sidecore_extent::{BlockRange, LastBytes, LastExtent, Mapping, Piece};
 use sidecore_memory::GuestMemory;
 use sidecore_reactor::{EventFd, WakeSet};
@@ -167,7 +169,10 @@ impl FunctionChannel {
     fn blocks(&self, offset_bytes: u64, len_bytes: u64) -> BlockRange {
         let shift = self.function.block_shift;
         let first = offset_bytes.checked_shr(shift).unwrap_or(0);
-        let last = offset_bytes.saturating_add(len_bytes.saturating_sub(1)).checked_shr(shift).unwrap_or(0);
+        let last = offset_bytes
+            .saturating_add(len_bytes.saturating_sub(1))
+            .checked_shr(shift)
+            .unwrap_or(0);
         BlockRange { first: Vlba(first), count: last.saturating_sub(first).saturating_add(1) }
     }
 
@@ -177,7 +182,11 @@ impl FunctionChannel {
     fn displace(&self, offset_bytes: u64, first: Vlba, physical: Plba) -> u64 {
         let shift = self.function.block_shift;
         let start = first.0.checked_shl(shift).unwrap_or(u64::MAX);
-        physical.0.checked_shl(shift).unwrap_or(u64::MAX).saturating_add(offset_bytes.saturating_sub(start))
+        physical
+            .0
+            .checked_shl(shift)
+            .unwrap_or(u64::MAX)
+            .saturating_add(offset_bytes.saturating_sub(start))
     }
 
     /// Whether weights may matter: this sidecore or this store serves other functions too.
@@ -231,7 +240,8 @@ impl FunctionChannel {
         range: BlockRange,
         operation: Operation,
     ) -> Option<Plba> {
-        if self.function.goes_through() || self.function.geometry.read_only && operation.is_write() {
+        if self.function.goes_through() || self.function.geometry.read_only && operation.is_write()
+        {
             return None;
         }
         let mut whole = None;
@@ -244,7 +254,13 @@ impl FunctionChannel {
             }
             ControlFlow::Break(())
         };
-        multiplexer.unit.translate(self.function.id, &self.function.root, &mut self.last, range, visit);
+        multiplexer.unit.translate(
+            self.function.id,
+            &self.function.root,
+            &mut self.last,
+            range,
+            visit,
+        );
         if whole.is_some() {
             self.stats.translations.add(1);
             self.last_bytes = self.last.in_bytes(self.function.block_shift);
@@ -369,7 +385,8 @@ impl FunctionChannel {
                 if !self.pass_limits(direction, operation, len_bytes) {
                     break;
                 }
-                let Some(request) = self.queued.get_mut(direction).and_then(VecDeque::pop_front) else {
+                let Some(request) = self.queued.get_mut(direction).and_then(VecDeque::pop_front)
+                else {
                     break;
                 };
                 left = left.saturating_sub(units(len_bytes));
@@ -386,7 +403,11 @@ impl FunctionChannel {
         if queued_by != self.queued_by {
             self.queued_by = queued_by;
             self.stats.store_waits.add(u64::from(queued_by == Some(QueuedBy::Store)));
-            multiplexer.shares.set_waiting(self.place, queued_by.is_some(), queued_by == Some(QueuedBy::Store));
+            multiplexer.shares.set_waiting(
+                self.place,
+                queued_by.is_some(),
+                queued_by == Some(QueuedBy::Store),
+            );
         }
     }
 
@@ -428,7 +449,11 @@ impl FunctionChannel {
             return true;
         }
         // Unmapping and zeroing move no bytes either.
-        let bytes = if operation == Operation::Write || operation == Operation::Read { len_bytes } else { 0 };
+        let bytes = if operation == Operation::Write || operation == Operation::Read {
+            len_bytes
+        } else {
+            0
+        };
         match gate.pass(self.now, bytes) {
             Ok(()) => true,
             Err(at) => {
@@ -475,7 +500,11 @@ impl FunctionChannel {
         let multiplexer = Rc::clone(&self.multiplexer);
         let mut multiplexer = multiplexer.borrow_mut();
         let mut left = if at_once { self.allowance(&mut multiplexer).unwrap_or(0) } else { 0 };
-        let wanted = batch.iter().take(count).map(|request| units(request.len_bytes)).fold(0, i64::saturating_add);
+        let wanted = batch
+            .iter()
+            .take(count)
+            .map(|request| units(request.len_bytes))
+            .fold(0, i64::saturating_add);
         if wanted <= left {
             self.charge(&mut multiplexer, wanted);
             drop(multiplexer);
@@ -530,14 +559,21 @@ impl FunctionChannel {
     /// Requests accepted and not yet completed.
     fn in_flight(&self) -> usize {
         let queued = self.queued.iter().map(VecDeque::len).fold(0, usize::saturating_add);
-        queued.saturating_add(self.slots.len()).saturating_add(self.detours).saturating_add(self.done.len())
+        queued
+            .saturating_add(self.slots.len())
+            .saturating_add(self.detours)
+            .saturating_add(self.done.len())
     }
 
     /// When to poll next: at once for completions and requests queued for the store or for parts,
     /// at its time for a request behind a limit, else when the stores or the hypervisor side wake
     /// us.
     fn next(&self) -> Next {
-        if !self.done.is_empty() || !self.for_store.is_empty() || !self.for_parts.is_empty() || self.announced > 0 {
+        if !self.done.is_empty()
+            || !self.for_store.is_empty()
+            || !self.for_parts.is_empty()
+            || self.announced > 0
+        {
             return Next::Now;
         }
         let stores = self.stores.next();

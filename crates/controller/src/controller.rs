@@ -16,8 +16,8 @@ use crate::physical::PhysicalDisk;
 use crate::threads::{Inbox, Mail, Threads};
 use crate::usage::LastUsage;
 use crate::{
-    Answered, ControllerError, ControllerOptions, ControllerReport, FUNCTIONS_MAX, FunctionOptions, FunctionReport,
-    Health, Limits, WEIGHT_MAX,
+    Answered, ControllerError, ControllerOptions, ControllerReport, FUNCTIONS_MAX, FunctionOptions,
+    FunctionReport, Health, Limits, WEIGHT_MAX,
 };
 
 /// Pins a chunk of the trees' memory.
@@ -91,7 +91,10 @@ impl Controller {
     ) -> Result<Arc<Self>, ControllerError> {
         let min_bytes = NODES_MIN.saturating_mul(NODE_BYTES) as u64;
         if options.tree_memory_bytes < min_bytes {
-            return Err(ControllerError::TreeMemory { bytes: options.tree_memory_bytes, min_bytes });
+            return Err(ControllerError::TreeMemory {
+                bytes: options.tree_memory_bytes,
+                min_bytes,
+            });
         }
         let (volumes, recovery) = open_volumes(options, disk)?;
         let block_bytes = volumes.block_bytes();
@@ -105,9 +108,17 @@ impl Controller {
             None => NodeMemory::new(nodes),
         };
         let when_durable = matches!(options.answered, Answered::WhenDurable(_));
-        let hypervisor = Arc::new(Hypervisor::new(name, volumes, memory, when_durable, options.warn_used_percent));
+        let hypervisor = Arc::new(Hypervisor::new(
+            name,
+            volumes,
+            memory,
+            when_durable,
+            options.warn_used_percent,
+        ));
         if let Some(loss) = &recovery.loss {
-            hypervisor.events.note(name, format!("writes that were answered to guests may be missing: {loss}"));
+            hypervisor
+                .events
+                .note(name, format!("writes that were answered to guests may be missing: {loss}"));
         }
         let (mail, messages) = mpsc::channel();
         let ports = Ports {
@@ -170,7 +181,10 @@ impl Controller {
     /// # Errors
     /// The volume does not exist, is damaged or not durable yet; all functions are taken; or an
     /// option is out of its range.
-    pub fn open_function(&self, options: &FunctionOptions) -> Result<Arc<VirtualFunction>, ControllerError> {
+    pub fn open_function(
+        &self,
+        options: &FunctionOptions,
+    ) -> Result<Arc<VirtualFunction>, ControllerError> {
         check(options)?;
         if self.running().down {
             return Err(ControllerError::Down);
@@ -186,7 +200,8 @@ impl Controller {
         let read_only = options.read_only || !state.volumes.takes_writes(volume_id);
         let is_frozen = state.volumes.is_frozen();
         if volume.state == sidecore_volume::VolumeState::Damaged {
-            let what = state.volumes.read_only().unwrap_or("its metadata cannot be trusted").to_owned();
+            let what =
+                state.volumes.read_only().unwrap_or("its metadata cannot be trusted").to_owned();
             return Err(ControllerError::Damaged { volume: options.volume.clone(), what });
         }
         let id = (1_u32..).take(FUNCTIONS_MAX).find(|id| !state.functions.contains_key(id));
@@ -195,8 +210,14 @@ impl Controller {
         let open = self.open_volume(state, volume_id, blocks)?;
         let geometry = self.function_geometry(read_only);
         let geometry = Geometry { discard: geometry.discard && !is_frozen, ..geometry };
-        let function =
-            Arc::new(Function::new(id, options, open.tree.root(), Arc::clone(&open.state), geometry, self.block_shift));
+        let function = Arc::new(Function::new(
+            id,
+            options,
+            open.tree.root(),
+            Arc::clone(&open.state),
+            geometry,
+            self.block_shift,
+        ));
         open.functions.push(id);
         state.functions.insert(id.0, (volume_id, Arc::clone(&function)));
         let controller = self.myself.upgrade().ok_or(ControllerError::Down)?;
@@ -213,15 +234,18 @@ impl Controller {
         blocks: u64,
     ) -> Result<&'a mut OpenVolume, ControllerError> {
         if !state.open.contains_key(&id) {
-            let out_of_nodes = || ControllerError::Store("no memory is left for extent trees: raise tree_memory");
-            let new = || ExtentTree::new(Arc::clone(&self.hypervisor.memory), blocks, Content::Pruned);
+            let out_of_nodes =
+                || ControllerError::Store("no memory is left for extent trees: raise tree_memory");
+            let new =
+                || ExtentTree::new(Arc::clone(&self.hypervisor.memory), blocks, Content::Pruned);
             let tree = new().or_else(|_| {
                 self.hypervisor.make_room(state);
                 new().map_err(|_| out_of_nodes())
             })?;
             let durable = Arc::clone(&self.hypervisor.durable);
             // Changes from before the volume was opened may not be durable yet.
-            let volume = Arc::new(VolumeState { changed: AtomicU64::new(state.transaction), durable });
+            let volume =
+                Arc::new(VolumeState { changed: AtomicU64::new(state.transaction), durable });
             let open = OpenVolume {
                 tree,
                 state: volume,
@@ -321,7 +345,8 @@ impl Controller {
     pub fn report(&self) -> ControllerReport {
         let state = self.hypervisor.state();
         let functions = state.functions.values().map(|(volume, function)| {
-            let (book, tree) = (&function.stats, state.open.get(volume).map(|open| open.tree.shape()));
+            let (book, tree) =
+                (&function.stats, state.open.get(volume).map(|open| open.tree.shape()));
             let (stats, channels) = book.total();
             FunctionReport {
                 id: function.id.0,
@@ -367,7 +392,8 @@ impl Controller {
             is_frozen: state.volumes.is_frozen(),
             full: state.volumes.disk_is_full().map(str::to_owned),
             used_percent: self.hypervisor.too_full(&state.volumes),
-            is_damaged: volume.is_some_and(|info| info.state == sidecore_volume::VolumeState::Damaged),
+            is_damaged: volume
+                .is_some_and(|info| info.state == sidecore_volume::VolumeState::Damaged),
         }
     }
 
@@ -398,7 +424,8 @@ fn check(options: &FunctionOptions) -> Result<(), ControllerError> {
         return Err(ControllerError::BadWeight(options.weight));
     }
     let Limits { read_iops, write_iops, read_bytes_per_s, write_bytes_per_s } = options.limits;
-    let mut limits = [read_iops, write_iops, read_bytes_per_s, write_bytes_per_s].into_iter().flatten();
+    let mut limits =
+        [read_iops, write_iops, read_bytes_per_s, write_bytes_per_s].into_iter().flatten();
     if limits.any(|limit| limit.per_s == 0 || limit.burst == 0) {
         return Err(ControllerError::BadLimit);
     }
@@ -407,7 +434,10 @@ fn check(options: &FunctionOptions) -> Result<(), ControllerError> {
 
 /// Opens the volumes on a disk, which it formats if that is wanted and the disk is blank, with what
 /// the last process answered and did not make durable.
-fn open_volumes(options: &ControllerOptions, disk: &mut dyn Disk) -> Result<(Volumes, Recovery), ControllerError> {
+fn open_volumes(
+    options: &ControllerOptions,
+    disk: &mut dyn Disk,
+) -> Result<(Volumes, Recovery), ControllerError> {
     if let Some(format) = &options.format
         && sidecore_volume::probe(disk)? == sidecore_volume::Content::Blank
     {
@@ -426,10 +456,15 @@ fn log_opened(controller: &str, volumes: &Volumes, recovery: &Recovery) {
     for damage in volumes.damage() {
         tracing::error!(controller, "damaged metadata: {damage}");
     }
-    for volume in volumes.list().filter(|info| info.state == sidecore_volume::VolumeState::Damaged) {
+    for volume in volumes.list().filter(|info| info.state == sidecore_volume::VolumeState::Damaged)
+    {
         tracing::error!(controller, volume = volume.name, "the volume is damaged and not served");
     }
     if recovery.replayed > 0 {
-        tracing::info!(controller, changes = recovery.replayed, "the log of the last process was replayed");
+        tracing::info!(
+            controller,
+            changes = recovery.replayed,
+            "the log of the last process was replayed"
+        );
     }
 }

@@ -43,7 +43,11 @@ impl Epochs {
         if let Err(error) = &registered {
             tracing::info!(%error, "no membarrier(2): each batch of requests to a virtual function pays a fence");
         }
-        Self { current: AtomicU64::new(1), remote_fences: registered.is_ok(), participants: Mutex::new(Vec::new()) }
+        Self {
+            current: AtomicU64::new(1),
+            remote_fences: registered.is_ok(),
+            participants: Mutex::new(Vec::new()),
+        }
     }
 
     fn participants(&self) -> MutexGuard<'_, Vec<Arc<Participant>>> {
@@ -87,9 +91,17 @@ pub(crate) struct Quiescence {
 
 impl Quiescence {
     pub(crate) fn new(epochs: &Arc<Epochs>) -> Self {
-        let participant = Arc::new(Participant { shown: AtomicU64::new(IDLE), gone: AtomicBool::new(false) });
+        let participant =
+            Arc::new(Participant { shown: AtomicU64::new(IDLE), gone: AtomicBool::new(false) });
         epochs.participants().push(Arc::clone(&participant));
-        Self { epochs: Arc::clone(epochs), participant, seen: 0, parity: false, before: 0, since: 0 }
+        Self {
+            epochs: Arc::clone(epochs),
+            participant,
+            seen: 0,
+            parity: false,
+            before: 0,
+            since: 0,
+        }
     }
 
     /// Publishes the current epoch. Call before a translation.

@@ -48,16 +48,23 @@ pub enum ControllerError {
         advice: &'static str,
     },
     /// All functions are in use.
-    #[error("all {} virtual functions of the controller are in use: remove a device first", crate::FUNCTIONS_MAX)]
+    #[error(
+        "all {} virtual functions of the controller are in use: remove a device first",
+        crate::FUNCTIONS_MAX
+    )]
     NoFunction,
     /// A weight outside of 1 to [`WEIGHT_MAX`](crate::WEIGHT_MAX).
     #[error("a weight of {0} is out of range: set 1 to {max}", max = crate::WEIGHT_MAX)]
     BadWeight(u32),
     /// A rate limit of zero.
-    #[error("a limit of zero a second, or a burst of zero, lets no request pass: omit the limit, or set at least 1")]
+    #[error(
+        "a limit of zero a second, or a burst of zero, lets no request pass: omit the limit, or set at least 1"
+    )]
     BadLimit,
     /// A size that is not a whole number of blocks.
-    #[error("{size_bytes} bytes are not a multiple of the controller's block size of {block_bytes}")]
+    #[error(
+        "{size_bytes} bytes are not a multiple of the controller's block size of {block_bytes}"
+    )]
     PartialBlock {
         /// The size that was asked for.
         size_bytes: u64,

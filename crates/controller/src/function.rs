@@ -189,7 +189,12 @@ impl BlockDevice for VirtualFunction {
         let multiplexer = Multiplexer::of_core(core, &self.ports);
         let below = depth.saturating_add(Multiplexer::PARTS);
         let physical = self.ports.store.open_channel(core, below)?;
-        let through = self.function.through.as_ref().map(|file| file.open_channel(core, below)).transpose()?;
+        let through = self
+            .function
+            .through
+            .as_ref()
+            .map(|file| file.open_channel(core, below))
+            .transpose()?;
         let stores = Stores { physical, through };
         let users = (Arc::clone(&self.function), self.opening.clone());
         let channel = FunctionChannel::new(users, &self.ports, multiplexer, stores, depth)?;

@@ -167,7 +167,11 @@ impl HostFunction {
     ///
     /// # Errors
     /// There is no memory for its tree, or no threads.
-    pub fn open(name: &str, map: Box<dyn HostMap>, read_only: bool) -> Result<Self, ControllerError> {
+    pub fn open(
+        name: &str,
+        map: Box<dyn HostMap>,
+        read_only: bool,
+    ) -> Result<Self, ControllerError> {
         let block_shift = map.block_bytes().trailing_zeros();
         let blocks = map.size_bytes().checked_shr(block_shift).unwrap_or(0);
         let memory = Arc::new(NodeMemory::new(TREE_NODES));
@@ -189,7 +193,8 @@ impl HostFunction {
         // A mapping is durable as soon as the filesystem reports it: no flush has to wait.
         let volume = VolumeState { changed: AtomicU64::new(0), durable: Arc::default() };
         let options = FunctionOptions::new(name);
-        let mut function = Function::new(ONLY, &options, tree.root(), Arc::new(volume), geometry, block_shift);
+        let mut function =
+            Function::new(ONLY, &options, tree.root(), Arc::new(volume), geometry, block_shift);
         function.through = Some(file);
         let function = Arc::new(function);
         let ports = Ports {
@@ -262,7 +267,10 @@ impl Drop for HostFunction {
             }
         }
         if self.shared.end_direct_path(&lock(&self.shared.way)) {
-            tracing::debug!(file = self.shared.name, "the file is closed, and its lease is released");
+            tracing::debug!(
+                file = self.shared.name,
+                "the file is closed, and its lease is released"
+            );
         }
     }
 }
@@ -309,7 +317,10 @@ impl Shared {
         if let Err(error) = self.map.extents(range, &mut extents) {
             // A miss may notice the other program before the thread that watches the lease does.
             let is_wanted = error.kind() == io::ErrorKind::ResourceBusy;
-            self.leave_direct_path(&if is_wanted { WANTED.to_owned() } else { error.to_string() }, way);
+            self.leave_direct_path(
+                &if is_wanted { WANTED.to_owned() } else { error.to_string() },
+                way,
+            );
             return Answer::Rewalk;
         }
         if self.set(range, &extents) {
@@ -442,7 +453,8 @@ impl Shared {
     fn leave_direct_path(&self, why: &str, way: &MutexGuard<'_, ()>) {
         if self.end_direct_path(way) {
             tracing::warn!(file = self.name, "the file is reached through its filesystem: {why}");
-            *lock(&self.fallback) = Some(format!("\"{}\" is reached through its filesystem: {why}", self.name));
+            *lock(&self.fallback) =
+                Some(format!("\"{}\" is reached through its filesystem: {why}", self.name));
             // The thread that watches the lease has to resume its attempts.
             self.wake.signal();
         }
@@ -485,9 +497,13 @@ impl Shared {
             Err(error) => {
                 self.function.set_path(Path::Through);
                 if error.kind() != io::ErrorKind::ResourceBusy {
-                    let why = format!("\"{}\" is reached through its filesystem: {error}", self.name);
+                    let why =
+                        format!("\"{}\" is reached through its filesystem: {error}", self.name);
                     if lock(&self.fallback).replace(why.clone()) != Some(why) {
-                        tracing::warn!(file = self.name, "the file cannot be reached directly again: {error}");
+                        tracing::warn!(
+                            file = self.name,
+                            "the file cannot be reached directly again: {error}"
+                        );
                     }
                 }
             }

@@ -138,7 +138,9 @@ impl Hypervisor {
                 }
                 Question::Unmap { range } => self.unmap(message, range, disk),
                 Question::Commit => self.commits.ask(message.reply_to),
-                Question::FlushFailed => self.flush_failed(&std::io::Error::other("a guest's flush failed")),
+                Question::FlushFailed => {
+                    self.flush_failed(&std::io::Error::other("a guest's flush failed"))
+                }
                 Question::Retry => {
                     message.reply_to.reply(Answer::Rewalk);
                 }
@@ -150,17 +152,22 @@ impl Hypervisor {
     /// Adds an event for errors that an operator has to act on, and maps the error to the guest's.
     fn refuse(&self, volume: &str, error: &VolumeError) -> Answer {
         match error {
-            VolumeError::NoSpace { .. } | VolumeError::QuotaExceeded { .. } | VolumeError::DiskFull(_) => {
-                self.events.note(&self.name, format!("a write to volume \"{volume}\" failed: {error}"));
+            VolumeError::NoSpace { .. }
+            | VolumeError::QuotaExceeded { .. }
+            | VolumeError::DiskFull(_) => {
+                self.events
+                    .note(&self.name, format!("a write to volume \"{volume}\" failed: {error}"));
                 Answer::Failed(BlockError::NoSpace)
             }
             VolumeError::VolumeReadOnly(_) | VolumeError::StoreReadOnly(_) => {
-                self.events.note(&self.name, format!("a write to volume \"{volume}\" failed: {error}"));
+                self.events
+                    .note(&self.name, format!("a write to volume \"{volume}\" failed: {error}"));
                 Answer::Failed(BlockError::ReadOnly)
             }
             VolumeError::OutOfRange { .. } => Answer::Failed(BlockError::OutOfBounds),
             _ => {
-                self.events.note(&self.name, format!("a request to volume \"{volume}\" failed: {error}"));
+                self.events
+                    .note(&self.name, format!("a request to volume \"{volume}\" failed: {error}"));
                 Answer::Failed(BlockError::EIO)
             }
         }
@@ -169,7 +176,10 @@ impl Hypervisor {
 
 impl State {
     /// The number and state of the volume of a function.
-    pub(crate) fn volume_of(&mut self, function: FunctionId) -> Option<(VolumeId, &mut OpenVolume, &mut Volumes)> {
+    pub(crate) fn volume_of(
+        &mut self,
+        function: FunctionId,
+    ) -> Option<(VolumeId, &mut OpenVolume, &mut Volumes)> {
         let (id, _) = self.functions.get(&function.0)?;
         Some((*id, self.open.get_mut(id)?, &mut self.volumes))
     }

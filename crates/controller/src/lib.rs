@@ -80,7 +80,8 @@ pub use function::VirtualFunction;
 pub use host::{HostFunction, HostMap};
 pub use limits::{Limit, Limits};
 pub use options::{
-    Answered, ControllerOptions, DEFAULT_WARN_USED_PERCENT, DEFAULT_WEIGHT, FUNCTIONS_MAX, FunctionOptions, WEIGHT_MAX,
+    Answered, ControllerOptions, DEFAULT_WARN_USED_PERCENT, DEFAULT_WEIGHT, FUNCTIONS_MAX,
+    FunctionOptions, WEIGHT_MAX,
 };
 pub use physical::PhysicalDisk;
 pub use report::{ControllerReport, FunctionReport, Health};

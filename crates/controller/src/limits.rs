@@ -74,7 +74,12 @@ impl Bucket {
             if next > now.0.saturating_add(room_ns) {
                 return Err(Nanos(next.saturating_sub(room_ns)));
             }
-            match self.full_at_ns.compare_exchange_weak(full_at_ns, next, Ordering::Relaxed, Ordering::Relaxed) {
+            match self.full_at_ns.compare_exchange_weak(
+                full_at_ns,
+                next,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            ) {
                 Ok(_) => return Ok(()),
                 Err(changed) => full_at_ns = changed,
             }
@@ -84,8 +89,9 @@ impl Bucket {
     /// Returns units that were taken and not used.
     fn give_back(&self, units: u64) {
         let cost_ns = nanos(self.cost, units);
-        let _ =
-            self.full_at_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |at| Some(at.saturating_sub(cost_ns)));
+        let _ = self.full_at_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |at| {
+            Some(at.saturating_sub(cost_ns))
+        });
     }
 }
 
@@ -192,7 +198,10 @@ mod tests {
 
     #[test]
     fn what_the_bytes_refuse_is_not_charged_to_the_requests() {
-        let gate = Gate::new(Some(Limit { per_s: 10, burst: 2 }), Some(Limit { per_s: 1000, burst: 1000 }));
+        let gate = Gate::new(
+            Some(Limit { per_s: 10, burst: 2 }),
+            Some(Limit { per_s: 1000, burst: 1000 }),
+        );
         assert_eq!(gate.pass(Nanos(SECOND), 1000), Ok(()));
         for _ in 0..100 {
             assert!(gate.pass(Nanos(SECOND), 1000).is_err());

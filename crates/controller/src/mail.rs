@@ -117,7 +117,8 @@ pub(crate) struct Line {
 impl Line {
     /// Sends a question for `slot`; false if the hypervisor side is gone.
     pub(crate) fn ask(&self, slot: Slot, question: Question) -> bool {
-        let reply_to = ReplyTo { sender: self.reply_sender.clone(), wake: Arc::clone(&self.wake), slot };
+        let reply_to =
+            ReplyTo { sender: self.reply_sender.clone(), wake: Arc::clone(&self.wake), slot };
         let message = Message { function: self.function, weight: self.weight, reply_to, question };
         self.to_hypervisor.send(Mail::Message(message)).is_ok()
     }

@@ -81,6 +81,11 @@ impl FunctionOptions {
     /// An unlimited function of `volume` with the usual weight.
     #[must_use]
     pub fn new(volume: impl Into<String>) -> Self {
-        Self { volume: volume.into(), weight: DEFAULT_WEIGHT, limits: Limits::default(), read_only: false }
+        Self {
+            volume: volume.into(),
+            weight: DEFAULT_WEIGHT,
+            limits: Limits::default(),
+            read_only: false,
+        }
     }
 }

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
-use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Next, Operation, Tag};
+use sidecore_block::{
+    Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Next, Operation, Tag,
+};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
@@ -75,7 +77,10 @@ impl PhysicalDisk {
         request.taken_at = self.now();
         request.segments.bind(&self.buffer);
         if matches!(operation, Operation::Read | Operation::Write) {
-            request.segments.push(GuestAddress(0), len_bytes, &mut self.hint).map_err(io::Error::other)?;
+            request
+                .segments
+                .push(GuestAddress(0), len_bytes, &mut self.hint)
+                .map_err(io::Error::other)?;
         }
         request.tag = Some(Tag::from_bits(0));
         self.batch.push(request);
@@ -109,7 +114,8 @@ impl PhysicalDisk {
             tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(1),
             tv_nsec: i64::from(timeout.subsec_nanos()),
         };
-        match rustix::event::poll(&mut [PollFd::new(&wake.as_fd(), PollFlags::IN)], Some(&timeout)) {
+        match rustix::event::poll(&mut [PollFd::new(&wake.as_fd(), PollFlags::IN)], Some(&timeout))
+        {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -129,7 +135,9 @@ impl Disk for PhysicalDisk {
         let mut at = offset_bytes;
         for piece in buffer.chunks_mut(BUFFER_BYTES as usize) {
             self.run(Operation::Read, at, piece.len() as u64)?;
-            self.buffer.read_slice(GuestAddress(0), piece, &mut self.hint).map_err(io::Error::other)?;
+            self.buffer
+                .read_slice(GuestAddress(0), piece, &mut self.hint)
+                .map_err(io::Error::other)?;
             at = at.saturating_add(piece.len() as u64);
         }
         Ok(())
@@ -138,7 +146,9 @@ impl Disk for PhysicalDisk {
     fn write(&mut self, offset_bytes: u64, data: &[u8]) -> io::Result<()> {
         let mut at = offset_bytes;
         for piece in data.chunks(BUFFER_BYTES as usize) {
-            self.buffer.write_slice(GuestAddress(0), piece, &mut self.hint).map_err(io::Error::other)?;
+            self.buffer
+                .write_slice(GuestAddress(0), piece, &mut self.hint)
+                .map_err(io::Error::other)?;
             self.run(Operation::Write, at, piece.len() as u64)?;
             at = at.saturating_add(piece.len() as u64);
         }

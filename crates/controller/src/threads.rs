@@ -84,7 +84,8 @@ impl Inbox {
         let stride = STRIDE.checked_div(u64::from(message.weight)).unwrap_or(STRIDE);
         questions.pass = questions.pass.saturating_add(stride);
         let pass = self.pass;
-        self.functions.retain(|_, questions| !questions.waiting.is_empty() || questions.pass > pass);
+        self.functions
+            .retain(|_, questions| !questions.waiting.is_empty() || questions.pass > pass);
         Some(message)
     }
 
@@ -229,7 +230,12 @@ mod tests {
     fn ask(inbox: &Sender<Mail>, function: u32, weight: u32) {
         let (sender, _) = mpsc::channel();
         let reply_to = ReplyTo { sender, wake: Arc::new(EventFd::new().unwrap()), slot: 0 };
-        let message = Message { function: FunctionId(function), weight, reply_to, question: Question::Commit };
+        let message = Message {
+            function: FunctionId(function),
+            weight,
+            reply_to,
+            question: Question::Commit,
+        };
         inbox.send(Mail::Message(message)).unwrap();
     }
 

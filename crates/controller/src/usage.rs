@@ -29,7 +29,9 @@ impl Controller {
         let mut last = self.last_usage.0.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..ATTEMPTS {
             let durable = self.hypervisor.state().volumes.durable();
-            if let Some(usage) = last.as_ref().filter(|usage| usage.generation == durable.generation()) {
+            if let Some(usage) =
+                last.as_ref().filter(|usage| usage.generation == durable.generation())
+            {
                 return Some(usage.clone());
             }
             match durable.usage(disk) {

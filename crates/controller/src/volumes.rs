@@ -111,7 +111,11 @@ impl Controller {
     ///
     /// # Errors
     /// The volume does not exist, the snapshot's name is invalid, or the disk fails.
-    pub fn snapshot_volume(&self, name: &str, snapshot: &str) -> Result<VolumeInfo, ControllerError> {
+    pub fn snapshot_volume(
+        &self,
+        name: &str,
+        snapshot: &str,
+    ) -> Result<VolumeInfo, ControllerError> {
         let (id, change) = self.begin_snapshot(name, snapshot, now_unix_s(), &mut self.disk()?)?;
         self.settle(change)?;
         self.info(id)
@@ -184,7 +188,11 @@ impl Controller {
     ///
     /// # Errors
     /// The volume does not exist, the size is invalid, or the volume is served and would shrink.
-    pub fn resize_volume(&self, name: &str, size_bytes: u64) -> Result<VolumeInfo, ControllerError> {
+    pub fn resize_volume(
+        &self,
+        name: &str,
+        size_bytes: u64,
+    ) -> Result<VolumeInfo, ControllerError> {
         let (id, change) = self.begin_resize(name, size_bytes, &mut self.disk()?)?;
         self.settle(change)?;
         self.info(id)
@@ -238,7 +246,11 @@ impl Controller {
     ///
     /// # Errors
     /// The volume does not exist, or the quota is invalid.
-    pub fn set_quota(&self, name: &str, quota_bytes: Option<u64>) -> Result<VolumeInfo, ControllerError> {
+    pub fn set_quota(
+        &self,
+        name: &str,
+        quota_bytes: Option<u64>,
+    ) -> Result<VolumeInfo, ControllerError> {
         let quota_blocks = quota_bytes.map(|bytes| self.blocks_of(bytes)).transpose()?;
         let (id, change) = self.change(|state| {
             let id = find(state, name)?;
@@ -262,7 +274,11 @@ impl Controller {
     ///
     /// # Errors
     /// As [`delete_volume`](Self::delete_volume).
-    pub fn begin_delete(&self, name: &str, disk: &mut dyn Disk) -> Result<((), Change), ControllerError> {
+    pub fn begin_delete(
+        &self,
+        name: &str,
+        disk: &mut dyn Disk,
+    ) -> Result<((), Change), ControllerError> {
         self.change(|state| {
             let id = find(state, name)?;
             refuse_in_use(state, id, name, "remove its device first")?;
@@ -364,7 +380,11 @@ impl Controller {
     ///
     /// # Errors
     /// The blocks differ, are holes, or overlap, or the disk fails; then nothing is changed.
-    pub fn share_blocks(&self, from: (&str, BlockRange), to: (&str, Vlba)) -> Result<(), ControllerError> {
+    pub fn share_blocks(
+        &self,
+        from: (&str, BlockRange),
+        to: (&str, Vlba),
+    ) -> Result<(), ControllerError> {
         let mut disk = self.disk()?;
         let (from_id, to_id) = {
             let state = self.hypervisor.state();
@@ -394,12 +414,16 @@ impl Controller {
     }
 
     /// Locks blocks: no tree maps them, no I/O to them is in flight, and requests for them wait.
-    fn lock_blocks(&self, ranges: &[(VolumeId, BlockRange)]) -> Result<Vec<(VolumeId, GrantId)>, ControllerError> {
+    fn lock_blocks(
+        &self,
+        ranges: &[(VolumeId, BlockRange)],
+    ) -> Result<Vec<(VolumeId, GrantId)>, ControllerError> {
         loop {
             let locked = {
                 let mut state = self.hypervisor.state();
-                let busy =
-                    |(id, range): &(VolumeId, BlockRange)| state.open.get(id).is_some_and(|open| open.is_busy(*range));
+                let busy = |(id, range): &(VolumeId, BlockRange)| {
+                    state.open.get(id).is_some_and(|open| open.is_busy(*range))
+                };
                 if ranges.iter().any(busy) {
                     None
                 } else {
@@ -446,14 +470,21 @@ impl Controller {
     }
 
     /// Whether two ranges have the same contents. A hole has none.
-    fn compare(&self, ranges: &[(VolumeId, BlockRange); 2], disk: &mut dyn Disk) -> Result<bool, ControllerError> {
+    fn compare(
+        &self,
+        ranges: &[(VolumeId, BlockRange); 2],
+        disk: &mut dyn Disk,
+    ) -> Result<bool, ControllerError> {
         let block_bytes = u64::from(self.block_bytes());
         let step = COMPARE_BYTES.checked_div(block_bytes).unwrap_or(1).max(1);
         let [(from, from_range), (to, to_range)] = ranges;
         let mut done = 0_u64;
         while done < from_range.count {
             let count = step.min(from_range.count.saturating_sub(done));
-            let at = |range: &BlockRange| BlockRange { first: Vlba(range.first.0.saturating_add(done)), count };
+            let at = |range: &BlockRange| BlockRange {
+                first: Vlba(range.first.0.saturating_add(done)),
+                count,
+            };
             let one = self.contents(*from, at(from_range), disk)?;
             let other = self.contents(*to, at(to_range), disk)?;
             if one.is_none() || one != other {
@@ -501,9 +532,16 @@ fn find(state: &State, name: &str) -> Result<VolumeId, ControllerError> {
     found.ok_or_else(|| ControllerError::NoSuchVolume(name.to_owned()))
 }
 
-fn refuse_in_use(state: &State, id: VolumeId, name: &str, advice: &'static str) -> Result<(), ControllerError> {
+fn refuse_in_use(
+    state: &State,
+    id: VolumeId,
+    name: &str,
+    advice: &'static str,
+) -> Result<(), ControllerError> {
     match state.open.get(&id).and_then(|open| open.functions.first()) {
-        Some(function) => Err(ControllerError::InUse { volume: name.to_owned(), function: function.0, advice }),
+        Some(function) => {
+            Err(ControllerError::InUse { volume: name.to_owned(), function: function.0, advice })
+        }
         None => Ok(()),
     }
 }

@@ -70,11 +70,17 @@ fn check(store: Arc<dyn BlockDevice>, count: u64) {
     let address = |block: u64| ADDRESS + block * BLOCK_BYTES;
     for _ in 0..2 {
         let read = |block| (block * BLOCK_BYTES, [(address(block), BLOCK_BYTES)]);
-        let requests = (0..count).map(read).map(|(offset, piece)| guest.request(Operation::Read, offset, &piece));
+        let requests = (0..count)
+            .map(read)
+            .map(|(offset, piece)| guest.request(Operation::Read, offset, &piece));
         let requests: Vec<_> = requests.collect();
         assert_eq!(guest.run(requests), vec![Ok(()); count as usize]);
         for block in 0..count {
-            assert_eq!(guest.peek(address(block), 1024), vec![block as u8 + 1; 1024], "block {block}");
+            assert_eq!(
+                guest.peek(address(block), 1024),
+                vec![block as u8 + 1; 1024],
+                "block {block}"
+            );
             guest.poke(address(block), &[0; 1024]);
         }
     }

@@ -43,7 +43,8 @@ fn serve(store: Arc<dyn BlockDevice>, block_bytes: u32) -> Arc<dyn BlockDevice> 
 #[test]
 fn over_memory_at_every_granularity() {
     for block_bytes in [512, 1024, 4096] {
-        let open = || serve(Arc::new(RamStore::new(Geometry::new(16 * MIB, 512)).unwrap()), block_bytes);
+        let open =
+            || serve(Arc::new(RamStore::new(Geometry::new(16 * MIB, 512)).unwrap()), block_bytes);
         contract::check(&open, &Options::default());
     }
 }
@@ -73,7 +74,8 @@ fn over_a_file() {
 #[test]
 fn a_snapshot_is_a_disk_that_cannot_be_written() {
     let open = || -> Arc<dyn BlockDevice> {
-        let store: Arc<dyn BlockDevice> = Arc::new(RamStore::new(Geometry::new(16 * MIB, 512)).unwrap());
+        let store: Arc<dyn BlockDevice> =
+            Arc::new(RamStore::new(Geometry::new(16 * MIB, 512)).unwrap());
         let controller = common::over(&store, 1024);
         controller.create_volume("v", 4 * MIB, None).unwrap();
         controller.snapshot_volume("v", "s").unwrap();

@@ -9,7 +9,8 @@ use common::{function, guest, in_memory, over, until_commit};
 use sidecore_block::contract::{Harness, guest_memory, pattern, request};
 use sidecore_block::{Batch, BlockDevice, BlockError, Geometry, Next, Operation, RamStore, Tag};
 use sidecore_controller::{
-    Controller, ControllerError, ControllerOptions, FUNCTIONS_MAX, FunctionOptions, Limit, Limits, PhysicalDisk,
+    Controller, ControllerError, ControllerOptions, FUNCTIONS_MAX, FunctionOptions, Limit, Limits,
+    PhysicalDisk,
 };
 use sidecore_extent::BlockRange;
 use sidecore_reactor::CoreContext;
@@ -39,7 +40,11 @@ fn stepped(store: &Arc<dyn BlockDevice>) -> (Arc<Controller>, PhysicalDisk) {
     // A controller with threads made the store's volumes, and has ended.
     let mut disk = PhysicalDisk::open(store).unwrap();
     let options = ControllerOptions::default();
-    (Controller::without_threads("stepped", Arc::clone(store), &options, None, &mut disk).unwrap(), disk)
+    (
+        Controller::without_threads("stepped", Arc::clone(store), &options, None, &mut disk)
+            .unwrap(),
+        disk,
+    )
 }
 
 /// A store with the volumes "a" and "b", a page of each mapped and durable.
@@ -85,9 +90,15 @@ fn only_the_request_that_misses_waits() {
     a.submit(&mut vec![miss]);
     a.channel.poll(Nanos(4), &mut completed);
     assert_eq!(a.in_flight(), 1);
-    assert!(a.channel.waits_since().is_some() && b.channel.waits_since().is_none(), "it waits for another thread");
+    assert!(
+        a.channel.waits_since().is_some() && b.channel.waits_since().is_none(),
+        "it waits for another thread"
+    );
     assert_eq!(controller.report().functions[0].stats.stalled, 1);
-    assert_eq!((controller.report().functions[0].miss_address, controller.report().functions[0].miss_size), (1024, 4));
+    assert_eq!(
+        (controller.report().functions[0].miss_address, controller.report().functions[0].miss_size),
+        (1024, 4)
+    );
 
     // Other requests of the function, another function, and the physical function proceed.
     let pf: Arc<dyn BlockDevice> = controller.physical_function();
@@ -133,14 +144,21 @@ fn a_write_that_fails_half_sent_leaves_nothing_behind() {
         let store = ram(64 * MIB);
         over(&store, 1024).create_volume("a", 32 * MIB, None).unwrap();
         let mut disk = PhysicalDisk::open(&store).unwrap();
-        let rule = FaultRule { affected: Affected::Writes, when: When::EveryNth(failing), fault: Fault::Eio };
+        let rule = FaultRule {
+            affected: Affected::Writes,
+            when: When::EveryNth(failing),
+            fault: Fault::Eio,
+        };
         let faulty = FaultStore::new(Arc::clone(&store), FaultPlan { seed: 1, rules: vec![rule] });
         let options = ControllerOptions::default();
-        let controller = Controller::without_threads("stepped", Arc::new(faulty), &options, None, &mut disk).unwrap();
+        let controller =
+            Controller::without_threads("stepped", Arc::new(faulty), &options, None, &mut disk)
+                .unwrap();
         let (mut guest, _device) = guest(&controller, "a");
         let mut now = 0;
         let mut answers = |guest: &mut Harness, pieces: &[(u64, u64)]| {
-            let mut writes: Vec<_> = (0..5).map(|at| guest.request(Operation::Write, at * BYTES, pieces)).collect();
+            let mut writes: Vec<_> =
+                (0..5).map(|at| guest.request(Operation::Write, at * BYTES, pieces)).collect();
             guest.submit(&mut writes);
             let (mut completed, mut good, mut bad) = (Batch::new(), 0, 0);
             for _ in 0..1000 {
@@ -154,7 +172,11 @@ fn a_write_that_fails_half_sent_leaves_nothing_behind() {
                     }
                     bad += 1;
                     // The guest tries again, before the hypervisor side has received the failure.
-                    let again = guest.request(Operation::Write, request.offset_bytes, &[(0x1_0000_0000, 1024)]);
+                    let again = guest.request(
+                        Operation::Write,
+                        request.offset_bytes,
+                        &[(0x1_0000_0000, 1024)],
+                    );
                     guest.submit(&mut vec![again]);
                 }
                 while controller.step(&mut disk) {}
@@ -162,10 +184,15 @@ fn a_write_that_fails_half_sent_leaves_nothing_behind() {
             (good, bad)
         };
         // Pieces that are not adjacent, so that each is a piece of its own.
-        let pieces: Vec<(u64, u64)> = (0..PIECES).map(|piece| (0x1_0000_0000 + piece % 8 * 2048, 1024)).collect();
+        let pieces: Vec<(u64, u64)> =
+            (0..PIECES).map(|piece| (0x1_0000_0000 + piece % 8 * 2048, 1024)).collect();
         assert_eq!(answers(&mut guest, &pieces), (5, 1), "write {failing} fails");
         for _ in 0..2 {
-            assert_eq!(answers(&mut guest, &[(0x1_0000_0000, 1024)]), (5, 0), "write {failing} failed");
+            assert_eq!(
+                answers(&mut guest, &[(0x1_0000_0000, 1024)]),
+                (5, 0),
+                "write {failing} failed"
+            );
         }
     }
 }
@@ -299,8 +326,11 @@ fn a_thousand_functions_come_and_go_and_every_block_is_accounted_for() {
 fn trees_that_outgrow_their_memory_are_pruned_and_come_back() {
     let store = ram(64 * MIB);
     // The least memory, and volumes whose extents of 24 bytes need more.
-    let options =
-        ControllerOptions { tree_memory_bytes: MIB, format: Some(common::format(512)), ..ControllerOptions::default() };
+    let options = ControllerOptions {
+        tree_memory_bytes: MIB,
+        format: Some(common::format(512)),
+        ..ControllerOptions::default()
+    };
     let controller = Controller::open("small", store, &options, None).unwrap();
     const EXTENTS: u64 = 14_000;
     let names = ["a", "b", "c", "d"];
@@ -319,7 +349,11 @@ fn trees_that_outgrow_their_memory_are_pruned_and_come_back() {
             });
             let requests: Vec<_> = requests.collect();
             let results = guest.run(requests);
-            assert!(results.iter().all(Result::is_ok), "{results:?}, {:?}", controller.report().events);
+            assert!(
+                results.iter().all(Result::is_ok),
+                "{results:?}, {:?}",
+                controller.report().events
+            );
             first += 16;
         }
     }
@@ -355,15 +389,22 @@ fn equal_blocks_can_be_shared_under_live_guests_and_part_again() {
     let mut other = data.clone();
     other[1024..1536].copy_from_slice(&pattern(2, 512));
     assert_eq!(b.load(2 * MIB, data.len()), other);
-    assert!(matches!(controller.share_blocks(("a", from), ("b", Vlba(2048))), Err(ControllerError::NotEqual)));
+    assert!(matches!(
+        controller.share_blocks(("a", from), ("b", Vlba(2048))),
+        Err(ControllerError::NotEqual)
+    ));
     let hole = BlockRange { first: Vlba(0), count: 4 };
-    assert!(matches!(controller.share_blocks(("a", hole), ("b", Vlba(0))), Err(ControllerError::NotEqual)));
+    assert!(matches!(
+        controller.share_blocks(("a", hole), ("b", Vlba(0))),
+        Err(ControllerError::NotEqual)
+    ));
     assert!(controller.share_blocks(("a", from), ("missing", Vlba(0))).is_err());
 }
 
 #[test]
 fn waits_for_the_store_are_counted_where_others_fill_it() {
-    let store: Arc<dyn BlockDevice> = Arc::new(DelayStore::new(two_volumes(), Nanos::from_millis(20)));
+    let store: Arc<dyn BlockDevice> =
+        Arc::new(DelayStore::new(two_volumes(), Nanos::from_millis(20)));
     let (controller, mut disk) = stepped(&store);
     let memory = guest_memory();
     let reads = |count: u64| -> Batch {
@@ -376,7 +417,10 @@ fn waits_for_the_store_are_counted_where_others_fill_it() {
     };
     let waits = || {
         let functions = controller.report().functions;
-        functions.iter().map(|function| (function.volume.clone(), function.stats.store_waits)).collect::<Vec<_>>()
+        functions
+            .iter()
+            .map(|function| (function.volume.clone(), function.stats.store_waits))
+            .collect::<Vec<_>>()
     };
     let (core, mut completed) = (CoreContext::default(), Batch::new());
     let at = |micros: u64| Nanos::from_micros(1_000_000 + micros);
@@ -392,7 +436,9 @@ fn waits_for_the_store_are_counted_where_others_fill_it() {
         for now in [Nanos(2), at(0)] {
             channel.poll(now, &mut completed);
         }
-        assert!(completed.pop().map(|mut request| request.tag.take().unwrap().into_bits()).is_some());
+        assert!(
+            completed.pop().map(|mut request| request.tag.take().unwrap().into_bits()).is_some()
+        );
     }
 
     // Alone, a function may have any number of requests in the store.
@@ -451,7 +497,8 @@ fn reads_and_writes_are_limited_apart() {
     let mut done = |guest: &mut Harness, at: Nanos| {
         guest.channel.poll(at, &mut completed);
         guest.channel.poll(at, &mut completed);
-        let count = |operation| completed.iter().filter(|request| request.operation == operation).count();
+        let count =
+            |operation| completed.iter().filter(|request| request.operation == operation).count();
         let counts = (count(Operation::Read), count(Operation::Write));
         for mut request in completed.drain(..) {
             request.tag.take().unwrap().into_bits();
@@ -469,8 +516,13 @@ fn reads_and_writes_are_limited_apart() {
 
 #[test]
 fn a_disk_that_cannot_flush_makes_the_controller_read_only_and_says_so() {
-    let rules = vec![FaultRule { affected: Affected::Flushes, when: When::EveryNth(40), fault: Fault::Eio }];
-    let store: Arc<dyn BlockDevice> = Arc::new(FaultStore::new(ram(16 * MIB), FaultPlan { seed: 1, rules }));
+    let rules = vec![FaultRule {
+        affected: Affected::Flushes,
+        when: When::EveryNth(40),
+        fault: Fault::Eio,
+    }];
+    let store: Arc<dyn BlockDevice> =
+        Arc::new(FaultStore::new(ram(16 * MIB), FaultPlan { seed: 1, rules }));
     let controller = over(&store, 1024);
     controller.create_volume("v", 4 * MIB, None).unwrap();
     let (mut guest, _device) = guest(&controller, "v");
@@ -499,7 +551,9 @@ fn a_write_that_waits_for_a_commit_fails_with_it() {
     over(&store, 1024).create_volume("a", 8 * MIB, None).unwrap();
     let (controller, mut disk) = stepped(&store);
     let (mut guest, _device) = guest(&controller, "a");
-    let write = |guest: &mut Harness, at: u64| guest.request(Operation::Write, at * 65536, &[(0x1_0000_0000, 65536)]);
+    let write = |guest: &mut Harness, at: u64| {
+        guest.request(Operation::Write, at * 65536, &[(0x1_0000_0000, 65536)])
+    };
     let mut written = 0;
     let full = loop {
         let mut next = Some(write(&mut guest, written));
@@ -522,10 +576,15 @@ fn a_write_that_waits_for_a_commit_fails_with_it() {
     let waiting = write(&mut guest, written);
     assert_eq!(until_commit(&mut guest, &controller, &mut disk, Some(waiting)), None);
     assert!(controller.wants_commit());
-    let rule = FaultRule { affected: Affected::Flushes, when: When::EveryNth(1), fault: Fault::Eio };
-    let faulty: Arc<dyn BlockDevice> = Arc::new(FaultStore::new(store, FaultPlan { seed: 1, rules: vec![rule] }));
+    let rule =
+        FaultRule { affected: Affected::Flushes, when: When::EveryNth(1), fault: Fault::Eio };
+    let faulty: Arc<dyn BlockDevice> =
+        Arc::new(FaultStore::new(store, FaultPlan { seed: 1, rules: vec![rule] }));
     controller.commit_on(&mut PhysicalDisk::open(&faulty).unwrap()).unwrap_err();
-    assert_eq!(until_commit(&mut guest, &controller, &mut disk, None), Some(Err(BlockError::ReadOnly)));
+    assert_eq!(
+        until_commit(&mut guest, &controller, &mut disk, None),
+        Some(Err(BlockError::ReadOnly))
+    );
 }
 
 #[test]
@@ -538,7 +597,9 @@ fn bad_input_is_refused_and_changes_nothing() {
     let controller = over(&store, 1024);
     controller.create_volume("v", MIB, None).unwrap();
     for name in ["", "a/b", "..", "-v", "v", &"x".repeat(65), "ü", "a b"] {
-        let Err(error) = controller.create_volume(name, MIB, None) else { panic!("{name:?} was made") };
+        let Err(error) = controller.create_volume(name, MIB, None) else {
+            panic!("{name:?} was made")
+        };
         assert!(!error.to_string().is_empty());
     }
     for size_bytes in [0, 1, 1023, 1025, 1 << 60, u64::MAX] {
@@ -600,12 +661,19 @@ fn nothing_keeps_a_sidecore_awake_once_all_is_answered() {
     let (mut guest, _device) = guest(&controller, "v");
     for round in 0..200 {
         let requests = (0..8).map(|index| {
-            guest.request(Operation::Write, (round * 8 + index) * PAGE, &[(0x1_0000_0000 + index * PAGE, PAGE)])
+            guest.request(
+                Operation::Write,
+                (round * 8 + index) * PAGE,
+                &[(0x1_0000_0000 + index * PAGE, PAGE)],
+            )
         });
         let requests: Vec<_> = requests.collect();
         assert!(guest.run(requests).iter().all(Result::is_ok));
         assert_eq!(guest.channel.readiness().next, Next::OnWake);
-        assert!(!guest.wait(std::time::Duration::ZERO), "round {round}: there is nothing to wake up for");
+        assert!(
+            !guest.wait(std::time::Duration::ZERO),
+            "round {round}: there is nothing to wake up for"
+        );
     }
 }
 

@@ -48,7 +48,8 @@ fn read_stamp(bytes: &[u8]) -> Option<(u64, u64, u64)> {
     if bytes.iter().all(|byte| *byte == 0) {
         return None;
     }
-    let word = |index: usize| u64::from_le_bytes(bytes[index * 8..index * 8 + 8].try_into().unwrap());
+    let word =
+        |index: usize| u64::from_le_bytes(bytes[index * 8..index * 8 + 8].try_into().unwrap());
     assert_eq!(word(0), 0x51de_c0de, "not a stamp");
     for piece in bytes.chunks(32) {
         assert_eq!(piece, &bytes[..32], "a torn sector: only this guest writes here");
@@ -71,7 +72,9 @@ fn guest(controller: &Controller, volume: u64, guest: u64, seed: u64, rounds: u6
         let range = first as usize..(first + count) as usize;
         match random.next(10) {
             0..=4 => {
-                let bytes: Vec<u8> = (first..first + count).flat_map(|sector| stamp(volume, sector, round)).collect();
+                let bytes: Vec<u8> = (first..first + count)
+                    .flat_map(|sector| stamp(volume, sector, round))
+                    .collect();
                 harness.store(first * SECTOR, &bytes);
                 model[range].fill(round);
             }
@@ -83,7 +86,8 @@ fn guest(controller: &Controller, volume: u64, guest: u64, seed: u64, rounds: u6
                 model[range].fill(0);
             }
             6 => {
-                let request = harness.range_request(Operation::Discard, first * SECTOR, count * SECTOR);
+                let request =
+                    harness.range_request(Operation::Discard, first * SECTOR, count * SECTOR);
                 assert_eq!(harness.run_one(request), Ok(()));
                 // A discard may keep the sectors or zero them, but not change them otherwise.
                 let bytes = harness.load(first * SECTOR, (count * SECTOR) as usize);
@@ -115,7 +119,10 @@ fn guest(controller: &Controller, volume: u64, guest: u64, seed: u64, rounds: u6
                     let expected = model[sector as usize];
                     let found = read_stamp(bytes);
                     let wanted = (expected != 0).then_some((volume, sector, expected));
-                    assert_eq!(found, wanted, "seed {seed}, round {round}, volume {volume}, sector {sector}");
+                    assert_eq!(
+                        found, wanted,
+                        "seed {seed}, round {round}, volume {volume}, sector {sector}"
+                    );
                 }
             }
         }
@@ -160,7 +167,10 @@ fn operate(controller: &Controller, stop: &AtomicBool, seed: u64) {
             2 if !snapshots.is_empty() => {
                 let index = random.next(snapshots.len() as u64) as usize;
                 let (name, volume, bytes) = snapshots.swap_remove(index);
-                assert!(contents(controller, &name, volume) == bytes, "seed {seed}: {name} has changed");
+                assert!(
+                    contents(controller, &name, volume) == bytes,
+                    "seed {seed}: {name} has changed"
+                );
                 controller.delete_volume(&name).unwrap();
             }
             3 => controller.prune(Some(&name)).unwrap(),
@@ -169,7 +179,10 @@ fn operate(controller: &Controller, stop: &AtomicBool, seed: u64) {
                 let (count, shift) = (1 + random.next(64), random.next(512));
                 let range = BlockRange { first: Vlba(shift), count };
                 // Mostly the blocks differ, which is an error that changes nothing.
-                let _ = controller.share_blocks((&name, range), (&format!("v{}", random.next(VOLUMES)), Vlba(shift)));
+                let _ = controller.share_blocks(
+                    (&name, range),
+                    (&format!("v{}", random.next(VOLUMES)), Vlba(shift)),
+                );
             }
             _ => {
                 let report = controller.check().unwrap();
@@ -197,7 +210,13 @@ fn run(block_bytes: u32, seed: u64, rounds: u64) {
             .map(|index| {
                 let controller = &controller;
                 scope.spawn(move || {
-                    guest(controller, index / GUESTS, index % GUESTS, seed.wrapping_mul(31) + index, rounds)
+                    guest(
+                        controller,
+                        index / GUESTS,
+                        index % GUESTS,
+                        seed.wrapping_mul(31) + index,
+                        rounds,
+                    )
                 })
             })
             .collect();

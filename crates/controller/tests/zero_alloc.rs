@@ -25,9 +25,18 @@ fn check(core: &CoreContext, function: &dyn BlockDevice) {
     let mut batch: Batch = (0..DEPTH as u64)
         .map(|index| match index % 8 {
             // Across four extents of the fragmented volume.
-            0 => request(&memory, Operation::Write, index * 4096, &[(ADDRESS + index * 4096, 4096)]),
-            1 => request(&memory, Operation::Read, index * 4096, &[(ADDRESS + 512, 512), (ADDRESS + 4096, 3584)]),
-            2 => request(&memory, Operation::Write, index * 4096 + 512, &[(0x20_0000 - 2047, 4096)]),
+            0 => {
+                request(&memory, Operation::Write, index * 4096, &[(ADDRESS + index * 4096, 4096)])
+            }
+            1 => request(
+                &memory,
+                Operation::Read,
+                index * 4096,
+                &[(ADDRESS + 512, 512), (ADDRESS + 4096, 3584)],
+            ),
+            2 => {
+                request(&memory, Operation::Write, index * 4096 + 512, &[(0x20_0000 - 2047, 4096)])
+            }
             3 => request(&memory, Operation::Flush, 0, &[]),
             // A hole.
             4 => request(&memory, Operation::Read, 2 * MIB + index * 4096, &[(ADDRESS, 4096)]),
@@ -67,7 +76,9 @@ fn check(core: &CoreContext, function: &dyn BlockDevice) {
     let before = allocations();
     run(100_000);
     assert_eq!(allocations() - before, 0);
-    batch.iter_mut().for_each(|request| assert_eq!(request.tag.take().map(Tag::into_bits), Some(0)));
+    batch
+        .iter_mut()
+        .for_each(|request| assert_eq!(request.tag.take().map(Tag::into_bits), Some(0)));
 }
 
 /// A volume of 4 MiB, its first MiB mapped; in extents of one block if `fragmented`.
@@ -117,8 +128,15 @@ fn with_limits_and_weights() {
     let (core, controller) = (CoreContext::default(), volume(true));
     let limit = Some(Limit { per_s: 3_000_000, burst: 1_000 });
     let bytes = Some(Limit { per_s: 1 << 40, burst: 1 << 30 });
-    let limits = Limits { read_iops: limit, write_iops: limit, read_bytes_per_s: bytes, write_bytes_per_s: bytes };
-    let other = controller.open_function(&FunctionOptions { weight: 1000, ..FunctionOptions::new("v") }).unwrap();
+    let limits = Limits {
+        read_iops: limit,
+        write_iops: limit,
+        read_bytes_per_s: bytes,
+        write_bytes_per_s: bytes,
+    };
+    let other = controller
+        .open_function(&FunctionOptions { weight: 1000, ..FunctionOptions::new("v") })
+        .unwrap();
     // It wants nothing, but it is there: from here on, shares are counted.
     let _queue = other.open_channel(&core, DEPTH).unwrap();
     let options = FunctionOptions { limits, weight: 50, ..FunctionOptions::new("v") };

@@ -55,7 +55,12 @@ fn read(queue: &mut NvmeQueue, first: u64, last: u64, address: u64) -> Result<()
             && let Some(slot) = queue.take_slot()
         {
             let len_bytes = u32::try_from(REQUEST_BYTES.min(last - at))?;
-            queue.submit_read_at(slot, Sector(at / SECTOR_BYTES), address + (at - first), len_bytes)?;
+            queue.submit_read_at(
+                slot,
+                Sector(at / SECTOR_BYTES),
+                address + (at - first),
+                len_bytes,
+            )?;
             pieces.next();
         }
         queue.publish()?;

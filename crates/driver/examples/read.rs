@@ -10,11 +10,15 @@ use sidecore_units::Sector;
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let socket = arguments.next().context("usage: read SOCKET [SECTOR]")?;
-    let sector = arguments.next().map_or(Ok(0), |text| text.parse()).context("SECTOR is a number")?;
+    let sector =
+        arguments.next().map_or(Ok(0), |text| text.parse()).context("SECTOR is a number")?;
 
     let mut client = BlkClient::connect(socket, &ClientOptions::default())?;
     let config = client.config();
-    println!("{} sectors, blocks of {} bytes, {} queues", config.capacity_sectors, config.block_bytes, config.queues);
+    println!(
+        "{} sectors, blocks of {} bytes, {} queues",
+        config.capacity_sectors, config.block_bytes, config.queues
+    );
 
     let queue = client.queue(0).context("the disk has no queue")?;
     let slot = queue.take_slot().context("the queue has no slot")?;

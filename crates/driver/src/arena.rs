@@ -51,14 +51,21 @@ impl Arena {
     }
 
     /// As [`Arena::new`], at a guest address of the caller's choice.
-    pub(crate) fn new_at(guest_base: u64, len_bytes: u64, huge_pages: bool) -> Result<Self, ClientError> {
+    pub(crate) fn new_at(
+        guest_base: u64,
+        len_bytes: u64,
+        huge_pages: bool,
+    ) -> Result<Self, ClientError> {
         let in_huge = len_bytes.max(1).next_multiple_of(HUGE_PAGE_BYTES);
-        let huge = huge_pages.then(|| file(in_huge, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB)).and_then(Result::ok);
+        let huge = huge_pages
+            .then(|| file(in_huge, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB))
+            .and_then(Result::ok);
         let (file, len_bytes, page_bytes) = match huge {
             Some(file) => (file, in_huge, HUGE_PAGE_BYTES),
             None => {
                 let len_bytes = len_bytes.max(1).next_multiple_of(PAGE_BYTES);
-                let file = file(len_bytes, MemfdFlags::empty()).map_err(ClientError::io("shared memory"))?;
+                let file = file(len_bytes, MemfdFlags::empty())
+                    .map_err(ClientError::io("shared memory"))?;
                 (file, len_bytes, PAGE_BYTES)
             }
         };
@@ -66,12 +73,15 @@ impl Arena {
             guest_address: GuestAddress(guest_base),
             user_address: UserAddress(USER_BASE),
             len_bytes,
-            file: file.try_clone().map_err(|source| ClientError::Io { what: "shared memory", source })?,
+            file: file
+                .try_clone()
+                .map_err(|source| ClientError::Io { what: "shared memory", source })?,
             file_offset_bytes: 0,
         }])?;
         let arena = Self { file, memory, guest_base, len_bytes, page_bytes, given_bytes: 0 };
         // Touched here and now, so that no request waits for a page.
-        let whole = usize::try_from(len_bytes).map_err(|_| ClientError::Options("too much memory".to_owned()))?;
+        let whole = usize::try_from(len_bytes)
+            .map_err(|_| ClientError::Options("too much memory".to_owned()))?;
         SharedMemory::new(arena.memory.window(UserAddress(USER_BASE), whole, 1)?).fill_zero();
         Ok(arena)
     }
@@ -86,7 +96,8 @@ impl Arena {
 
     /// The arena in at most `count` regions of whole pages.
     pub(crate) fn regions(&self, count: u8) -> Vec<Region> {
-        let share = (self.len_bytes / u64::from(count.max(1))).max(1).next_multiple_of(self.page_bytes);
+        let share =
+            (self.len_bytes / u64::from(count.max(1))).max(1).next_multiple_of(self.page_bytes);
         let starts = (0..self.len_bytes).step_by(usize::try_from(share).unwrap_or(usize::MAX));
         starts
             .map(|start| Region {

@@ -20,7 +20,13 @@ pub(crate) struct Buffers {
 
 impl Buffers {
     pub(crate) fn new(part: Part, slots: u16, slot_bytes: u32, stride: usize) -> Self {
-        Self { memory: SharedMemory::new(part.window), at: part.guest_address, slots, slot_bytes, stride }
+        Self {
+            memory: SharedMemory::new(part.window),
+            at: part.guest_address,
+            slots,
+            slot_bytes,
+            stride,
+        }
     }
 
     /// Size of each in bytes.
@@ -38,7 +44,9 @@ impl Buffers {
     /// Where the device finds a piece of the slot's.
     pub(crate) fn piece_address(&self, slot: Slot, piece: &Piece) -> Result<u64, ClientError> {
         match piece.offset_bytes.checked_add(piece.len_bytes) {
-            Some(end) if end <= self.slot_bytes => Ok(self.address(slot) + u64::from(piece.offset_bytes)),
+            Some(end) if end <= self.slot_bytes => {
+                Ok(self.address(slot) + u64::from(piece.offset_bytes))
+            }
             _ => Err(ClientError::Request(format!("{piece:?} is outside of the slot's buffer"))),
         }
     }
@@ -46,7 +54,11 @@ impl Buffers {
     /// Fails if the slot's has not that many bytes.
     #[inline]
     pub(crate) fn check_len(&self, len_bytes: u32) -> Result<(), ClientError> {
-        if len_bytes <= self.slot_bytes { Ok(()) } else { Err(too_long(len_bytes, self.slot_bytes)) }
+        if len_bytes <= self.slot_bytes {
+            Ok(())
+        } else {
+            Err(too_long(len_bytes, self.slot_bytes))
+        }
     }
 
     pub(crate) fn read(&self, slot: Slot, offset_bytes: u32, to: &mut [u8]) -> usize {

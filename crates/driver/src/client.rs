@@ -10,8 +10,8 @@ use sidecore_ring::{RingFormat, RingLayout, RingState};
 use sidecore_spec_virtio::blk::Config;
 use sidecore_spec_virtio::status;
 use sidecore_spec_virtio::vhost_user::{
-    ConfigHeader, MAX_FDS, MemoryRegion, MemoryTableHeader, Request, SingleMemoryRegion, VringAddress, VringState,
-    protocol,
+    ConfigHeader, MAX_FDS, MemoryRegion, MemoryTableHeader, Request, SingleMemoryRegion,
+    VringAddress, VringState, protocol,
 };
 
 use crate::arena::{Arena, Part, Region};
@@ -54,7 +54,8 @@ impl BlkClient {
         let (wire, features, protocol, config) = agree(socket.as_ref(), options)?;
         let plan = Plan::new(options, features)?;
         let arena = Arena::new(plan.arena_bytes(options.queues), options.huge_pages)?;
-        let mut client = Self { wire, features, protocol, config, arena, queues: Vec::new(), hooks: Vec::new() };
+        let mut client =
+            Self { wire, features, protocol, config, arena, queues: Vec::new(), hooks: Vec::new() };
         client.share_memory(options)?;
         for index in 0..options.queues {
             let (queue, hooks) = plan.build(&mut client.arena, options)?;
@@ -160,8 +161,10 @@ impl BlkClient {
     pub fn stop_queue(&mut self, index: u16) -> Result<u32, ClientError> {
         let body = crate::wire::queue_state(index, 0);
         let answer = self.wire.ask(Request::GetVringBase, &body)?;
-        let wrong = |why: &str| ClientError::Answer { request: "GET_VRING_BASE", why: why.to_owned() };
-        let answer = <&[u8; VringState::BYTES]>::try_from(&answer[..]).map_err(|_| wrong("not 8 bytes"))?;
+        let wrong =
+            |why: &str| ClientError::Answer { request: "GET_VRING_BASE", why: why.to_owned() };
+        let answer =
+            <&[u8; VringState::BYTES]>::try_from(&answer[..]).map_err(|_| wrong("not 8 bytes"))?;
         let answer = VringState::decode(answer);
         if answer.index != u32::from(index) {
             return Err(wrong("another queue"));
@@ -174,7 +177,10 @@ impl BlkClient {
     /// # Errors
     /// The socket; no such queue.
     pub fn start_queue(&mut self, index: u16, base: u32) -> Result<(), ClientError> {
-        let hooks = self.hooks.get(usize::from(index)).ok_or(ClientError::Missing { what: "such queue" })?;
+        let hooks = self
+            .hooks
+            .get(usize::from(index))
+            .ok_or(ClientError::Missing { what: "such queue" })?;
         let layout = &hooks.layout;
         let wire = &mut self.wire;
         wire.tell_queue(Request::SetVringNum, index, layout.size.into())?;
@@ -210,7 +216,8 @@ impl BlkClient {
     pub fn status(&mut self) -> Result<u8, ClientError> {
         self.need(protocol::STATUS, "status")?;
         let status = self.wire.ask_u64(Request::GetStatus)?;
-        u8::try_from(status).map_err(|_| ClientError::Answer { request: "GET_STATUS", why: format!("{status:#x}") })
+        u8::try_from(status)
+            .map_err(|_| ClientError::Answer { request: "GET_STATUS", why: format!("{status:#x}") })
     }
 
     /// Sets the device's status; zero resets it.
@@ -273,7 +280,8 @@ impl BlkClient {
     }
 
     fn set_mem_table(&mut self, regions: &[Region]) -> Result<(), ClientError> {
-        let header = MemoryTableHeader { regions: u32::try_from(regions.len()).unwrap_or(u32::MAX) };
+        let header =
+            MemoryTableHeader { regions: u32::try_from(regions.len()).unwrap_or(u32::MAX) };
         let mut body = Vec::from(header.encode());
         regions.iter().for_each(|region| body.extend_from_slice(&wire_region(region).encode()));
         let files: Vec<BorrowedFd<'_>> = regions.iter().map(|_| self.arena.file()).collect();
@@ -283,7 +291,10 @@ impl BlkClient {
 
 /// Connects, and agrees on features: virtio's, the protocol's, and what the configuration space
 /// says.
-fn agree(socket: &Path, options: &ClientOptions) -> Result<(Wire, u64, u64, BlkConfig), ClientError> {
+fn agree(
+    socket: &Path,
+    options: &ClientOptions,
+) -> Result<(Wire, u64, u64, BlkConfig), ClientError> {
     let mut wire = Wire::connect(socket, options.timeout)?;
     let offered = wire.ask_u64(Request::GetFeatures)?;
     if offered & features::PROTOCOL_FEATURES == 0 {
@@ -294,7 +305,8 @@ fn agree(socket: &Path, options: &ClientOptions) -> Result<(Wire, u64, u64, BlkC
     let config = read_config(&mut wire, protocol)?;
     let features = offered & wanted(options);
     if options.queues > 1
-        && (protocol & protocol::MQ == 0 || wire.ask_u64(Request::GetQueueNum)? < options.queues.into())
+        && (protocol & protocol::MQ == 0
+            || wire.ask_u64(Request::GetQueueNum)? < options.queues.into())
     {
         return Err(ClientError::Missing { what: "that many queues" });
     }
@@ -332,12 +344,17 @@ impl Plan {
             return wrong("a slot's buffer is a multiple of 512 bytes");
         }
         let indirect = options.indirect && features & features::INDIRECT_DESC != 0;
-        let format = if features & features::RING_PACKED != 0 { RingFormat::Packed } else { RingFormat::Split };
+        let format = if features & features::RING_PACKED != 0 {
+            RingFormat::Packed
+        } else {
+            RingFormat::Split
+        };
         let Some(buffers_per_slot) = options.max_pieces.checked_add(2) else {
             return wrong("too many pieces");
         };
         let entries_per_slot = if indirect { 1 } else { buffers_per_slot };
-        let entries = options.slots.checked_mul(entries_per_slot).and_then(u16::checked_next_power_of_two);
+        let entries =
+            options.slots.checked_mul(entries_per_slot).and_then(u16::checked_next_power_of_two);
         let size = match (options.queue_size, entries) {
             (0, Some(entries)) => entries,
             (0, None) => return wrong("more slots and pieces than the largest ring has entries"),
@@ -350,7 +367,11 @@ impl Plan {
             buffers_per_slot,
             event_idx: features & features::EVENT_IDX != 0,
             indirect,
-            tables_bytes: if indirect { IndirectTables::bytes(options.slots, buffers_per_slot) } else { 0 },
+            tables_bytes: if indirect {
+                IndirectTables::bytes(options.slots, buffers_per_slot)
+            } else {
+                0
+            },
             lines_bytes: BlkQueue::lines_bytes(options.slots),
             data_bytes: usize::from(options.slots) * options.slot_bytes as usize,
         })
@@ -358,11 +379,18 @@ impl Plan {
 
     pub(crate) fn arena_bytes(&self, queues: u16) -> u64 {
         let parts = [self.areas.total_bytes, self.tables_bytes, self.lines_bytes, self.data_bytes];
-        let queue: u64 = parts.iter().map(|part| (*part as u64).next_multiple_of(sidecore_units::PAGE_BYTES)).sum();
+        let queue: u64 = parts
+            .iter()
+            .map(|part| (*part as u64).next_multiple_of(sidecore_units::PAGE_BYTES))
+            .sum();
         queue * u64::from(queues)
     }
 
-    pub(crate) fn build(&self, arena: &mut Arena, options: &ClientOptions) -> Result<(BlkQueue, Hooks), ClientError> {
+    pub(crate) fn build(
+        &self,
+        arena: &mut Arena,
+        options: &ClientOptions,
+    ) -> Result<(BlkQueue, Hooks), ClientError> {
         let rings = arena.give(self.areas.total_bytes)?;
         let tables = if self.indirect { Some(arena.give(self.tables_bytes)?) } else { None };
         let lines = arena.give(self.lines_bytes)?;
@@ -380,13 +408,16 @@ impl Plan {
             window,
             guest_address: GuestAddress(guest_address),
         });
-        let ring = DriverRing::new(arena.memory(), &layout, options.slots, self.buffers_per_slot, tables)?;
+        let ring =
+            DriverRing::new(arena.memory(), &layout, options.slots, self.buffers_per_slot, tables)?;
         let raw = RawRing::new(arena.memory(), &layout)?;
         let eventfd = || {
             rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
                 .map_err(ClientError::io("eventfd"))
         };
-        let twice = |fd: &OwnedFd| fd.try_clone().map_err(|source| ClientError::Io { what: "eventfd", source });
+        let twice = |fd: &OwnedFd| {
+            fd.try_clone().map_err(|source| ClientError::Io { what: "eventfd", source })
+        };
         let hooks = Hooks { layout, kick: eventfd()?, call: eventfd()?, error: eventfd()? };
         let queue = BlkQueue::new(Parts {
             ring,
@@ -457,10 +488,13 @@ fn read_config(wire: &mut Wire, protocol: u64) -> Result<BlkConfig, ClientError>
         return Ok(BlkConfig::default());
     }
     let header = ConfigHeader { offset_bytes: 0, size_bytes: Config::BYTES as u32, flags: 0 };
-    let answer = wire.ask(Request::GetConfig, &[&header.encode()[..], &[0; Config::BYTES]].concat())?;
+    let answer =
+        wire.ask(Request::GetConfig, &[&header.encode()[..], &[0; Config::BYTES]].concat())?;
     let raw = answer.get(ConfigHeader::BYTES..).and_then(|raw| raw.try_into().ok());
-    raw.map(|raw| BlkConfig::from(Config::decode(raw)))
-        .ok_or_else(|| ClientError::Answer { request: "GET_CONFIG", why: format!("{} bytes", answer.len()) })
+    raw.map(|raw| BlkConfig::from(Config::decode(raw))).ok_or_else(|| ClientError::Answer {
+        request: "GET_CONFIG",
+        why: format!("{} bytes", answer.len()),
+    })
 }
 
 fn wire_region(region: &Region) -> MemoryRegion {

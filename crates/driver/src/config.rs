@@ -59,6 +59,9 @@ mod tests {
         assert_eq!(config.capacity_sectors, 0x0807_0605_0403_0201);
         assert_eq!((config.seg_max, config.block_bytes), (0x100f_0e0d, 0x1817_1615));
         assert_eq!((config.queues, config.max_discard_sectors), (0x2423, 0x2827_2625));
-        assert_eq!((config.max_discard_ranges, config.max_write_zeroes_sectors), (0x2c2b_2a29, 0x3433_3231));
+        assert_eq!(
+            (config.max_discard_ranges, config.max_write_zeroes_sectors),
+            (0x2c2b_2a29, 0x3433_3231)
+        );
     }
 }

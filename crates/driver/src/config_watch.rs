@@ -23,7 +23,8 @@ pub struct ConfigWatch(UnixStream);
 impl ConfigWatch {
     /// The client's end of a pair of sockets, and the end that goes to the device.
     pub(crate) fn pair() -> Result<(Self, UnixStream), ClientError> {
-        let pair = UnixStream::pair().map_err(|source| ClientError::Io { what: "making a pair of sockets", source });
+        let pair = UnixStream::pair()
+            .map_err(|source| ClientError::Io { what: "making a pair of sockets", source });
         pair.map(|(ours, theirs)| (Self(ours), theirs))
     }
 
@@ -34,7 +35,8 @@ impl ConfigWatch {
     pub fn wait(&mut self, timeout: Duration) -> Result<(), ClientError> {
         let set = self.0.set_read_timeout(Some(timeout));
         let mut bytes = [0; MessageHeader::BYTES];
-        set.and_then(|()| self.0.read_exact(&mut bytes)).map_err(|source| socket::failed(MESSAGE, source))?;
+        set.and_then(|()| self.0.read_exact(&mut bytes))
+            .map_err(|source| socket::failed(MESSAGE, source))?;
         if bytes != CONFIG_CHANGE.encode() {
             return Err(ClientError::Answer { request: MESSAGE, why: format!("it is {bytes:?}") });
         }

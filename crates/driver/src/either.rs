@@ -45,7 +45,10 @@ pub trait Queue {
     ///
     /// # Errors
     /// The device completes what it was not given.
-    fn poll_completions(&mut self, completions: &mut Vec<Self::Completion>) -> Result<usize, ClientError>;
+    fn poll_completions(
+        &mut self,
+        completions: &mut Vec<Self::Completion>,
+    ) -> Result<usize, ClientError>;
     /// Waits for completions; false if there was none in time.
     ///
     /// # Errors
@@ -83,11 +86,21 @@ macro_rules! queue {
                 <$queue>::release_slot(self, slot);
             }
             #[inline(always)]
-            fn submit_read(&mut self, slot: Slot, sector: Sector, bytes: u32) -> Result<(), ClientError> {
+            fn submit_read(
+                &mut self,
+                slot: Slot,
+                sector: Sector,
+                bytes: u32,
+            ) -> Result<(), ClientError> {
                 <$queue>::submit_read(self, slot, sector, bytes)
             }
             #[inline(always)]
-            fn submit_write(&mut self, slot: Slot, sector: Sector, bytes: u32) -> Result<(), ClientError> {
+            fn submit_write(
+                &mut self,
+                slot: Slot,
+                sector: Sector,
+                bytes: u32,
+            ) -> Result<(), ClientError> {
                 <$queue>::submit_write(self, slot, sector, bytes)
             }
             #[inline(always)]
@@ -99,7 +112,10 @@ macro_rules! queue {
                 <$queue>::publish(self)
             }
             #[inline(always)]
-            fn poll_completions(&mut self, completions: &mut Vec<$completion>) -> Result<usize, ClientError> {
+            fn poll_completions(
+                &mut self,
+                completions: &mut Vec<$completion>,
+            ) -> Result<usize, ClientError> {
                 <$queue>::poll_completions(self, completions)
             }
             #[inline(always)]

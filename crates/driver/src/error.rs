@@ -76,7 +76,9 @@ pub enum ClientError {
     #[error("the controller is in a fatal state (CSTS.CFS): reset it, or connect again")]
     Fatal,
     /// The controller completed what it was not given (NVMe). The queue is of no use any more.
-    #[error("queue {queue}: the controller completed command {id}, which is not in flight: reset it, or connect again")]
+    #[error(
+        "queue {queue}: the controller completed command {id}, which is not in flight: reset it, or connect again"
+    )]
     NotInFlight {
         /// The queue pair.
         queue: u16,

@@ -20,7 +20,10 @@ pub(crate) fn drain(event: &OwnedFd) -> u64 {
 /// Sleeps until the event comes, or a signal; false if `end` came first.
 pub(crate) fn wait(event: &OwnedFd, end: Instant, what: &'static str) -> Result<bool, ClientError> {
     let left = end.saturating_duration_since(Instant::now());
-    let limit = Timespec { tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
+    let limit = Timespec {
+        tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
+        tv_nsec: left.subsec_nanos().into(),
+    };
     match poll(&mut [PollFd::new(event, PollFlags::IN)], Some(&limit)) {
         Ok(count) => Ok(count > 0),
         Err(Errno::INTR) => Ok(true),

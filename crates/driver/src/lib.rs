@@ -86,9 +86,10 @@ pub use either::Queue;
 pub use error::ClientError;
 pub use loopback::Loopback;
 pub use nvme::{
-    AdminCompletion, DataPointers, DeviceInfo, DmaBuffer, IrqInfo, MappableArea, NvmeAdmin, NvmeCapabilities,
-    NvmeClient, NvmeCommand, NvmeCompletion, NvmeControllerInfo, NvmeLoopback, NvmeNamespaceInfo, NvmeOptions,
-    NvmeQueue, NvmeStatus, RawMessage, RegionInfo, Transport, admin_opcode, io_opcode, register, vfio,
+    AdminCompletion, DataPointers, DeviceInfo, DmaBuffer, IrqInfo, MappableArea, NvmeAdmin,
+    NvmeCapabilities, NvmeClient, NvmeCommand, NvmeCompletion, NvmeControllerInfo, NvmeLoopback,
+    NvmeNamespaceInfo, NvmeOptions, NvmeQueue, NvmeStatus, RawMessage, RegionInfo, Transport,
+    admin_opcode, io_opcode, register, vfio,
 };
 pub use options::{ClientOptions, Notify};
 pub use queue::{BlkQueue, Counters};

@@ -7,7 +7,9 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use sidecore_memory::copy::CACHE_LINE_BYTES;
 use sidecore_ring::RingLayout;
 use sidecore_ring::driver::{Buffer, DriverRing, RawRing, SharedMemory};
-use sidecore_spec_virtio::blk::{ID_BYTES, KIND_OFFSET, Range, RequestHeader, SECTOR_OFFSET, UNMAP};
+use sidecore_spec_virtio::blk::{
+    ID_BYTES, KIND_OFFSET, Range, RequestHeader, SECTOR_OFFSET, UNMAP,
+};
 use sidecore_units::Sector;
 
 use crate::arena::Part;
@@ -151,7 +153,8 @@ impl BlkQueue {
     /// Puts a slot back. One whose request is still with the device, or that is free already, is
     /// ignored.
     pub fn release_slot(&mut self, slot: Slot) {
-        if slot.0 < self.slots() && !self.ring.is_in_flight(slot.0) && !self.free.contains(&slot.0) {
+        if slot.0 < self.slots() && !self.ring.is_in_flight(slot.0) && !self.free.contains(&slot.0)
+        {
             self.free.push(slot.0);
         }
     }
@@ -161,7 +164,12 @@ impl BlkQueue {
     /// # Errors
     /// The slot is in flight, or its buffer is smaller.
     #[inline]
-    pub fn submit_read(&mut self, slot: Slot, sector: Sector, len_bytes: u32) -> Result<(), ClientError> {
+    pub fn submit_read(
+        &mut self,
+        slot: Slot,
+        sector: Sector,
+        len_bytes: u32,
+    ) -> Result<(), ClientError> {
         self.submit_simple(slot, Operation::Read, sector, len_bytes)
     }
 
@@ -170,7 +178,12 @@ impl BlkQueue {
     /// # Errors
     /// As [`BlkQueue::submit_read`].
     #[inline]
-    pub fn submit_write(&mut self, slot: Slot, sector: Sector, len_bytes: u32) -> Result<(), ClientError> {
+    pub fn submit_write(
+        &mut self,
+        slot: Slot,
+        sector: Sector,
+        len_bytes: u32,
+    ) -> Result<(), ClientError> {
         self.submit_simple(slot, Operation::Write, sector, len_bytes)
     }
 
@@ -194,7 +207,12 @@ impl BlkQueue {
     ///
     /// # Errors
     /// The slot is in flight.
-    pub fn submit_discard(&mut self, slot: Slot, sector: Sector, sectors: u32) -> Result<(), ClientError> {
+    pub fn submit_discard(
+        &mut self,
+        slot: Slot,
+        sector: Sector,
+        sectors: u32,
+    ) -> Result<(), ClientError> {
         self.submit_range(slot, Operation::Discard, sector, sectors, 0)
     }
 
@@ -209,7 +227,13 @@ impl BlkQueue {
         sectors: u32,
         unmap: bool,
     ) -> Result<(), ClientError> {
-        self.submit_range(slot, Operation::WriteZeroes, sector, sectors, if unmap { UNMAP } else { 0 })
+        self.submit_range(
+            slot,
+            Operation::WriteZeroes,
+            sector,
+            sectors,
+            if unmap { UNMAP } else { 0 },
+        )
     }
 
     /// Reads or writes with the data scattered over pieces of the slot's buffer, in their order.
@@ -238,9 +262,19 @@ impl BlkQueue {
     ///
     /// # Errors
     /// The slot is in flight, or there are more than the options' `max_pieces`.
-    pub fn submit_chain(&mut self, slot: Slot, kind: u32, sector: Sector, data: &[Buffer]) -> Result<(), ClientError> {
+    pub fn submit_chain(
+        &mut self,
+        slot: Slot,
+        kind: u32,
+        sector: Sector,
+        data: &[Buffer],
+    ) -> Result<(), ClientError> {
         if data.len() > usize::from(self.max_pieces) {
-            return Err(ClientError::Request(format!("{} pieces, the queue takes {}", data.len(), self.max_pieces)));
+            return Err(ClientError::Request(format!(
+                "{} pieces, the queue takes {}",
+                data.len(),
+                self.max_pieces
+            )));
         }
         let line_at = self.line_at(slot);
         let mut chain = Vec::with_capacity(data.len() + 2);
@@ -285,7 +319,10 @@ impl BlkQueue {
     /// # Errors
     /// The device completed what it was not given.
     #[inline]
-    pub fn poll_completions(&mut self, completions: &mut Vec<Completion>) -> Result<usize, ClientError> {
+    pub fn poll_completions(
+        &mut self,
+        completions: &mut Vec<Completion>,
+    ) -> Result<usize, ClientError> {
         let before = completions.len();
         while let Some(used) = self.ring.pop()? {
             if !self.like_kernel {
@@ -394,7 +431,12 @@ impl BlkQueue {
     }
 
     #[inline(never)]
-    fn describe_simple(&mut self, slot: Slot, device_writes: bool, len_bytes: u32) -> Result<(), ClientError> {
+    fn describe_simple(
+        &mut self,
+        slot: Slot,
+        device_writes: bool,
+        len_bytes: u32,
+    ) -> Result<(), ClientError> {
         self.data.check_len(len_bytes)?;
         let line_at = self.line_at(slot);
         let chain = [

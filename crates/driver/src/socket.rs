@@ -21,9 +21,9 @@ pub(crate) fn connect(path: &Path, timeout: Duration) -> Result<UnixStream, Clie
 /// Why a message of this name got no further.
 pub(crate) fn failed(request: &'static str, source: io::Error) -> ClientError {
     match source.kind() {
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
-            ClientError::HungUp { request }
-        }
+        io::ErrorKind::UnexpectedEof
+        | io::ErrorKind::ConnectionReset
+        | io::ErrorKind::BrokenPipe => ClientError::HungUp { request },
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientError::Timeout { request },
         _ => ClientError::Io { what: request, source },
     }

@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use sidecore_spec_virtio::vhost_user::{
-    FLAGS_NEED_REPLY, FLAGS_REPLY, FLAGS_VERSION, FLAGS_VERSION_MASK, MAX_FDS, MessageHeader, Request, VringState,
+    FLAGS_NEED_REPLY, FLAGS_REPLY, FLAGS_VERSION, FLAGS_VERSION_MASK, MAX_FDS, MessageHeader,
+    Request, VringState,
 };
 
 use crate::error::ClientError;
@@ -39,8 +40,14 @@ impl Wire {
 
     /// Sends a message that has no answer of its own, and waits until the device has done it, if
     /// the device can say so.
-    pub(crate) fn tell(&mut self, request: Request, body: &[u8], files: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
-        let flags = if self.acknowledged { FLAGS_VERSION | FLAGS_NEED_REPLY } else { FLAGS_VERSION };
+    pub(crate) fn tell(
+        &mut self,
+        request: Request,
+        body: &[u8],
+        files: &[BorrowedFd<'_>],
+    ) -> Result<(), ClientError> {
+        let flags =
+            if self.acknowledged { FLAGS_VERSION | FLAGS_NEED_REPLY } else { FLAGS_VERSION };
         self.send(request, flags, body, files)?;
         if !self.acknowledged {
             return Ok(());
@@ -57,7 +64,12 @@ impl Wire {
     }
 
     /// Sends a message of a queue's index and a number.
-    pub(crate) fn tell_queue(&mut self, request: Request, index: u16, value: u32) -> Result<(), ClientError> {
+    pub(crate) fn tell_queue(
+        &mut self,
+        request: Request,
+        index: u16,
+        value: u32,
+    ) -> Result<(), ClientError> {
         self.tell(request, &queue_state(index, value), &[])
     }
 
@@ -73,7 +85,13 @@ impl Wire {
         self.receive(request)
     }
 
-    fn send(&mut self, request: Request, flags: u32, body: &[u8], files: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
+    fn send(
+        &mut self,
+        request: Request,
+        flags: u32,
+        body: &[u8],
+        files: &[BorrowedFd<'_>],
+    ) -> Result<(), ClientError> {
         let payload_bytes = u32::try_from(body.len()).unwrap_or(u32::MAX);
         let header = MessageHeader { request: request.code(), flags, payload_bytes }.encode();
         let message = [&header, body].concat();
@@ -82,7 +100,12 @@ impl Wire {
         if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
             return Err(ClientError::Options("more than 8 files in one message".to_owned()));
         }
-        let sent = rustix::net::sendmsg(&self.socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL);
+        let sent = rustix::net::sendmsg(
+            &self.socket,
+            &[IoSlice::new(&message)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        );
         match sent {
             Ok(count) if count == message.len() => Ok(()),
             // A message is far smaller than the socket's buffer.
@@ -103,7 +126,8 @@ impl Wire {
     fn receive(&mut self, request: Request) -> Result<Vec<u8>, ClientError> {
         let mut header = [0; MessageHeader::BYTES];
         self.fill(request, &mut header)?;
-        let MessageHeader { request: number, flags, payload_bytes } = MessageHeader::decode(&header);
+        let MessageHeader { request: number, flags, payload_bytes } =
+            MessageHeader::decode(&header);
         let len = payload_bytes as usize;
         let wrong = |why: String| ClientError::Answer { request: request.name(), why };
         if number != request.code() {
@@ -174,8 +198,12 @@ mod tests {
 
     #[test]
     fn nonsense_and_silence_are_errors_with_the_messages_name() {
-        for nonsense in [answer(2, 5, &[0; 8]), answer(1, 1, &[0; 8]), answer(1, 5, &[0; 7]), answer(1, 5, &[0; 5000])]
-        {
+        for nonsense in [
+            answer(2, 5, &[0; 8]),
+            answer(1, 1, &[0; 8]),
+            answer(1, 5, &[0; 7]),
+            answer(1, 5, &[0; 5000]),
+        ] {
             let (mut wire, mut device) = pair();
             device.write_all(&nonsense).unwrap();
             assert!(matches!(wire.ask_u64(Request::GetFeatures), Err(ClientError::Answer { .. })));

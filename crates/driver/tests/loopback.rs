@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use sidecore_block::{BlockDevice, Geometry, RamStore};
-use sidecore_driver::{BlkQueue, ClientOptions, Completion, Loopback, Notify, Operation, Piece, Slot, Status};
+use sidecore_driver::{
+    BlkQueue, ClientOptions, Completion, Loopback, Notify, Operation, Piece, Slot, Status,
+};
 use sidecore_reactor::{CoreContext, EventFd, IdleMode, Pollable};
 use sidecore_ring::{RingFormat, RingState};
 use sidecore_units::{Nanos, Sector};
@@ -21,9 +23,11 @@ struct Pair {
 impl Pair {
     fn new(options: &ClientOptions) -> Self {
         let store = RamStore::new(Geometry::new(DISK_BYTES, 512)).unwrap();
-        let blk_options = BlkOptions { packed: true, serial: "loopback".to_owned(), ..BlkOptions::default() };
+        let blk_options =
+            BlkOptions { packed: true, serial: "loopback".to_owned(), ..BlkOptions::default() };
         let device = Arc::new(BlkDevice::new("disk", blk_options, store.geometry()));
-        let Loopback { queue, memory, layout, kick, call, error } = Loopback::new(options, device.features()).unwrap();
+        let Loopback { queue, memory, layout, kick, call, error } =
+            Loopback::new(options, device.features()).unwrap();
         assert_eq!(layout.format == RingFormat::Packed, options.packed);
         let resources = QueueResources {
             memory,
@@ -33,10 +37,19 @@ impl Pair {
             call: Some(call),
             err: Some(error),
         };
-        let channel = store.open_channel(&CoreContext::default(), usize::from(layout.size)).unwrap();
+        let channel =
+            store.open_channel(&CoreContext::default(), usize::from(layout.size)).unwrap();
         let fresh = RingState::fresh(layout.format);
-        let device =
-            blk::BlkQueue::new(&device, 0, resources, fresh, channel, IdleMode::Poll, EventFd::peer_signal).unwrap();
+        let device = blk::BlkQueue::new(
+            &device,
+            0,
+            resources,
+            fresh,
+            channel,
+            IdleMode::Poll,
+            EventFd::peer_signal,
+        )
+        .unwrap();
         Self { driver: queue, device, now: 0 }
     }
 
@@ -87,7 +100,10 @@ fn blocks_come_back_as_they_were_written_whatever_the_ring() {
                 pair.driver.write_data(*slot, 0, &[seed as u8; 4096]);
                 pair.driver.submit_write(*slot, Sector(seed % 1000 * 8), 4096).unwrap();
             }
-            assert!(pair.all(slots.len()).iter().all(|completion| completion.status == Status::Ok), "{options:?}");
+            assert!(
+                pair.all(slots.len()).iter().all(|completion| completion.status == Status::Ok),
+                "{options:?}"
+            );
             for slot in &slots {
                 let seed = round * 24 + slot.index() as u64;
                 pair.driver.submit_read(*slot, Sector(seed % 1000 * 8), 4096).unwrap();
@@ -120,12 +136,16 @@ fn the_other_operations() {
         assert_eq!(pair.one().status, Status::Ok);
         pair.driver.submit_discard(slot, Sector(12), 1).unwrap();
         assert_eq!(pair.one().status, Status::Ok);
-        let pieces = [(1024, 512), (0, 1024)].map(|(offset_bytes, len_bytes)| Piece { offset_bytes, len_bytes });
+        let pieces = [(1024, 512), (0, 1024)]
+            .map(|(offset_bytes, len_bytes)| Piece { offset_bytes, len_bytes });
         pair.driver.submit_scattered(slot, Operation::Read, Sector(8), &pieces).unwrap();
         assert_eq!(pair.one().status, Status::Ok);
         let mut back = [1; 1536];
         pair.driver.read_data(slot, 0, &mut back);
-        assert!(back[1024..].iter().all(|byte| *byte == 7) && back[..1024].iter().all(|byte| *byte == 0));
+        assert!(
+            back[1024..].iter().all(|byte| *byte == 7)
+                && back[..1024].iter().all(|byte| *byte == 0)
+        );
         pair.driver.submit_get_id(slot).unwrap();
         assert_eq!(pair.one().status, Status::Ok);
         pair.driver.read_data(slot, 0, &mut back[..8]);

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Notify, Operation, Piece, Slot, Status, features};
+use sidecore_driver::{
+    BlkClient, BlkQueue, ClientOptions, Notify, Operation, Piece, Slot, Status, features,
+};
 use sidecore_kit::guest::complete;
 use sidecore_kit::process::Process;
 use sidecore_kit::wait;
@@ -75,7 +77,9 @@ fn connect(socket: &Path, options: &ClientOptions) -> BlkClient {
 fn every_way_to_drive_a_ring_moves_the_same_bytes() {
     let daemon = Daemon::start();
     for notify in [Notify::Polled, Notify::Interrupt] {
-        for (event_idx, indirect, regions) in [(false, false, 1), (true, false, 2), (true, true, 1), (false, true, 3)] {
+        for (event_idx, indirect, regions) in
+            [(false, false, 1), (true, false, 2), (true, true, 1), (false, true, 3)]
+        {
             // 6 MiB of buffers, so that there is something to split into regions.
             let options = ClientOptions {
                 notify,
@@ -109,12 +113,15 @@ fn every_way_to_drive_a_ring_moves_the_same_bytes() {
 #[test]
 fn a_full_queue_completes_all_of_it() {
     let daemon = Daemon::start();
-    let mut client = connect(&daemon.socket(), &ClientOptions { slots: 128, ..ClientOptions::default() });
+    let mut client =
+        connect(&daemon.socket(), &ClientOptions { slots: 128, ..ClientOptions::default() });
     let queue = client.queue(0).unwrap();
     let slots: Vec<Slot> = std::iter::from_fn(|| queue.take_slot()).collect();
     for round in 0..200_u64 {
         for slot in &slots {
-            queue.submit_read(*slot, Sector((round * 128 + slot.index() as u64) % 1000 * 8), 4096).unwrap();
+            queue
+                .submit_read(*slot, Sector((round * 128 + slot.index() as u64) % 1000 * 8), 4096)
+                .unwrap();
         }
         queue.publish().unwrap();
         let mut completions = Vec::new();
@@ -139,8 +146,8 @@ fn the_other_operations() {
     queue.submit_flush(slot).unwrap();
     assert_eq!(complete(queue).status, Status::Ok);
 
-    let pieces =
-        [(2048, 1024), (0, 512), (512, 512)].map(|(offset_bytes, len_bytes)| Piece { offset_bytes, len_bytes });
+    let pieces = [(2048, 1024), (0, 512), (512, 512)]
+        .map(|(offset_bytes, len_bytes)| Piece { offset_bytes, len_bytes });
     queue.submit_scattered(slot, Operation::Read, Sector(24), &pieces).unwrap();
     assert_eq!(complete(queue).status, Status::Ok);
     let (data, mut back) = (pattern(3, 4096), vec![0; 4096]);
@@ -174,7 +181,8 @@ fn the_other_operations() {
 #[test]
 fn queues_work_side_by_side_in_threads_of_their_own() {
     let daemon = Daemon::start();
-    let options = ClientOptions { queues: 4, notify: Notify::Interrupt, ..ClientOptions::default() };
+    let options =
+        ClientOptions { queues: 4, notify: Notify::Interrupt, ..ClientOptions::default() };
     let mut client = connect(&daemon.socket(), &options);
     std::thread::scope(|scope| {
         for index in 0..4 {
@@ -210,12 +218,19 @@ fn a_stopped_queue_says_where_it_stands_and_goes_on_from_there() {
 #[test]
 fn what_the_device_has_not_got_is_left_out_or_refused() {
     let daemon = Daemon::start();
-    let mut client = connect(&daemon.socket(), &ClientOptions { packed: true, ..ClientOptions::default() });
+    let mut client =
+        connect(&daemon.socket(), &ClientOptions { packed: true, ..ClientOptions::default() });
     assert_eq!(client.features() & features::RING_PACKED, 0);
     let queue = client.queue(0).unwrap();
     let slot = queue.take_slot().unwrap();
     write_and_read(queue, slot, 1);
     drop(client);
-    assert!(BlkClient::connect(daemon.socket(), &ClientOptions { queues: 5, ..ClientOptions::default() }).is_err());
+    assert!(
+        BlkClient::connect(
+            daemon.socket(),
+            &ClientOptions { queues: 5, ..ClientOptions::default() }
+        )
+        .is_err()
+    );
     assert!(BlkClient::connect("/nowhere/socket", &ClientOptions::default()).is_err());
 }

@@ -66,7 +66,13 @@ pub(crate) fn offset_of<W: Word>(first: W, count: W, part: W, part_count: W) -> 
 /// the same branch, which a processor can predict; a misprediction would cost as much as all the
 /// rest, and would wait for the walk before.
 #[inline]
-pub(crate) fn displace<W: Word>(first: W, count: W, physical: W, part: W, part_count: W) -> Option<W> {
+pub(crate) fn displace<W: Word>(
+    first: W,
+    count: W,
+    physical: W,
+    part: W,
+    part_count: W,
+) -> Option<W> {
     end(first, count)?;
     end(physical, count)?;
     // The extent's end is a number, so a part before the extent wraps to an offset behind it.
@@ -153,7 +159,10 @@ mod tests {
         for first in Six::all() {
             for count in Six::all() {
                 let right = u32::from(first.0) + u32::from(count.0);
-                assert_eq!(end(first, count).map(|end| u32::from(end.0)), (right < 64).then_some(right));
+                assert_eq!(
+                    end(first, count).map(|end| u32::from(end.0)),
+                    (right < 64).then_some(right)
+                );
             }
         }
     }
@@ -188,7 +197,8 @@ mod tests {
                     for part in Five::all() {
                         for part_count in Five::all() {
                             let inside = offset_of(first, count, part, part_count);
-                            let sound = end(first, count).is_some() && end(physical, count).is_some();
+                            let sound =
+                                end(first, count).is_some() && end(physical, count).is_some();
                             let found = displace(first, count, physical, part, part_count);
                             assert_eq!(found.is_some(), inside.is_some() && sound);
                             let Some(found) = found else { continue };
@@ -211,7 +221,8 @@ mod tests {
                 for first_b in Five::all() {
                     for count_b in Five::all() {
                         let both = set(first_a, count_a) & set(first_b, count_b);
-                        let representable = end(first_a, count_a).is_some() && end(first_b, count_b).is_some();
+                        let representable =
+                            end(first_a, count_a).is_some() && end(first_b, count_b).is_some();
                         match intersect(first_a, count_a, first_b, count_b) {
                             Some((first, count)) => assert!(both != 0 && set(first, count) == both),
                             None => assert!(both == 0 || !representable),

@@ -21,7 +21,8 @@ impl Line {
     /// A quick check, by the first block only.
     #[inline]
     fn may_hold(&self, version: u64, range: BlockRange) -> bool {
-        (self.version == version) & (range.first.0.wrapping_sub(self.extent.first) < self.extent.count)
+        (self.version == version)
+            & (range.first.0.wrapping_sub(self.extent.first) < self.extent.count)
     }
 }
 
@@ -40,7 +41,12 @@ impl Btlb {
 
     /// The physical place of `range`, and its extent, if one cached extent contains all of it.
     #[inline]
-    pub(crate) fn hit(&self, function: FunctionId, version: u64, range: BlockRange) -> Option<(Plba, Entry)> {
+    pub(crate) fn hit(
+        &self,
+        function: FunctionId,
+        version: u64,
+        range: BlockRange,
+    ) -> Option<(Plba, Entry)> {
         let line = self.lines.iter().find(|line| line.may_hold(version, range))?;
         let found = line.extent.locate(range)?;
         (line.function == function).then_some((found, line.extent))
@@ -48,7 +54,11 @@ impl Btlb {
 
     /// Adds `extent`, unless it is cached already.
     pub(crate) fn insert(&mut self, function: FunctionId, version: u64, extent: Entry) {
-        if !self.lines.iter().any(|line| line.version == version && line.extent.first == extent.first) {
+        if !self
+            .lines
+            .iter()
+            .any(|line| line.version == version && line.extent.first == extent.first)
+        {
             self.insert_new(function, version, extent);
         }
     }

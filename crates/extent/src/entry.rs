@@ -51,7 +51,8 @@ impl Entry {
     /// The physical place of `range`, if the blocks of this extent pointer contain all of it.
     #[inline]
     pub(crate) fn locate(self, range: BlockRange) -> Option<Plba> {
-        arithmetic::displace(self.first, self.count, self.physical(), range.first.0, range.count).map(Plba)
+        arithmetic::displace(self.first, self.count, self.physical(), range.first.0, range.count)
+            .map(Plba)
     }
 
     /// The first physical block of an extent pointer.
@@ -69,6 +70,11 @@ impl Entry {
     /// The extent of an extent pointer.
     #[inline]
     pub(crate) fn extent(self) -> Extent {
-        Extent { first: Vlba(self.first), count: self.count, physical: Plba(self.physical()), shared: self.shared() }
+        Extent {
+            first: Vlba(self.first),
+            count: self.count,
+            physical: Plba(self.physical()),
+            shared: self.shared(),
+        }
     }
 }

@@ -98,7 +98,8 @@ mod tests {
     use sidecore_units::{Plba, Vlba};
 
     fn last(first: u64, count: u64, physical: u64) -> LastExtent {
-        let extent = Entry::of(Extent { first: Vlba(first), count, physical: Plba(physical), shared: true });
+        let extent =
+            Entry::of(Extent { first: Vlba(first), count, physical: Plba(physical), shared: true });
         LastExtent { version: 7, extent }
     }
 
@@ -108,15 +109,21 @@ mod tests {
         assert!(bytes.is_shared());
         assert_eq!(bytes.locate(10 << 10, 2 << 10), Some(100 << 10));
         assert_eq!(bytes.locate((12 << 10) - 1, 1), Some((102 << 10) - 1));
-        for (offset, len) in [((10 << 10) - 1, 1), ((12 << 10) - 1, 2), (12 << 10, 1), (10 << 10, 2049), (0, u64::MAX)]
-        {
+        for (offset, len) in [
+            ((10 << 10) - 1, 1),
+            ((12 << 10) - 1, 2),
+            (12 << 10, 1),
+            (10 << 10, 2049),
+            (0, u64::MAX),
+        ] {
             assert_eq!(bytes.locate(offset, len), None, "{offset}, {len}");
         }
     }
 
     #[test]
     fn an_extent_without_bytes_holds_nothing() {
-        let none = [LastExtent::default(), last(1 << 60, 1, 0), last(0, 1 << 60, 0), last(0, 1, 1 << 60)];
+        let none =
+            [LastExtent::default(), last(1 << 60, 1, 0), last(0, 1 << 60, 0), last(0, 1, 1 << 60)];
         for bytes in none.map(|last| last.in_bytes(10)) {
             assert_eq!((bytes.version, bytes.locate(0, 1)), (0, None), "{bytes:?}");
         }

@@ -190,6 +190,9 @@ impl NodeMemory {
 impl fmt::Debug for NodeMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("NodeMemory");
-        shown.field("used_nodes", &self.used_nodes()).field("max_nodes", &self.max_nodes).finish_non_exhaustive()
+        shown
+            .field("used_nodes", &self.used_nodes())
+            .field("max_nodes", &self.max_nodes)
+            .finish_non_exhaustive()
     }
 }

@@ -196,9 +196,9 @@ impl Node {
     #[inline]
     fn sketch_at(&self, at: usize) -> Sketch {
         let words = self.words.get(at..).and_then(|words| words.first_chunk::<SKETCH_WORDS>());
-        Sketch(
-            words.map_or([u64::MAX; SKETCH_WORDS], |words| words.each_ref().map(|word| word.load(Ordering::Relaxed))),
-        )
+        Sketch(words.map_or([u64::MAX; SKETCH_WORDS], |words| {
+            words.each_ref().map(|word| word.load(Ordering::Relaxed))
+        }))
     }
 
     /// The last entry that begins at `block` or before; the first entry if none does. `outline` is
@@ -214,10 +214,18 @@ impl Node {
     }
 
     #[inline(always)]
-    fn search_segment<const MOST: usize, const STRIDE: usize>(&self, len: usize, segment: usize, block: u64) -> usize {
+    fn search_segment<const MOST: usize, const STRIDE: usize>(
+        &self,
+        len: usize,
+        segment: usize,
+        block: u64,
+    ) -> usize {
         // The last segment is shorter than the others; here it starts earlier instead.
         let start = segment.wrapping_mul(STRIDE).min(MOST.wrapping_sub(STRIDE));
-        let entries = self.words.get(Self::place(start)..).map_or(&[][..], |words| words.as_chunks::<ENTRY_WORDS>().0);
+        let entries = self
+            .words
+            .get(Self::place(start)..)
+            .map_or(&[][..], |words| words.as_chunks::<ENTRY_WORDS>().0);
         let mut before = 0usize;
         if let Some(entries) = entries.first_chunk::<STRIDE>() {
             // Counts, because a branch would be mispredicted half of the time.
@@ -249,7 +257,12 @@ impl Node {
 
     /// Writes a node that is not published yet. `entries` are sorted and fit, and `sketches` belong
     /// to their children.
-    pub(crate) fn write(&self, level: usize, entries: &[Entry], sketches: impl IntoIterator<Item = Sketch>) {
+    pub(crate) fn write(
+        &self,
+        level: usize,
+        entries: &[Entry],
+        sketches: impl IntoIterator<Item = Sketch>,
+    ) {
         debug_assert!(entries.len() <= capacity(level));
         let first = entries.first().map_or(0, |entry| entry.first);
         let count = entries.last().map_or(0, |entry| entry.end().saturating_sub(first));
@@ -261,8 +274,12 @@ impl Node {
         self.set_word(FIRST, first);
         self.set_word(COUNT, count);
         self.set_words(SKETCH, outline.sketch.0);
-        let entries = entries.iter().copied().chain(std::iter::repeat(UNUSED)).take(capacity(level));
-        self.set_words(HEADER_WORDS, entries.flat_map(|entry| [entry.first, entry.count, entry.value]));
+        let entries =
+            entries.iter().copied().chain(std::iter::repeat(UNUSED)).take(capacity(level));
+        self.set_words(
+            HEADER_WORDS,
+            entries.flat_map(|entry| [entry.first, entry.count, entry.value]),
+        );
         if level > 0 {
             self.set_words(SKETCHES, sketches.into_iter().flat_map(|sketch| sketch.0));
         }

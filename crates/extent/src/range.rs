@@ -61,7 +61,8 @@ impl BlockRange {
     #[must_use]
     #[inline]
     pub fn intersect(self, other: Self) -> Option<Self> {
-        let (first, count) = arithmetic::intersect(self.first.0, self.count, other.first.0, other.count)?;
+        let (first, count) =
+            arithmetic::intersect(self.first.0, self.count, other.first.0, other.count)?;
         Some(Self::new(Vlba(first), count))
     }
 
@@ -102,8 +103,19 @@ impl Extent {
     #[must_use]
     pub fn clip(self, range: BlockRange) -> Option<Self> {
         let part = self.range().intersect(range)?;
-        let physical = arithmetic::displace(self.first.0, self.count, self.physical.0, part.first.0, part.count)?;
-        Some(Self { first: part.first, count: part.count, physical: Plba(physical), shared: self.shared })
+        let physical = arithmetic::displace(
+            self.first.0,
+            self.count,
+            self.physical.0,
+            part.first.0,
+            part.count,
+        )?;
+        Some(Self {
+            first: part.first,
+            count: part.count,
+            physical: Plba(physical),
+            shared: self.shared,
+        })
     }
 
     /// Whether `next` begins where this extent ends, on both sides, so that the two can be merged.

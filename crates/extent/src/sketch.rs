@@ -51,7 +51,8 @@ impl Outline {
 
     #[inline]
     fn shorten(&self, block: u64) -> u64 {
-        let shift = u64::BITS.saturating_sub(self.count.leading_zeros()).saturating_sub(SAMPLE_BITS);
+        let shift =
+            u64::BITS.saturating_sub(self.count.leading_zeros()).saturating_sub(SAMPLE_BITS);
         // All blocks behind the node's last one are equal.
         (block.saturating_sub(self.first) >> shift).min(LARGEST)
     }
@@ -82,7 +83,8 @@ mod tests {
         for keys in 1..=SEGMENTS as u64 {
             for scale in [1u64, 3, 1 << 20, 1 << 44] {
                 let keys: Vec<u64> = (0..keys).map(|key| 77 + key * key * scale).collect();
-                let outline = Outline::draw(77, keys.last().unwrap() - 77 + scale, keys.iter().copied());
+                let outline =
+                    Outline::draw(77, keys.last().unwrap() - 77 + scale, keys.iter().copied());
                 for key in &keys {
                     for block in [key - 1, *key, key + 1, key + scale / 2, u64::MAX] {
                         assert_eq!(outline.segment(block), counted(&outline, &keys, block));
@@ -107,7 +109,9 @@ mod tests {
         let mut word = 1u64;
         for block in 0..10_000u64 {
             let sketch = Sketch([word, !word.rotate_left(9), word.wrapping_mul(block)]);
-            word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            word = word
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             assert!(Outline { first: word, count: !word, sketch }.segment(block) < SEGMENTS);
         }
     }

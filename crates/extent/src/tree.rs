@@ -85,7 +85,11 @@ impl ExtentTree {
     ///
     /// # Errors
     /// [`OutOfNodes`]; never for [`Content::Pruned`], which takes no node.
-    pub fn new(memory: Arc<NodeMemory>, blocks: u64, initially: Content) -> Result<Self, OutOfNodes> {
+    pub fn new(
+        memory: Arc<NodeMemory>,
+        blocks: u64,
+        initially: Content,
+    ) -> Result<Self, OutOfNodes> {
         let root = match initially {
             Content::Hole => Splice::empty(&memory).finish(Vec::new(), blocks)?.root,
             Content::Pruned => None,
@@ -109,7 +113,12 @@ impl ExtentTree {
     }
 
     fn over(memory: Arc<NodeMemory>, blocks: u64, root: Option<NodeId>) -> Self {
-        Self { memory, root: Arc::new(TreeRoot::new(root, blocks)), retired: Retired::default(), hand: 0 }
+        Self {
+            memory,
+            root: Arc::new(TreeRoot::new(root, blocks)),
+            retired: Retired::default(),
+            hand: 0,
+        }
     }
 
     /// The readers' side.
@@ -151,7 +160,10 @@ impl ExtentTree {
     pub fn prune(&mut self, range: BlockRange) -> BlockRange {
         let blocks = self.root.blocks();
         let disk = BlockRange::new(Vlba(0), blocks);
-        let range = BlockRange::between(range.first, Vlba(range.first.0.saturating_add(range.count).min(blocks)));
+        let range = BlockRange::between(
+            range.first,
+            Vlba(range.first.0.saturating_add(range.count).min(blocks)),
+        );
         if range.is_empty() {
             return range;
         }
@@ -171,7 +183,8 @@ impl ExtentTree {
     /// Prunes the whole tree. Needs no nodes.
     pub fn prune_all(&mut self) {
         if let Some(root) = self.root.load() {
-            let level = self.memory.node(root).and_then(Node::header).map_or(0, |header| header.level);
+            let level =
+                self.memory.node(root).and_then(Node::header).map_or(0, |header| header.level);
             self.root.publish(None);
             retire_subtree(&self.memory, root, level, &mut self.retired.0);
         }
@@ -185,7 +198,8 @@ impl ExtentTree {
     pub fn prune_some(&mut self, nodes: usize) -> usize {
         let Some(root) = self.root.load() else { return 0 };
         let Some(node) = self.memory.node(root) else { return 0 };
-        let mut sweep = Sweep { memory: &self.memory, wanted: nodes, hand: self.hand, retired: Vec::new() };
+        let mut sweep =
+            Sweep { memory: &self.memory, wanted: nodes, hand: self.hand, retired: Vec::new() };
         // The rest of a round, a round that may find all leaves touched, and a round that finds
         // none touched.
         for _ in 0..3 {
@@ -261,7 +275,13 @@ impl ExtentTree {
     }
 
     /// Replaces `from..to` by `entries`, and publishes the result.
-    fn splice(&mut self, from: u64, to: u64, entries: Vec<Entry>, blocks: u64) -> Result<(), OutOfNodes> {
+    fn splice(
+        &mut self,
+        from: u64,
+        to: u64,
+        entries: Vec<Entry>,
+        blocks: u64,
+    ) -> Result<(), OutOfNodes> {
         let cut = Splice::cut(&self.memory, self.root.load(), blocks, from, to);
         let Spliced { root, retired } = cut.finish(entries, blocks)?;
         self.root.publish(root);
@@ -280,7 +300,10 @@ impl ExtentTree {
         let mut stays = |mut old: Extent| {
             while old.count > 0 {
                 // Both are sorted: extents that end before this piece do not overlap later ones.
-                while extents.next_if(|new| new.range().end().is_none_or(|end| end <= old.first)).is_some() {}
+                while extents
+                    .next_if(|new| new.range().end().is_none_or(|end| end <= old.first))
+                    .is_some()
+                {}
                 let Some(new) = extents.peek().and_then(|new| new.clip(old.range())) else {
                     return false;
                 };
@@ -294,9 +317,12 @@ impl ExtentTree {
             true
         };
         Walk::new(&self.memory, self.root.load(), range, false).any(|piece| match piece.mapping {
-            Mapping::Mapped { physical, shared } => {
-                !stays(Extent { first: piece.range.first, count: piece.range.count, physical, shared })
-            }
+            Mapping::Mapped { physical, shared } => !stays(Extent {
+                first: piece.range.first,
+                count: piece.range.count,
+                physical,
+                shared,
+            }),
             Mapping::Hole | Mapping::Pruned => false,
         })
     }
@@ -314,14 +340,20 @@ impl Drop for ExtentTree {
 
 /// Extent pointers for `extents`, if they are sorted, disjoint, inside `range` and of a size that
 /// can be stored.
-fn checked(range: BlockRange, extents: impl IntoIterator<Item = Extent>) -> Result<Vec<Entry>, SetError> {
+fn checked(
+    range: BlockRange,
+    extents: impl IntoIterator<Item = Extent>,
+) -> Result<Vec<Entry>, SetError> {
     let mut behind = range.first;
     let end = range.end().ok_or(SetError::Outside)?;
     extents
         .into_iter()
         .map(|extent| {
             let Extent { first, count, physical, .. } = extent;
-            let extent_end = extent.range().end().filter(|extent_end| *extent_end <= end && first >= range.first);
+            let extent_end = extent
+                .range()
+                .end()
+                .filter(|extent_end| *extent_end <= end && first >= range.first);
             let extent_end = extent_end.ok_or(SetError::Outside)?;
             if count == 0 || first < behind {
                 return Err(SetError::Disorder);

@@ -80,7 +80,8 @@ impl TranslationUnit {
         }
         self.stats.walks.add(1);
         let found = locate(&self.memory, root.load(), range);
-        let Some((extent, physical, nodes)) = found.filter(|_| end_of(range) <= root.blocks()) else {
+        let Some((extent, physical, nodes)) = found.filter(|_| end_of(range) <= root.blocks())
+        else {
             return self.walk(function, version, root, last, range, visit);
         };
         self.stats.nodes_visited.add(nodes);
@@ -162,7 +163,11 @@ fn end_of(range: BlockRange) -> u64 {
 
 /// Visits `range` as one piece.
 #[inline]
-fn whole(range: BlockRange, mapping: Mapping, visit: &mut impl FnMut(Piece) -> ControlFlow<()>) -> Coverage {
+fn whole(
+    range: BlockRange,
+    mapping: Mapping,
+    visit: &mut impl FnMut(Piece) -> ControlFlow<()>,
+) -> Coverage {
     // A stop makes no difference after the last piece.
     let _ = visit(Piece { range, mapping });
     Coverage::Whole
@@ -207,12 +212,18 @@ mod tests {
         /// Translates for a new queue.
         fn first(&mut self, function: FunctionId, tree: &ExtentTree, first: u64) -> Option<Plba> {
             let mut found = None;
-            self.unit.translate(function, &tree.root(), &mut LastExtent::default(), range(first, 1), &mut |piece| {
-                if let Mapping::Mapped { physical, .. } = piece.mapping {
-                    found = Some(physical);
-                }
-                ControlFlow::Continue(())
-            });
+            self.unit.translate(
+                function,
+                &tree.root(),
+                &mut LastExtent::default(),
+                range(first, 1),
+                &mut |piece| {
+                    if let Mapping::Mapped { physical, .. } = piece.mapping {
+                        found = Some(physical);
+                    }
+                    ControlFlow::Continue(())
+                },
+            );
             found
         }
 
@@ -246,8 +257,14 @@ mod tests {
     fn functions_do_not_see_each_others_extents() {
         let mut bench = Bench::new(8);
         let (a, b) = (tree(&bench.memory, 5000), tree(&bench.memory, 9000));
-        assert_eq!((bench.first(A, &a, 3), bench.first(B, &b, 3)), (Some(Plba(5003)), Some(Plba(9003))));
-        assert_eq!((bench.first(A, &a, 4), bench.first(B, &b, 4)), (Some(Plba(5004)), Some(Plba(9004))));
+        assert_eq!(
+            (bench.first(A, &a, 3), bench.first(B, &b, 3)),
+            (Some(Plba(5003)), Some(Plba(9003)))
+        );
+        assert_eq!(
+            (bench.first(A, &a, 4), bench.first(B, &b, 4)),
+            (Some(Plba(5004)), Some(Plba(9004)))
+        );
         assert_eq!(bench.counts(), (2, 2));
         // Also if a number is given to a new function before the old one's extents are flushed.
         assert_eq!(bench.first(A, &b, 4), Some(Plba(9004)));
@@ -310,10 +327,16 @@ mod tests {
         tree.prune(range(22, 5));
         let mut pieces = Vec::new();
         let root = tree.root();
-        let coverage = bench.unit.translate(A, &root, &mut LastExtent::default(), range(5, 30), &mut |piece| {
-            pieces.push((piece.range.first.0, piece.range.count, piece.mapping));
-            ControlFlow::Continue(())
-        });
+        let coverage = bench.unit.translate(
+            A,
+            &root,
+            &mut LastExtent::default(),
+            range(5, 30),
+            &mut |piece| {
+                pieces.push((piece.range.first.0, piece.range.count, piece.mapping));
+                ControlFlow::Continue(())
+            },
+        );
         let mapped = |physical| Mapping::Mapped { physical: Plba(physical), shared: false };
         let expected = [
             (5, 5, mapped(5005)),
@@ -336,11 +359,20 @@ mod tests {
         let tree = ExtentTree::new(Arc::clone(&bench.memory), 100, Content::Hole).unwrap();
         let mut ask = |first, count, patience: usize| {
             let mut seen = Vec::new();
-            let coverage =
-                bench.unit.translate(A, &tree.root(), &mut LastExtent::default(), range(first, count), &mut |piece| {
+            let coverage = bench.unit.translate(
+                A,
+                &tree.root(),
+                &mut LastExtent::default(),
+                range(first, count),
+                &mut |piece| {
                     seen.push(piece.range);
-                    if seen.len() > patience { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-                });
+                    if seen.len() > patience {
+                        ControlFlow::Break(())
+                    } else {
+                        ControlFlow::Continue(())
+                    }
+                },
+            );
             (coverage, seen)
         };
         assert_eq!(ask(90, 10, 9), (Coverage::Whole, vec![range(90, 10)]));

@@ -43,7 +43,8 @@ impl<'a> Place<'a> {
         let level = self.level.checked_sub(1)?;
         let len = node.len_at(level)?;
         let sketch = self.node.child_sketch(self.index);
-        let index = node.search(level, len, Outline { first: entry.first, count: entry.count, sketch }, at);
+        let index =
+            node.search(level, len, Outline { first: entry.first, count: entry.count, sketch }, at);
         Some(Self { node, level, index, len, limit })
     }
 }
@@ -51,7 +52,11 @@ impl<'a> Place<'a> {
 /// The extent pointer that maps all of `range`, the physical place, and the number of nodes on the
 /// way. `None` if `range` has several pieces or no mapping, which only a [`Walk`] can list.
 #[inline]
-pub(crate) fn locate(memory: &NodeMemory, root: Option<NodeId>, range: BlockRange) -> Option<(Entry, Plba, u64)> {
+pub(crate) fn locate(
+    memory: &NodeMemory,
+    root: Option<NodeId>,
+    range: BlockRange,
+) -> Option<(Entry, Plba, u64)> {
     let at = range.first.0;
     let mut here = Place::root(memory, root, at)?;
     let mut nodes = 1u64;
@@ -93,7 +98,12 @@ pub(crate) struct Walk<'a> {
 impl<'a> Walk<'a> {
     /// A walk over `range` in the tree under `root`. `touch`: marks the leaves for the clock.
     #[inline]
-    pub(crate) fn new(memory: &'a NodeMemory, root: Option<NodeId>, range: BlockRange, touch: bool) -> Self {
+    pub(crate) fn new(
+        memory: &'a NodeMemory,
+        root: Option<NodeId>,
+        range: BlockRange,
+        touch: bool,
+    ) -> Self {
         let at = range.first.0;
         let mut walk = Self {
             memory,
@@ -208,7 +218,8 @@ impl Iterator for Walk<'_> {
                 return self.mapped(entry, end);
             }
             let parent = *here;
-            let Some(child) = Place { index, ..parent }.child(self.memory, entry, self.at, end) else {
+            let Some(child) = Place { index, ..parent }.child(self.memory, entry, self.at, end)
+            else {
                 return self.piece(end, Mapping::Pruned);
             };
             if let Some(place) = self.parents.get_mut(level) {

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use sidecore_extent::{
-    BlockRange, Coverage, Extent, ExtentTree, FunctionId, LastExtent, Mapping, NodeMemory, Retired, TranslationUnit,
-    TreeRoot,
+    BlockRange, Coverage, Extent, ExtentTree, FunctionId, LastExtent, Mapping, NodeMemory, Retired,
+    TranslationUnit, TreeRoot,
 };
 use sidecore_units::{Plba, Vlba};
 
@@ -62,31 +62,48 @@ fn read(shared: &Shared, reader: usize) -> u64 {
     while !shared.done.load(Ordering::Acquire) {
         shared.epochs.acknowledge(reader);
         for _ in 0..16 {
-            number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            number = number
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             let first = (number >> 33) % BLOCKS;
-            let range = BlockRange::between(Vlba(first), Vlba((first + 1 + (number >> 20) % 300).min(BLOCKS)));
-            let stretches = (first / STRETCH) as usize..=((range.end().unwrap().0 - 1) / STRETCH) as usize;
-            let oldest: Vec<u64> =
-                shared.stamps[stretches.clone()].iter().map(|stamp| stamp.load(Ordering::Acquire)).collect();
+            let range = BlockRange::between(
+                Vlba(first),
+                Vlba((first + 1 + (number >> 20) % 300).min(BLOCKS)),
+            );
+            let stretches =
+                (first / STRETCH) as usize..=((range.end().unwrap().0 - 1) / STRETCH) as usize;
+            let oldest: Vec<u64> = shared.stamps[stretches.clone()]
+                .iter()
+                .map(|stamp| stamp.load(Ordering::Acquire))
+                .collect();
             let mut at = first;
-            let coverage = unit.translate(FunctionId(1), &shared.root, &mut last, range, &mut |piece| {
-                assert_eq!(piece.range.first.0, at, "pieces follow each other");
-                at = piece.range.end().unwrap().0;
-                let Mapping::Mapped { physical: found, shared: is_shared } = piece.mapping else {
-                    return ControlFlow::Continue(());
-                };
-                let stamp = found.0 >> 20;
-                let newest = shared.newest.load(Ordering::Acquire);
-                for offset in 0..piece.range.count {
-                    let block = piece.range.first.0 + offset;
-                    assert_eq!(found.0 + offset, physical(stamp, block), "a block lies where its stamp says");
-                    let oldest = oldest[(block / STRETCH) as usize - stretches.start()];
-                    assert!(stamp >= oldest, "stamp {stamp} of block {block} was replaced by {oldest} before");
-                    assert!(stamp <= newest);
-                }
-                assert_eq!(is_shared, stamp.is_multiple_of(5));
-                ControlFlow::Continue(())
-            });
+            let coverage =
+                unit.translate(FunctionId(1), &shared.root, &mut last, range, &mut |piece| {
+                    assert_eq!(piece.range.first.0, at, "pieces follow each other");
+                    at = piece.range.end().unwrap().0;
+                    let Mapping::Mapped { physical: found, shared: is_shared } = piece.mapping
+                    else {
+                        return ControlFlow::Continue(());
+                    };
+                    let stamp = found.0 >> 20;
+                    let newest = shared.newest.load(Ordering::Acquire);
+                    for offset in 0..piece.range.count {
+                        let block = piece.range.first.0 + offset;
+                        assert_eq!(
+                            found.0 + offset,
+                            physical(stamp, block),
+                            "a block lies where its stamp says"
+                        );
+                        let oldest = oldest[(block / STRETCH) as usize - stretches.start()];
+                        assert!(
+                            stamp >= oldest,
+                            "stamp {stamp} of block {block} was replaced by {oldest} before"
+                        );
+                        assert!(stamp <= newest);
+                    }
+                    assert_eq!(is_shared, stamp.is_multiple_of(5));
+                    ControlFlow::Continue(())
+                });
             assert_eq!((coverage, at), (Coverage::Whole, range.end().unwrap().0));
             blocks += range.count;
         }
@@ -131,7 +148,9 @@ fn readers_see_what_was_published_and_nothing_that_was_freed() {
             })
             .collect();
         for stamp in 2..UPDATES + 2 {
-            number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            number = number
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             let stretch = (number >> 33) % (BLOCKS / STRETCH);
             let range = BlockRange::new(Vlba(stretch * STRETCH), STRETCH);
             shared.newest.store(stamp, Ordering::Release);
@@ -149,7 +168,8 @@ fn readers_see_what_was_published_and_nothing_that_was_freed() {
             // Without reclamation the nodes would soon be used up; without waiting for the epoch, a
             // walk would find nodes of another tree.
             while memory.used_nodes() > 400 || waiting.len() > 16 {
-                let over = waiting.iter().take_while(|(epoch, _)| shared.epochs.is_over(*epoch)).count();
+                let over =
+                    waiting.iter().take_while(|(epoch, _)| shared.epochs.is_over(*epoch)).count();
                 for (_, retired) in waiting.drain(..over) {
                     freed += retired.len();
                     memory.free(retired);

@@ -4,8 +4,8 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 
 use sidecore_extent::{
-    BlockRange, CHUNK_NODES, Content, Extent, ExtentTree, FunctionId, LastExtent, Mapping, NODE_BYTES, NodeMemory,
-    OutOfNodes, SetError, TranslationUnit,
+    BlockRange, CHUNK_NODES, Content, Extent, ExtentTree, FunctionId, LastExtent, Mapping,
+    NODE_BYTES, NodeMemory, OutOfNodes, SetError, TranslationUnit,
 };
 use sidecore_units::{Plba, Vlba};
 
@@ -14,7 +14,8 @@ struct Numbers(u64);
 
 impl Numbers {
     fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % limit
     }
 }
@@ -85,8 +86,15 @@ fn churn_leaves_trees_dense_and_shallow() {
         // Removes most, adds many, in places all over; and takes out large stretches.
         for _ in 0..2_000 {
             let first = numbers.below(blocks - 300);
-            let range = BlockRange::new(Vlba(first), 1 + numbers.below(if round % 2 == 0 { 300 } else { 3 }));
-            let set = if round % 2 == 0 { vec![] } else { vec![extent(first, 1, numbers.below(1 << 40))] };
+            let range = BlockRange::new(
+                Vlba(first),
+                1 + numbers.below(if round % 2 == 0 { 300 } else { 3 }),
+            );
+            let set = if round % 2 == 0 {
+                vec![]
+            } else {
+                vec![extent(first, 1, numbers.below(1 << 40))]
+            };
             tree.set(range, &set).unwrap();
             free(&memory, &mut tree);
         }
@@ -133,7 +141,10 @@ fn without_nodes_an_update_changes_nothing() {
     assert_eq!((tree.root().version(), memory.used_nodes()), (version, used));
     assert!(tree.extents().eq(before));
     tree.check().unwrap();
-    assert!(matches!(ExtentTree::build(Arc::clone(&memory), 1 << 20, lonely(10_000)), Err(SetError::OutOfNodes(_))));
+    assert!(matches!(
+        ExtentTree::build(Arc::clone(&memory), 1 << 20, lonely(10_000)),
+        Err(SetError::OutOfNodes(_))
+    ));
     assert_eq!(memory.used_nodes(), used);
 }
 
@@ -188,7 +199,11 @@ fn pruning_under_pressure_spares_what_was_touched() {
     let version = root.version();
     assert_eq!(tree.prune_some(2), 2);
     assert_ne!(root.version(), version);
-    assert!(is_pruned(&root, 2 * 168 * 2) && !is_pruned(&root, 2 * 168 * 3) && is_pruned(&root, 2 * 168 * 4));
+    assert!(
+        is_pruned(&root, 2 * 168 * 2)
+            && !is_pruned(&root, 2 * 168 * 3)
+            && is_pruned(&root, 2 * 168 * 4)
+    );
     tree.check().unwrap();
     free(&memory, &mut tree);
     // There are nodes again, to regenerate with.

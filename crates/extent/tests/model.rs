@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use sidecore_extent::{
-    BlockRange, Content, Coverage, Extent, ExtentTree, FunctionId, LastExtent, Mapping, NodeMemory, Piece, SetError,
-    TranslationUnit,
+    BlockRange, Content, Coverage, Extent, ExtentTree, FunctionId, LastExtent, Mapping, NodeMemory,
+    Piece, SetError, TranslationUnit,
 };
 use sidecore_units::{Plba, Vlba};
 
@@ -108,7 +108,12 @@ impl Model {
     fn extents(&self, from: u64, to: u64) -> Vec<Extent> {
         let of = |(block, at): (&u64, &At)| {
             let range = self.place.range(*block, *block + 1);
-            Extent { first: range.first, count: range.count, physical: Plba(at.physical), shared: at.shared }
+            Extent {
+                first: range.first,
+                count: range.count,
+                physical: Plba(at.physical),
+                shared: at.shared,
+            }
         };
         self.mapped.range(from..to).map(of).collect()
     }
@@ -137,7 +142,11 @@ impl Model {
                     (Mapping::Pruned, _, Some(_)) => {}
                     (_, _, Some(true)) => panic!("block {block} is not pruned but {now:?}"),
                     (Mapping::Mapped { physical, shared }, Some(at), _) => {
-                        assert_eq!((physical.0 + offset, shared), (at.physical + into, at.shared), "block {block}");
+                        assert_eq!(
+                            (physical.0 + offset, shared),
+                            (at.physical + into, at.shared),
+                            "block {block}"
+                        );
                     }
                     (Mapping::Hole, None, _) => {}
                     (got, expected, _) => panic!("block {block} is {expected:?}, not {got:?}"),
@@ -154,7 +163,12 @@ impl Model {
 const ROOM: u64 = 1 << 35;
 
 /// Applies a step to the tree and to the model.
-fn apply(step: &Step, tree: &mut ExtentTree, model: &mut Model, read: &mut dyn FnMut(&Model, u64, u64)) {
+fn apply(
+    step: &Step,
+    tree: &mut ExtentTree,
+    model: &mut Model,
+    read: &mut dyn FnMut(&Model, u64, u64),
+) {
     let span = |from: u64, len: u64| (from.min(model.blocks), (from + len).min(model.blocks));
     match step {
         Step::Set { from, len, runs } => {
@@ -165,7 +179,8 @@ fn apply(step: &Step, tree: &mut ExtentTree, model: &mut Model, read: &mut dyn F
                 at += gap;
                 for block in (at..at + count).take_while(|block| *block < to) {
                     // Runs are contiguous on the store at every place in the tree.
-                    let physical = physical * ROOM * 64 + model.place.vlba(block) - model.place.vlba(at);
+                    let physical =
+                        physical * ROOM * 64 + model.place.vlba(block) - model.place.vlba(at);
                     model.mapped.insert(block, At { physical, shared: *shared });
                 }
                 at += count;
@@ -218,7 +233,8 @@ fn apply(step: &Step, tree: &mut ExtentTree, model: &mut Model, read: &mut dyn F
 
 fn run(place: Place, initially: Content, btlb: usize, steps: &[Step]) {
     let memory = Arc::new(NodeMemory::new(4096));
-    let mut model = Model { place, mapped: BTreeMap::new(), pruned: BTreeMap::new(), blocks: BLOCKS };
+    let mut model =
+        Model { place, mapped: BTreeMap::new(), pruned: BTreeMap::new(), blocks: BLOCKS };
     if initially == Content::Pruned {
         model.pruned = (0..BLOCKS).map(|block| (block, true)).collect();
     }
@@ -227,10 +243,16 @@ fn run(place: Place, initially: Content, btlb: usize, steps: &[Step]) {
     let (root, mut last) = (tree.root(), LastExtent::default());
     let mut read = |model: &Model, from: u64, to: u64| {
         let mut pieces = Vec::new();
-        let coverage = unit.translate(FunctionId(3), &root, &mut last, model.place.range(from, to), &mut |piece| {
-            pieces.push(piece);
-            ControlFlow::Continue(())
-        });
+        let coverage = unit.translate(
+            FunctionId(3),
+            &root,
+            &mut last,
+            model.place.range(from, to),
+            &mut |piece| {
+                pieces.push(piece);
+                ControlFlow::Continue(())
+            },
+        );
         assert_eq!(coverage, Coverage::Whole);
         model.check(from, to, &pieces);
     };
@@ -299,8 +321,14 @@ proptest! {
 fn each_kind_of_wrong_update_has_its_error() {
     let memory = Arc::new(NodeMemory::new(64));
     let mut tree = ExtentTree::new(memory, 100, Content::Hole).unwrap();
-    let extent = |first, count, physical| Extent { first: Vlba(first), count, physical: Plba(physical), shared: false };
-    let mut set = |first, count, extents: &[Extent]| tree.set(BlockRange::new(Vlba(first), count), extents);
+    let extent = |first, count, physical| Extent {
+        first: Vlba(first),
+        count,
+        physical: Plba(physical),
+        shared: false,
+    };
+    let mut set =
+        |first, count, extents: &[Extent]| tree.set(BlockRange::new(Vlba(first), count), extents);
     assert_eq!(set(0, 101, &[]), Err(SetError::Outside));
     assert_eq!(set(u64::MAX, 2, &[]), Err(SetError::Outside));
     assert_eq!(set(10, 10, &[extent(9, 2, 0)]), Err(SetError::Outside));

@@ -4,7 +4,9 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use sidecore_counting_alloc::{CountingAllocator, allocations};
-use sidecore_extent::{BlockRange, Extent, ExtentTree, FunctionId, LastExtent, Mapping, NodeMemory, TranslationUnit};
+use sidecore_extent::{
+    BlockRange, Extent, ExtentTree, FunctionId, LastExtent, Mapping, NodeMemory, TranslationUnit,
+};
 use sidecore_telemetry::CounterSet;
 use sidecore_units::{Plba, Vlba};
 
@@ -36,14 +38,20 @@ fn translation() {
         // A hit between the walks.
         let first = if request.is_multiple_of(3) { 0 } else { first };
         let last = &mut last[(request % 4) as usize];
-        unit.translate(FunctionId(1), &root, last, BlockRange::new(Vlba(first), count), &mut |piece| {
-            match piece.mapping {
-                Mapping::Mapped { .. } => mapped += 1,
-                Mapping::Hole => holes += 1,
-                Mapping::Pruned => pruned += 1,
-            }
-            ControlFlow::Continue(())
-        });
+        unit.translate(
+            FunctionId(1),
+            &root,
+            last,
+            BlockRange::new(Vlba(first), count),
+            &mut |piece| {
+                match piece.mapping {
+                    Mapping::Mapped { .. } => mapped += 1,
+                    Mapping::Hole => holes += 1,
+                    Mapping::Pruned => pruned += 1,
+                }
+                ControlFlow::Continue(())
+            },
+        );
     }
     unit.flush(FunctionId(1));
     unit.flush_all();

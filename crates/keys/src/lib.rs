@@ -44,13 +44,23 @@ pub struct Key {
 impl Key {
     /// A key that may be left out.
     #[must_use]
-    pub const fn new(name: &'static str, kind: Kind, default: &'static str, meaning: &'static str) -> Self {
+    pub const fn new(
+        name: &'static str,
+        kind: Kind,
+        default: &'static str,
+        meaning: &'static str,
+    ) -> Self {
         Self { name, kind, check: |_, _| Ok(()), required: None, default, meaning }
     }
 
     /// Reports a required key that is missing; `example` is a value for the message.
     #[must_use]
-    pub const fn required(name: &'static str, kind: Kind, example: &'static str, meaning: &'static str) -> Self {
+    pub const fn required(
+        name: &'static str,
+        kind: Kind,
+        example: &'static str,
+        meaning: &'static str,
+    ) -> Self {
         Self::new(name, kind, "required", meaning).with_example(example)
     }
 
@@ -314,11 +324,13 @@ mod tests {
     #[test]
     fn a_structure_takes_over_the_values_that_are_there() {
         assert_eq!(Thing::default(), Thing { place: 3, red: true, size_bytes: None });
-        let mut thing =
-            Thing::from_values(&Values([("is_red", Value::Flag(false)), ("size", Value::Number(7))].into()));
+        let mut thing = Thing::from_values(&Values(
+            [("is_red", Value::Flag(false)), ("size", Value::Number(7))].into(),
+        ));
         assert_eq!(thing, Thing { place: 3, red: false, size_bytes: Some(7) });
         // Values of another kind, or that do not fit, change nothing: the parser reports them.
-        thing.set(&Values([("is_red", Value::Number(1)), ("size", Value::Number(u64::MAX))].into()));
+        thing
+            .set(&Values([("is_red", Value::Number(1)), ("size", Value::Number(u64::MAX))].into()));
         assert_eq!(thing, Thing { place: 3, red: false, size_bytes: Some(7) });
     }
 
@@ -328,6 +340,9 @@ mod tests {
         assert_eq!(names, ["is_red", "size"]);
         assert_eq!((Thing::KEYS[0].required, Thing::KEYS[1].required), (None, Some("5")));
         let size = &Thing::KEYS[1];
-        assert_eq!((size.check)(size.name, &Value::Number(9)), Err("`size` is too large".to_owned()));
+        assert_eq!(
+            (size.check)(size.name, &Value::Number(9)),
+            Err("`size` is too large".to_owned())
+        );
     }
 }

@@ -12,7 +12,9 @@ pub fn parse(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at_checked(digits).unwrap_or((text, ""));
     let unit = unit.trim();
-    let refuse = |why: &str| Err(format!("`{text}` {why}; write for instance \"512MiB\", \"1GiB\", or bytes"));
+    let refuse = |why: &str| {
+        Err(format!("`{text}` {why}; write for instance \"512MiB\", \"1GiB\", or bytes"))
+    };
     if number.is_empty() {
         return refuse("does not start with a whole number");
     }
@@ -24,7 +26,8 @@ pub fn parse(text: &str) -> Result<u64, String> {
         None if unit.is_empty() => 0,
         None => return refuse("has an unknown unit"),
     };
-    let bytes = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1_u64.checked_shl(power)?));
+    let bytes =
+        number.parse::<u64>().ok().and_then(|number| number.checked_mul(1_u64.checked_shl(power)?));
     bytes.map_or_else(|| refuse("is more than 64 bits of bytes"), Ok)
 }
 
@@ -61,8 +64,18 @@ mod tests {
 
     #[test]
     fn an_invalid_size_is_refused_with_an_example() {
-        for text in ["", "MiB", "-1", "1.5GiB", "1GB", "1g", "1 GiB 2", "18446744073709551616", "16777216TiB", "１MiB"]
-        {
+        for text in [
+            "",
+            "MiB",
+            "-1",
+            "1.5GiB",
+            "1GB",
+            "1g",
+            "1 GiB 2",
+            "18446744073709551616",
+            "16777216TiB",
+            "１MiB",
+        ] {
             let message = parse(text).expect_err(text);
             assert!(message.contains("\"512MiB\""), "{message}");
         }
@@ -70,9 +83,13 @@ mod tests {
 
     #[test]
     fn a_size_is_shown_with_the_largest_unit_that_is_exact() {
-        for (bytes, text) in
-            [(0, "0B"), (513, "513B"), (1 << 30, "1GiB"), (1536 << 20, "1536MiB"), (1 << 50, "1024TiB")]
-        {
+        for (bytes, text) in [
+            (0, "0B"),
+            (513, "513B"),
+            (1 << 30, "1GiB"),
+            (1536 << 20, "1536MiB"),
+            (1 << 50, "1024TiB"),
+        ] {
             assert_eq!(show(bytes), text);
         }
         assert_eq!(parse(&show(u64::MAX)), Ok(u64::MAX));

@@ -29,7 +29,8 @@ pub fn group_id(name: &str) -> io::Result<Option<u32>> {
 
 /// The type of getpwnam_r and getgrnam_r: name, entry, buffer for its strings, the buffer's size,
 /// and the found entry.
-type Lookup<E> = unsafe extern "C" fn(*const c_char, *mut E, *mut c_char, usize, *mut *mut E) -> c_int;
+type Lookup<E> =
+    unsafe extern "C" fn(*const c_char, *mut E, *mut c_char, usize, *mut *mut E) -> c_int;
 
 fn look_up<E>(name: &str, call: Lookup<E>, id: impl Fn(&E) -> u32) -> io::Result<Option<u32>> {
     let name = CString::new(name)?;
@@ -39,12 +40,21 @@ fn look_up<E>(name: &str, call: Lookup<E>, id: impl Fn(&E) -> u32) -> io::Result
         let mut found = std::ptr::null_mut();
         // SAFETY: the name ends in a zero byte, the buffer has the given size, and all of it lives
         // until the entry has been read.
-        let error =
-            unsafe { call(name.as_ptr(), entry.as_mut_ptr(), room.as_mut_ptr().cast(), room.len(), &raw mut found) };
+        let error = unsafe {
+            call(
+                name.as_ptr(),
+                entry.as_mut_ptr(),
+                room.as_mut_ptr().cast(),
+                room.len(),
+                &raw mut found,
+            )
+        };
         match error {
             // SAFETY: the pointer is null, or points to the entry, which then has been written.
             0 => return Ok(unsafe { found.as_ref() }.map(&id)),
-            libc::ERANGE if room.len() < ROOM_MAX_BYTES => room.resize(room.len().saturating_mul(4), 0),
+            libc::ERANGE if room.len() < ROOM_MAX_BYTES => {
+                room.resize(room.len().saturating_mul(4), 0)
+            }
             libc::EINTR => {}
             // The errors that getpwnam(3) lists for an unknown name, besides success.
             libc::ENOENT | libc::ESRCH | libc::EBADF | libc::EPERM => return Ok(None),

@@ -85,14 +85,17 @@ impl CoreTimes {
 
 /// Parses `RAN WAITED TIMES`, in nanoseconds (Documentation/scheduler/sched-stats.rst).
 fn parse_schedstat(text: &[u8]) -> Option<(Nanos, Nanos)> {
-    let mut fields = std::str::from_utf8(text).ok()?.split_ascii_whitespace().map(str::parse::<u64>);
+    let mut fields =
+        std::str::from_utf8(text).ok()?.split_ascii_whitespace().map(str::parse::<u64>);
     Some((Nanos(fields.next()?.ok()?), Nanos(fields.next()?.ok()?)))
 }
 
 /// Parses `cpuN user nice system idle iowait irq softirq steal ...`, in hundredths of a second
 /// (proc(5)): `USER_HZ` is 100 on every supported architecture.
 fn parse_stat(text: &[u8], core: CoreId) -> Option<CoreTime> {
-    let is_the_core = |name: &str| name.strip_prefix("cpu").and_then(|number| number.parse().ok()) == Some(core.0);
+    let is_the_core = |name: &str| {
+        name.strip_prefix("cpu").and_then(|number| number.parse().ok()) == Some(core.0)
+    };
     let mut fields = text
         .split(|byte| *byte == b'\n')
         .filter_map(|line| std::str::from_utf8(line).ok())
@@ -126,7 +129,9 @@ mod tests {
     fn another_thread_reads_the_times_of_a_thread_until_that_ends() {
         let (send, receive) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
-            while ThreadTime::of_current_thread().unwrap().ran_and_waited().unwrap().0 == Nanos::ZERO {}
+            while ThreadTime::of_current_thread().unwrap().ran_and_waited().unwrap().0
+                == Nanos::ZERO
+            {}
             send.send(ThreadTime::of_current_thread().unwrap()).unwrap();
         });
         let time = receive.recv().unwrap();

@@ -63,7 +63,9 @@ pub fn pin_current_thread(core: CoreId) -> Result<(), PinError> {
     match rustix::thread::sched_setaffinity(None, &set) {
         Ok(()) => Ok(()),
         // The kernel has one error for both reasons (sched_setaffinity(2)).
-        Err(rustix::io::Errno::INVAL) if lists(&online(), core) => Err(PinError::NotAllowed { core }),
+        Err(rustix::io::Errno::INVAL) if lists(&online(), core) => {
+            Err(PinError::NotAllowed { core })
+        }
         Err(rustix::io::Errno::INVAL) => Err(no_such_core()),
         Err(error) => Err(PinError::Kernel { core, source: error.into() }),
     }

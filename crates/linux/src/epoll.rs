@@ -37,16 +37,24 @@ impl EpollSleeper {
     fn wait_kernel(&mut self, timeout: Option<Nanos>) -> io::Result<usize> {
         if self.nanoseconds {
             match self.pwait2(timeout) {
-                Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => self.nanoseconds = false,
+                Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
+                    self.nanoseconds = false
+                }
                 answer => return answer,
             }
         }
         // Rounded up: a thread that wakes before the deadline would spin until it.
-        let timeout_ms = timeout
-            .map_or(-1, |timeout| libc::c_int::try_from(timeout.0.div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX));
+        let timeout_ms = timeout.map_or(-1, |timeout| {
+            libc::c_int::try_from(timeout.0.div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX)
+        });
         // SAFETY: `events` has room for MAX_EVENTS entries.
         let count = unsafe {
-            libc::epoll_wait(self.epoll.as_raw_fd(), self.events.as_mut_ptr(), MAX_EVENTS as libc::c_int, timeout_ms)
+            libc::epoll_wait(
+                self.epoll.as_raw_fd(),
+                self.events.as_mut_ptr(),
+                MAX_EVENTS as libc::c_int,
+                timeout_ms,
+            )
         };
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }

@@ -103,7 +103,11 @@ impl FileStore {
     /// Makes a store over a descriptor that was opened with `O_DIRECT` and that `owner` holds.
     /// Nothing is opened or locked: `options` give the store's name in messages, and whether writes
     /// are refused. The store does not discard, and leaves no data in the page cache.
-    pub(crate) fn over(file: OwnedFd, owner: Arc<dyn Owner>, options: &FileOptions) -> Result<Self, FileError> {
+    pub(crate) fn over(
+        file: OwnedFd,
+        owner: Arc<dyn Owner>,
+        options: &FileOptions,
+    ) -> Result<Self, FileError> {
         Ok(Self { target: Arc::new(Target::over(file, owner, options)?) })
     }
 

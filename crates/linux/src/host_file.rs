@@ -124,9 +124,11 @@ impl HostFile {
         extents: &mut Vec<HostExtent>,
     ) -> Result<(), HostFileError> {
         let before = extents.len();
-        let read = self.read_map(offset_bytes, len_bytes, extents).and_then(|()| match self.lease.look() {
-            LeaseState::Held => Ok(()),
-            _ => Err(HostFileError::LeaseGone { path: self.path.clone() }),
+        let read = self.read_map(offset_bytes, len_bytes, extents).and_then(|()| {
+            match self.lease.look() {
+                LeaseState::Held => Ok(()),
+                _ => Err(HostFileError::LeaseGone { path: self.path.clone() }),
+            }
         });
         if read.is_err() {
             extents.truncate(before);
@@ -139,12 +141,19 @@ impl HostFile {
     ///
     /// # Errors
     /// [`HostFileError::Moved`] if they differ, and those of [`HostFile::extents`].
-    pub fn verify(&self, offset_bytes: u64, len_bytes: u64, expected: &[HostExtent]) -> Result<(), HostFileError> {
+    pub fn verify(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        expected: &[HostExtent],
+    ) -> Result<(), HostFileError> {
         let mut now = Vec::new();
         self.extents(offset_bytes, len_bytes, &mut now)?;
         match extent::first_difference(expected, &now) {
             None => Ok(()),
-            Some(offset_bytes) => Err(HostFileError::Moved { path: self.path.clone(), offset_bytes }),
+            Some(offset_bytes) => {
+                Err(HostFileError::Moved { path: self.path.clone(), offset_bytes })
+            }
         }
     }
 
@@ -187,7 +196,10 @@ impl HostFile {
     /// all the same.
     pub fn release_lease(&self) -> Result<(), HostFileError> {
         let settled = self.sync().and_then(|()| self.drop_cache());
-        let released = self.lease.release().map_err(|source| kernel("release the lease on", &self.path, source));
+        let released = self
+            .lease
+            .release()
+            .map_err(|source| kernel("release the lease on", &self.path, source));
         settled.and(released)
     }
 
@@ -217,11 +229,15 @@ impl HostFile {
     fn check_attributes_again(&self) -> Result<(), HostFileError> {
         kind::check_attributes(self.lease.as_fd(), &self.path)?;
         kind::check_flags(self.lease.as_fd(), self.kind, &self.path)?;
-        let stat =
-            rustix::fs::fstat(self.lease.as_fd()).map_err(|error| kernel("inspect", &self.path, error.into()))?;
+        let stat = rustix::fs::fstat(self.lease.as_fd())
+            .map_err(|error| kernel("inspect", &self.path, error.into()))?;
         let is_bytes = u64::try_from(stat.st_size).unwrap_or(0);
         if is_bytes < self.size_bytes {
-            return Err(HostFileError::Shrunk { path: self.path.clone(), was_bytes: self.size_bytes, is_bytes });
+            return Err(HostFileError::Shrunk {
+                path: self.path.clone(),
+                was_bytes: self.size_bytes,
+                is_bytes,
+            });
         }
         Ok(())
     }
@@ -235,7 +251,10 @@ impl HostFile {
         let Some(first) = extents.first() else { return Ok(()) };
         let agrees = self.device.agrees(&self.lease.as_fd(), first);
         if !agrees.map_err(|source| kernel("compare", &self.path, source))? {
-            return Err(HostFileError::Disagrees { path: self.path.clone(), device: self.device.path.clone() });
+            return Err(HostFileError::Disagrees {
+                path: self.path.clone(),
+                device: self.device.path.clone(),
+            });
         }
         Ok(())
     }
@@ -243,27 +262,43 @@ impl HostFile {
     fn drop_cache(&self) -> Result<(), HostFileError> {
         match cache::sync_and_drop(self.lease.as_fd(), self.size_bytes) {
             Ok(0) => Ok(()),
-            Ok(cached_bytes) => Err(HostFileError::StillCached { path: self.path.clone(), cached_bytes }),
+            Ok(cached_bytes) => {
+                Err(HostFileError::StillCached { path: self.path.clone(), cached_bytes })
+            }
             Err(source) => Err(kernel("sync", &self.path, source)),
         }
     }
 
     /// Like [`HostFile::extents`], with and without a lease.
-    fn read_map(&self, offset_bytes: u64, len_bytes: u64, extents: &mut Vec<HostExtent>) -> Result<(), HostFileError> {
+    fn read_map(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        extents: &mut Vec<HostExtent>,
+    ) -> Result<(), HostFileError> {
         let end = offset_bytes.checked_add(len_bytes).filter(|end| *end <= self.size_bytes);
         let end = end.ok_or_else(|| self.bad_range(offset_bytes, len_bytes))?;
-        fiemap::written_extents(self.lease.as_fd(), offset_bytes..end, self.device.size_bytes, extents).map_err(
-            |error| match error {
-                MapError::Kernel(source) => kernel("map", &self.path, source),
-                MapError::Flaw { offset_bytes, flaw } => {
-                    HostFileError::Extent { path: self.path.clone(), offset_bytes, flaw }
-                }
-            },
+        fiemap::written_extents(
+            self.lease.as_fd(),
+            offset_bytes..end,
+            self.device.size_bytes,
+            extents,
         )
+        .map_err(|error| match error {
+            MapError::Kernel(source) => kernel("map", &self.path, source),
+            MapError::Flaw { offset_bytes, flaw } => {
+                HostFileError::Extent { path: self.path.clone(), offset_bytes, flaw }
+            }
+        })
     }
 
     fn bad_range(&self, offset_bytes: u64, len_bytes: u64) -> HostFileError {
-        HostFileError::BadRange { path: self.path.clone(), offset_bytes, len_bytes, block_bytes: self.block_bytes }
+        HostFileError::BadRange {
+            path: self.path.clone(),
+            offset_bytes,
+            len_bytes,
+            block_bytes: self.block_bytes,
+        }
     }
 }
 

@@ -41,7 +41,9 @@ pub use epoll::EpollSleeper;
 pub use file::{FileError, FileOptions, FileStore};
 pub use file_size_limit::ignore_file_size_signal;
 pub use held_signals::HeldSignals;
-pub use host_file::{ExtentFlaw, HostExtent, HostFile, HostFileError, HostFileOptions, LeaseState, lease_break_time};
+pub use host_file::{
+    ExtentFlaw, HostExtent, HostFile, HostFileError, HostFileOptions, LeaseState, lease_break_time,
+};
 pub use memory_file::{MemoryFile, boot_id};
 pub use peer_event::peer_event;
 pub use pin::pin_memory;

@@ -42,8 +42,13 @@ impl MemoryFile {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         let path = directory.join(name);
         let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
-        let file =
-            OpenOptions::new().read(true).write(true).create(true).mode(0o600).custom_flags(flags).open(&path)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .mode(0o600)
+            .custom_flags(flags)
+            .open(&path)?;
         let opened = Self::map(&file, path.clone(), len_bytes);
         if opened.is_err() && file.metadata().is_ok_and(|metadata| metadata.len() == 0) {
             // A failed attempt leaves no file behind.
@@ -62,7 +67,10 @@ impl MemoryFile {
         }
         let metadata = file.metadata()?;
         if !metadata.is_file() || metadata.uid() != rustix::process::geteuid().as_raw() {
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the file is not a plain file of this user"));
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "the file is not a plain file of this user",
+            ));
         }
         let len_bytes = match metadata.len() {
             0 => len_bytes as u64,
@@ -83,7 +91,8 @@ impl MemoryFile {
                 0,
             )?
         };
-        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap returned the null page"))?;
+        let base = NonNull::new(base.cast())
+            .ok_or_else(|| io::Error::other("mmap returned the null page"))?;
         Ok(Self { path, base, words: len / size_of::<AtomicU64>() })
     }
 
@@ -114,7 +123,9 @@ impl Drop for MemoryFile {
     fn drop(&mut self) {
         // SAFETY: no borrow of the mapping is left, and the mapping was made with this size (the
         // kernel rounds up to pages both times).
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.words * size_of::<AtomicU64>()) };
+        let _ = unsafe {
+            rustix::mm::munmap(self.base.as_ptr().cast(), self.words * size_of::<AtomicU64>())
+        };
     }
 }
 

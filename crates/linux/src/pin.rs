@@ -27,7 +27,9 @@ pub fn pin_memory<T>(memory: &[T]) {
     if whole > 0 {
         // Best effort: without transparent huge pages the memory has small pages.
         // SAFETY: the range lies in `memory`, and the advice changes no byte.
-        let _ = unsafe { rustix::mm::madvise(start.wrapping_add(skip).cast(), whole, Advice::LinuxHugepage) };
+        let _ = unsafe {
+            rustix::mm::madvise(start.wrapping_add(skip).cast(), whole, Advice::LinuxHugepage)
+        };
         // A range that has small pages already, because it has been written, keeps them until its
         // content is copied (Linux 6.1).
         // SAFETY: as above; the bytes keep their values.
@@ -63,7 +65,8 @@ mod tests {
         for line in all.lines() {
             if let Some((range, _)) = line.split_once(' ')
                 && let Some((start, end)) = range.split_once('-')
-                && let (Ok(start), Ok(end)) = (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16))
+                && let (Ok(start), Ok(end)) =
+                    (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16))
             {
                 inside = (start..end).contains(&address);
             }
@@ -80,7 +83,11 @@ mod tests {
         let memory: Vec<u64> = (0..1 << 19).collect();
         pin_memory(&memory);
         let middle = memory[1 << 18..].as_ptr().addr();
-        let flags = smaps(middle).lines().find(|line| line.starts_with("VmFlags")).map(str::to_owned).unwrap();
+        let flags = smaps(middle)
+            .lines()
+            .find(|line| line.starts_with("VmFlags"))
+            .map(str::to_owned)
+            .unwrap();
         // Without the right to lock 4 MiB the test has no effect to check.
         let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
         if rustix::process::geteuid().is_root() || limit.is_none_or(|limit| limit >= 8 << 20) {

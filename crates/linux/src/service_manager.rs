@@ -68,7 +68,8 @@ impl ServiceManager {
             _ => None,
         };
         let expected = "an absolute path or @ and a name, short enough for a Unix socket";
-        let error = || EnvironmentError { variable: "NOTIFY_SOCKET", value: value.to_owned(), expected };
+        let error =
+            || EnvironmentError { variable: "NOTIFY_SOCKET", value: value.to_owned(), expected };
         Ok(Self { address: address.ok_or_else(error)? })
     }
 
@@ -151,7 +152,9 @@ impl ServiceManager {
 fn check(name: &str) -> io::Result<()> {
     let printable = name.bytes().all(|byte| (b' '..=b'~').contains(&byte) && byte != b':');
     if name.is_empty() || name.len() > NAME_MAX || !printable {
-        let message = format!("{name:?} cannot name a kept descriptor: 1 to 255 printable characters without a colon");
+        let message = format!(
+            "{name:?} cannot name a kept descriptor: 1 to 255 printable characters without a colon"
+        );
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
     Ok(())

@@ -41,9 +41,10 @@ fn victim() {
             harness.store(extents[0].physical_bytes, &MARK.repeat(512));
             return;
         }
-        kind => {
-            Arc::new(FileStore::open(&FileOptions { read_only: kind == "reader", ..FileOptions::new(path) }).unwrap())
-        }
+        kind => Arc::new(
+            FileStore::open(&FileOptions { read_only: kind == "reader", ..FileOptions::new(path) })
+                .unwrap(),
+        ),
     };
     std::thread::scope(|scope| {
         let reads = Arc::clone(&store);
@@ -190,8 +191,10 @@ fn a_host_file_waits_for_the_requests_of_a_killed_process() {
     disk.wait_for_held(|held| !held.is_empty());
     drop(victim);
     disk.hold_no_more();
-    let options =
-        |seconds| HostFileOptions { predecessor_timeout: Duration::from_secs(seconds), ..HostFileOptions::new(&path) };
+    let options = |seconds| HostFileOptions {
+        predecessor_timeout: Duration::from_secs(seconds),
+        ..HostFileOptions::new(&path)
+    };
     let error = HostFile::open(&options(0)).unwrap_err();
     assert!(matches!(error, HostFileError::InUse { .. }), "{error}");
     disk.release();

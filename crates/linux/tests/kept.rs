@@ -29,7 +29,8 @@ fn child() {
 
 fn describe(kept: KeptDescriptor) {
     let number = kept.fd.as_raw_fd();
-    let closed_on_exec = rustix::io::fcntl_getfd(&kept.fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC);
+    let closed_on_exec =
+        rustix::io::fcntl_getfd(&kept.fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC);
     let (mut file, mut text) = (File::from(kept.fd), String::new());
     file.rewind().unwrap();
     file.read_to_string(&mut text).unwrap();
@@ -45,11 +46,17 @@ fn say(variables: &str, redirections: &str) -> Vec<String> {
     let script = format!("export SIDECORE_KEPT_TEST=1 {variables}; exec \"$@\" {redirections}");
     let mut shell = Command::new("sh");
     shell.args(["-c", &script, "sh"]).arg(std::env::current_exe().unwrap());
-    shell.args(["--exact", "child", "--nocapture", "--test-threads=1"]).current_dir(directory.path());
+    shell
+        .args(["--exact", "child", "--nocapture", "--test-threads=1"])
+        .current_dir(directory.path());
     shell.env_remove("LISTEN_PID").env_remove("LISTEN_FDS").env_remove("LISTEN_FDNAMES");
     let output = shell.output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success(), "{variables}: {text} {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{variables}: {text} {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     // The other lines are the test runner's.
     text.lines().filter_map(|line| line.strip_prefix("> ")).map(str::to_owned).collect()
 }
@@ -70,7 +77,8 @@ fn gaps_and_an_exaggerated_number_are_left_out() {
 
 #[test]
 fn a_file_of_this_process_is_not_taken_if_the_environment_says_so() {
-    let said = say("SIDECORE_KEPT_OWN=1 LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES=a:b", "3<&- 4<two");
+    let said =
+        say("SIDECORE_KEPT_OWN=1 LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES=a:b", "3<&- 4<two");
     assert_eq!(said, ["4 b \"second\" true", "again: 0", "own: 3"]);
 }
 

@@ -30,7 +30,9 @@ fn image() -> (TempDir, PathBuf) {
 fn open(path: &Path) -> FileStore {
     for _ in 0..200 {
         match FileStore::open(&FileOptions::new(path)) {
-            Err(FileError::Busy { .. } | FileError::Overlaps { .. }) => std::thread::sleep(Duration::from_millis(10)),
+            Err(FileError::Busy { .. } | FileError::Overlaps { .. }) => {
+                std::thread::sleep(Duration::from_millis(10))
+            }
             opened => return opened.unwrap(),
         }
     }
@@ -39,8 +41,12 @@ fn open(path: &Path) -> FileStore {
 
 fn refuse(path: &Path, other: &Path) {
     for read_only in [false, true] {
-        let error = FileStore::open(&FileOptions { read_only, ..FileOptions::new(path) }).unwrap_err();
-        assert!(matches!(&error, FileError::Overlaps { other: found, .. } if found == other), "{error}");
+        let error =
+            FileStore::open(&FileOptions { read_only, ..FileOptions::new(path) }).unwrap_err();
+        assert!(
+            matches!(&error, FileError::Overlaps { other: found, .. } if found == other),
+            "{error}"
+        );
         assert!(error.to_string().contains("in use"), "{error}");
     }
 }
@@ -62,7 +68,9 @@ fn a_file_and_a_loop_device_over_it_have_one_writer() {
     refuse(&file, stacked.path());
     drop(store);
     // Readers may share the file, by every name.
-    let reader = |path: &Path| FileStore::open(&FileOptions { read_only: true, ..FileOptions::new(path) }).unwrap();
+    let reader = |path: &Path| {
+        FileStore::open(&FileOptions { read_only: true, ..FileOptions::new(path) }).unwrap()
+    };
     let _readers = (reader(&file), reader(device.path()), reader(stacked.path()));
     assert!(FileStore::open(&FileOptions::new(&file)).is_err());
 }
@@ -70,8 +78,11 @@ fn a_file_and_a_loop_device_over_it_have_one_writer() {
 #[test]
 fn loop_devices_over_one_file_overlap_where_they_show_the_same_bytes() {
     let (_directory, file) = image();
-    let part = |offset: &str| LoopDevice::over(&file, &["--offset", offset, "--sizelimit", "1048576"]);
-    let (Some(whole), Some(first), Some(second)) = (LoopDevice::over(&file, &[]), part("0"), part("1048576")) else {
+    let part =
+        |offset: &str| LoopDevice::over(&file, &["--offset", offset, "--sizelimit", "1048576"]);
+    let (Some(whole), Some(first), Some(second)) =
+        (LoopDevice::over(&file, &[]), part("0"), part("1048576"))
+    else {
         return;
     };
     let store = open(first.path());
@@ -89,7 +100,9 @@ fn a_partition_is_part_of_its_disk_and_of_the_file_below() {
     let partition = PathBuf::from(format!("{}p1", disk.path().display()));
     // A kernel may know no partition table; it takes a partition from a program then.
     let place = ["1", "2048", "4096"];
-    if !partition.exists() && run("addpart", &[&[disk.path().to_str().unwrap()], place.as_slice()].concat()).is_none() {
+    if !partition.exists()
+        && run("addpart", &[&[disk.path().to_str().unwrap()], place.as_slice()].concat()).is_none()
+    {
         return;
     }
     let store = open(&partition);
@@ -111,7 +124,8 @@ fn a_file_whose_loop_device_is_mounted_is_in_use() {
     let Some(device) = LoopDevice::over(&file, &[]) else { return };
     let place = tempfile::tempdir().unwrap();
     let (node, directory) = (device.path().to_str().unwrap(), place.path().to_str().unwrap());
-    if run("mkfs.ext4", &["-q", "-F", node]).is_none() || run("mount", &[node, directory]).is_none() {
+    if run("mkfs.ext4", &["-q", "-F", node]).is_none() || run("mount", &[node, directory]).is_none()
+    {
         return;
     }
     let error = FileStore::open(&FileOptions::new(&file)).map(drop);

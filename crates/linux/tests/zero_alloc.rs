@@ -25,7 +25,12 @@ fn allocations_in(device: &Arc<dyn BlockDevice>, total: usize) -> u64 {
         let at = index * 4096;
         match index % 8 {
             0 => request(&memory, Operation::Write, at, &[(ADDRESS + at, 4096)]),
-            1 => request(&memory, Operation::Read, at, &[(ADDRESS + 512, 512), (ADDRESS + 4096, 3584)]),
+            1 => request(
+                &memory,
+                Operation::Read,
+                at,
+                &[(ADDRESS + 512, 512), (ADDRESS + 4096, 3584)],
+            ),
             // Across two regions, at an odd address.
             2 => request(&memory, Operation::Write, at, &[(0x20_0000 - 2047, 4096)]),
             _ => request(&memory, Operation::Read, at, &[(ADDRESS + at, 4096)]),

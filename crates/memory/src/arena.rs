@@ -48,10 +48,14 @@ impl Arena {
     /// The system is short of memory, or `len_bytes` is zero.
     pub fn new(len_bytes: usize) -> io::Result<Self> {
         let round_up = |page: usize| {
-            len_bytes.checked_next_multiple_of(page).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))
+            len_bytes
+                .checked_next_multiple_of(page)
+                .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))
         };
-        let huge =
-            Mapping::anonymous(round_up(HUGE_PAGE_BYTES)?, MapFlags::HUGETLB | MapFlags::HUGE_2MB | MapFlags::POPULATE);
+        let huge = Mapping::anonymous(
+            round_up(HUGE_PAGE_BYTES)?,
+            MapFlags::HUGETLB | MapFlags::HUGE_2MB | MapFlags::POPULATE,
+        );
         let (mapping, pages) = match huge {
             Ok(mapping) => (mapping, PageKind::Huge),
             Err(_) => {
@@ -89,7 +93,13 @@ impl Arena {
     /// the arena.
     #[must_use]
     #[inline]
-    pub fn read(&self, offset_bytes: u64, segments: &Segments, part: Part, next: *const u8) -> bool {
+    pub fn read(
+        &self,
+        offset_bytes: u64,
+        segments: &Segments,
+        part: Part,
+        next: *const u8,
+    ) -> bool {
         let Some(mut from) = self.at(offset_bytes, part.len_bytes as u64) else {
             return false;
         };
@@ -112,7 +122,13 @@ impl Arena {
     /// Other cores see the data after [`settle`](Self::settle).
     #[must_use]
     #[inline]
-    pub fn write(&self, offset_bytes: u64, segments: &Segments, part: Part, next: *const u8) -> bool {
+    pub fn write(
+        &self,
+        offset_bytes: u64,
+        segments: &Segments,
+        part: Part,
+        next: *const u8,
+    ) -> bool {
         let Some(mut to) = self.at(offset_bytes, part.len_bytes as u64) else {
             return false;
         };
@@ -138,7 +154,8 @@ impl Arena {
     /// Writes zeros. False, and nothing written, if the range is not inside the arena.
     #[must_use]
     pub fn zero(&self, offset_bytes: u64, len_bytes: u64) -> bool {
-        let (Some(at), Ok(len)) = (self.at(offset_bytes, len_bytes), usize::try_from(len_bytes)) else {
+        let (Some(at), Ok(len)) = (self.at(offset_bytes, len_bytes), usize::try_from(len_bytes))
+        else {
             return false;
         };
         // SAFETY: `at` checked the range.

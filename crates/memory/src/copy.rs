@@ -198,7 +198,9 @@ mod tests {
                     // An aligned and an unaligned target.
                     let start = to.as_ptr().align_offset(64) + lead;
                     // SAFETY: `to` has margins on both sides.
-                    unsafe { routine(to.as_mut_ptr().add(start), from.as_ptr(), len, std::ptr::null()) };
+                    unsafe {
+                        routine(to.as_mut_ptr().add(start), from.as_ptr(), len, std::ptr::null())
+                    };
                     assert!(to[..start].iter().all(|byte| *byte == 0));
                     assert!(to[start + len..].iter().all(|byte| *byte == 0));
                     assert_eq!(&to[start..start + len], &from[..]);

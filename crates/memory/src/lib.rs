@@ -51,5 +51,7 @@ pub use arena::{Arena, PageKind, Part};
 pub use reaper::MemoryFile;
 pub use segments::{Segment, Segments};
 pub use shared_pages::SharedPages;
-pub use table::{GuestAddress, GuestMemory, MAX_REGIONS, MemoryError, RegionHint, RegionSpec, UserAddress};
+pub use table::{
+    GuestAddress, GuestMemory, MAX_REGIONS, MemoryError, RegionHint, RegionSpec, UserAddress,
+};
 pub use window::Window;

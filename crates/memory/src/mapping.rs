@@ -39,7 +39,11 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps `len_bytes` of a peer's `file` from `offset_bytes`, shared.
-    pub(crate) fn shared(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: usize) -> io::Result<Arc<Self>> {
+    pub(crate) fn shared(
+        file: BorrowedFd<'_>,
+        offset_bytes: u64,
+        len_bytes: usize,
+    ) -> io::Result<Arc<Self>> {
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing that
         // exists.
         let base = unsafe {
@@ -53,8 +57,9 @@ impl Mapping {
             )?
         };
         let mut mapping = Self::own(base, len_bytes)?;
-        let watch = Watch::begin(mapping.base, len_bytes)
-            .ok_or_else(|| io::Error::other("too many guest memory regions are mapped in this process"))?;
+        let watch = Watch::begin(mapping.base, len_bytes).ok_or_else(|| {
+            io::Error::other("too many guest memory regions are mapped in this process")
+        })?;
         mapping.peers = Some(Peers { watch, place: Place::new() });
         Ok(Arc::new(mapping))
     }
@@ -74,7 +79,8 @@ impl Mapping {
     }
 
     fn own(base: *mut std::ffi::c_void, len_bytes: usize) -> io::Result<Self> {
-        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("mmap returned the null page"))?;
+        let base = NonNull::new(base.cast::<u8>())
+            .ok_or_else(|| io::Error::other("mmap returned the null page"))?;
         Ok(Self { base, len_bytes, peers: None })
     }
 

@@ -145,7 +145,8 @@ impl Place {
         loop {
             // SAFETY: the node is ours until it is in the queue.
             unsafe { (*node).next = newest };
-            match WAITING.compare_exchange_weak(newest, node, Ordering::Release, Ordering::Relaxed) {
+            match WAITING.compare_exchange_weak(newest, node, Ordering::Release, Ordering::Relaxed)
+            {
                 Ok(_) => break,
                 Err(other) => newest = other,
             }
@@ -193,7 +194,9 @@ fn reap() -> ! {
         while !newest.is_null() {
             // SAFETY: the reaper owns the nodes taken from the queue, and each of them comes from
             // `let_go`.
-            newest = unsafe { std::mem::replace(&mut (*newest).next, std::mem::replace(&mut oldest, newest)) };
+            newest = unsafe {
+                std::mem::replace(&mut (*newest).next, std::mem::replace(&mut oldest, newest))
+            };
         }
         while !oldest.is_null() {
             // SAFETY: as above; the node comes from a box.
@@ -262,7 +265,8 @@ impl fmt::Debug for MemoryFile {
 impl Drop for MemoryFile {
     fn drop(&mut self) {
         // SAFETY: both fields are not used after this.
-        let (file, place) = unsafe { (ManuallyDrop::take(&mut self.file), ManuallyDrop::take(&mut self.place)) };
+        let (file, place) =
+            unsafe { (ManuallyDrop::take(&mut self.file), ManuallyDrop::take(&mut self.place)) };
         place.let_go(Remains::File { _file: file });
     }
 }

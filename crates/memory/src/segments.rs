@@ -74,18 +74,27 @@ impl Segments {
     /// # Errors
     /// The range is outside of guest memory, or has more pieces than the capacity.
     #[inline]
-    pub fn push(&mut self, address: GuestAddress, len_bytes: u64, hint: &mut RegionHint) -> Result<(), MemoryError> {
+    pub fn push(
+        &mut self,
+        address: GuestAddress,
+        len_bytes: u64,
+        hint: &mut RegionHint,
+    ) -> Result<(), MemoryError> {
         let out_of_range = || MemoryError::OutOfRange { start: address.0, len_bytes };
         let memory = self.memory.as_ref().ok_or_else(out_of_range)?;
         let mut done = 0_u64;
         while done < len_bytes {
             let at = address.0.checked_add(done).ok_or_else(out_of_range)?;
-            let (host, count) =
-                memory.locate(GuestAddress(at), len_bytes.saturating_sub(done), hint).ok_or_else(out_of_range)?;
+            let (host, count) = memory
+                .locate(GuestAddress(at), len_bytes.saturating_sub(done), hint)
+                .ok_or_else(out_of_range)?;
             if self.pieces.len() >= self.max_segments {
                 return Err(MemoryError::TooManySegments { max_segments: self.max_segments });
             }
-            self.pieces.push(Segment { host, len_bytes: usize::try_from(count).map_err(|_| out_of_range())? });
+            self.pieces.push(Segment {
+                host,
+                len_bytes: usize::try_from(count).map_err(|_| out_of_range())?,
+            });
             done = done.saturating_add(count);
         }
         self.len_bytes = self.len_bytes.saturating_add(len_bytes);
@@ -102,14 +111,18 @@ impl Segments {
         }
         let (pieces, max_segments) = (&mut self.pieces, self.max_segments);
         let mut bound = 0_u64;
-        whole.for_each_run(skip_bytes, usize::try_from(len_bytes).unwrap_or(usize::MAX), |host, count| {
-            if pieces.len() < max_segments
-                && let Some(host) = NonNull::new(host)
-            {
-                pieces.push(Segment { host, len_bytes: count });
-                bound = bound.saturating_add(count as u64);
-            }
-        });
+        whole.for_each_run(
+            skip_bytes,
+            usize::try_from(len_bytes).unwrap_or(usize::MAX),
+            |host, count| {
+                if pieces.len() < max_segments
+                    && let Some(host) = NonNull::new(host)
+                {
+                    pieces.push(Segment { host, len_bytes: count });
+                    bound = bound.saturating_add(count as u64);
+                }
+            },
+        );
         self.len_bytes = bound;
         bound
     }
@@ -124,10 +137,14 @@ impl Segments {
     /// Zeroes `len_bytes` of guest memory from byte `offset_bytes` of the request on, or fewer if
     /// the request ends before.
     pub fn zero(&self, offset_bytes: u64, len_bytes: u64) {
-        self.for_each_run(offset_bytes, usize::try_from(len_bytes).unwrap_or(usize::MAX), |host, count| {
-            // SAFETY: `host` is valid for `count` bytes while `self` holds its memory.
-            unsafe { copy::zero(host, count) };
-        });
+        self.for_each_run(
+            offset_bytes,
+            usize::try_from(len_bytes).unwrap_or(usize::MAX),
+            |host, count| {
+                // SAFETY: `host` is valid for `count` bytes while `self` holds its memory.
+                unsafe { copy::zero(host, count) };
+            },
+        );
     }
 
     /// The pieces, in the order of the request's bytes.
@@ -178,7 +195,12 @@ impl Segments {
     /// Calls `visit` for each contiguous piece of the `len_bytes` from byte `offset_bytes` on, or
     /// of fewer if the request ends before.
     #[inline]
-    pub(crate) fn for_each_run(&self, offset_bytes: u64, len_bytes: usize, mut visit: impl FnMut(*mut u8, usize)) {
+    pub(crate) fn for_each_run(
+        &self,
+        offset_bytes: u64,
+        len_bytes: usize,
+        mut visit: impl FnMut(*mut u8, usize),
+    ) {
         let Ok(mut skip) = usize::try_from(offset_bytes) else {
             return;
         };

@@ -90,12 +90,18 @@ mod tests {
     fn a_peer_sees_the_same_bytes_and_cannot_resize_the_file() {
         let pages = SharedPages::new("test", 8192).unwrap();
         let peer = pages.file().try_clone_to_owned().unwrap();
-        pages.memory().write_slice(GuestAddress(4095), &[1, 2], &mut RegionHint::default()).unwrap();
+        pages
+            .memory()
+            .write_slice(GuestAddress(4095), &[1, 2], &mut RegionHint::default())
+            .unwrap();
         let mut seen = [0; 2];
         rustix::io::pread(&peer, &mut seen, 4095).unwrap();
         assert_eq!((seen, pages.len_bytes()), ([1, 2], 8192));
         let again = SharedPages::from_file(peer.try_clone().unwrap(), 8192).unwrap();
-        again.memory().read_slice(GuestAddress(4095), &mut seen, &mut RegionHint::default()).unwrap();
+        again
+            .memory()
+            .read_slice(GuestAddress(4095), &mut seen, &mut RegionHint::default())
+            .unwrap();
         assert_eq!(seen, [1, 2]);
         assert!(SharedPages::from_file(peer.try_clone().unwrap(), 4096).is_err());
         let growing = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
@@ -104,7 +110,10 @@ mod tests {
         for len_bytes in [0, 4096, 12288] {
             assert_eq!(rustix::fs::ftruncate(&peer, len_bytes), Err(rustix::io::Errno::PERM));
         }
-        assert!(rustix::fs::fcntl_add_seals(&peer, SealFlags::WRITE).is_err(), "the seals are sealed");
+        assert!(
+            rustix::fs::fcntl_add_seals(&peer, SealFlags::WRITE).is_err(),
+            "the seals are sealed"
+        );
         assert!(SharedPages::new("test", 0).is_err());
     }
 }

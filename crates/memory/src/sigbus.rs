@@ -28,9 +28,13 @@ struct Slot {
 
 const SETTING_UP: *mut u8 = without_provenance_mut(1);
 
-static SLOTS: [Slot; MAX_WATCHED] =
-    [const { Slot { base: AtomicPtr::new(null_mut()), len_bytes: AtomicUsize::new(0), lost: AtomicBool::new(false) } };
-        MAX_WATCHED];
+static SLOTS: [Slot; MAX_WATCHED] = [const {
+    Slot {
+        base: AtomicPtr::new(null_mut()),
+        len_bytes: AtomicUsize::new(0),
+        lost: AtomicBool::new(false),
+    }
+}; MAX_WATCHED];
 
 /// A mapping's slot in the handler's table. Drop it before the mapping is unmapped, after the last
 /// access.
@@ -65,7 +69,10 @@ impl Watch {
         install().ok()?;
         let take = |slot: &&Slot| {
             slot.base.load(Ordering::Relaxed).is_null()
-                && slot.base.compare_exchange(null_mut(), SETTING_UP, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+                && slot
+                    .base
+                    .compare_exchange(null_mut(), SETTING_UP, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
         };
         let slot = SLOTS.iter().find(take)?;
         slot.lost.store(false, Ordering::Relaxed);
@@ -106,13 +113,18 @@ impl Slot {
     }
 }
 
-extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+extern "C" fn on_sigbus(
+    _signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    _context: *mut libc::c_void,
+) {
     // SAFETY: the kernel passes a valid siginfo for SIGBUS.
     let address = unsafe { (*info).si_addr() }.addr();
     for slot in &SLOTS {
         // The mapping of this access is alive, by the reference of the accessing thread, and so was
         // the mapping of each slot when it was read: they do not overlap unless they are the same.
-        let Some((base, len_bytes)) = slot.range().filter(|(base, len)| address.wrapping_sub(base.addr()) < *len)
+        let Some((base, len_bytes)) =
+            slot.range().filter(|(base, len)| address.wrapping_sub(base.addr()) < *len)
         else {
             continue;
         };

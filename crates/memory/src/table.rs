@@ -72,7 +72,9 @@ pub enum MemoryError {
     )]
     NotMemoryFile,
     /// The file is smaller than the region claims.
-    #[error("the file behind a memory region has {file_bytes:#x} bytes, the region needs {needed_bytes:#x}")]
+    #[error(
+        "the file behind a memory region has {file_bytes:#x} bytes, the region needs {needed_bytes:#x}"
+    )]
     FileTooSmall {
         /// The size of the file.
         file_bytes: u64,
@@ -181,7 +183,9 @@ impl GuestMemory {
         let mut regions = self.0.regions.to_vec();
         let before = regions.len();
         regions.retain(|region| {
-            region.guest_base != guest_address.0 || region.user_base != user_address.0 || region.len_bytes != len_bytes
+            region.guest_base != guest_address.0
+                || region.user_base != user_address.0
+                || region.len_bytes != len_bytes
         });
         if regions.len() == before {
             return Err(MemoryError::NoSuchRegion { start: guest_address.0, len_bytes });
@@ -221,7 +225,12 @@ impl GuestMemory {
     /// of this size.
     #[must_use]
     pub fn page_bytes(&self) -> u64 {
-        self.0.regions.iter().map(|region| region.page_bytes).min().unwrap_or(sidecore_units::PAGE_BYTES)
+        self.0
+            .regions
+            .iter()
+            .map(|region| region.page_bytes)
+            .min()
+            .unwrap_or(sidecore_units::PAGE_BYTES)
     }
 
     /// Each region's first host address and size, for registering them with the kernel as fixed I/O
@@ -249,7 +258,8 @@ impl GuestMemory {
         if let Some(hit) = regions.get(hint.0).and_then(|region| region.slice(address, len_bytes)) {
             return Some(hit);
         }
-        let index = regions.partition_point(|region| region.guest_base <= address.0).checked_sub(1)?;
+        let index =
+            regions.partition_point(|region| region.guest_base <= address.0).checked_sub(1)?;
         hint.0 = index;
         regions.get(index)?.slice(address, len_bytes)
     }
@@ -296,7 +306,12 @@ impl GuestMemory {
     /// # Errors
     /// [`MemoryError::OutOfRange`]; part of `bytes` may then be written.
     #[inline]
-    pub fn write_slice(&self, address: GuestAddress, bytes: &[u8], hint: &mut RegionHint) -> Result<(), MemoryError> {
+    pub fn write_slice(
+        &self,
+        address: GuestAddress,
+        bytes: &[u8],
+        hint: &mut RegionHint,
+    ) -> Result<(), MemoryError> {
         self.for_each_run(address, bytes.len(), hint, |done, host, count| {
             if let Some(from) = bytes.get(done..) {
                 let count = count.min(from.len());
@@ -325,10 +340,12 @@ impl GuestMemory {
     ) -> Result<(), MemoryError> {
         let mut done = 0_usize;
         while done < total {
-            let out_of_range = || MemoryError::OutOfRange { start: address.0, len_bytes: total as u64 };
+            let out_of_range =
+                || MemoryError::OutOfRange { start: address.0, len_bytes: total as u64 };
             let at = address.0.checked_add(done as u64).ok_or_else(out_of_range)?;
             let rest = total.saturating_sub(done);
-            let (host, count) = self.locate(GuestAddress(at), rest as u64, hint).ok_or_else(out_of_range)?;
+            let (host, count) =
+                self.locate(GuestAddress(at), rest as u64, hint).ok_or_else(out_of_range)?;
             let count = usize::try_from(count).map_err(|_| out_of_range())?;
             visit(done, host, count);
             done = done.saturating_add(count);
@@ -340,7 +357,12 @@ impl GuestMemory {
     ///
     /// # Errors
     /// The range is outside of memory, across regions, or not aligned to `align_bytes`.
-    pub fn window(&self, address: UserAddress, len_bytes: usize, align_bytes: usize) -> Result<Window, MemoryError> {
+    pub fn window(
+        &self,
+        address: UserAddress,
+        len_bytes: usize,
+        align_bytes: usize,
+    ) -> Result<Window, MemoryError> {
         self.window_by(address.0, len_bytes, align_bytes, |region| region.user_base)
     }
 
@@ -412,8 +434,12 @@ impl Region {
         let (Some(map_bytes), Ok(lead_bytes)) = (map_bytes, usize::try_from(lead)) else {
             return Err(overflow);
         };
-        let mapping = Mapping::shared(spec.file.as_fd(), spec.file_offset_bytes.wrapping_sub(lead), map_bytes)
-            .map_err(MemoryError::Map)?;
+        let mapping = Mapping::shared(
+            spec.file.as_fd(),
+            spec.file_offset_bytes.wrapping_sub(lead),
+            map_bytes,
+        )
+        .map_err(MemoryError::Map)?;
         // SAFETY: `lead_bytes` is smaller than a page, and the mapping is at least `lead_bytes +
         // len_bytes` long.
         let host_base = unsafe { mapping.base().add(lead_bytes) };
@@ -457,7 +483,10 @@ fn check_in_memory(file: &OwnedFd) -> Result<(), MemoryError> {
     rustix::fs::fcntl_get_seals(file).map(|_| ()).map_err(|_| MemoryError::NotMemoryFile)
 }
 
-fn check_disjoint(regions: &mut [Region], start_of: impl Fn(&Region) -> u64) -> Result<(), MemoryError> {
+fn check_disjoint(
+    regions: &mut [Region],
+    start_of: impl Fn(&Region) -> u64,
+) -> Result<(), MemoryError> {
     regions.sort_by_key(&start_of);
     for (left, right) in regions.iter().zip(regions.iter().skip(1)) {
         let end = start_of(left).saturating_add(left.len_bytes);

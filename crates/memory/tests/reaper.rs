@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use sidecore_counting_alloc::{CountingAllocator, allocations};
 use sidecore_memory::reaper::{MAX_WAITING, wait_until_reaped, when_reaped};
-use sidecore_memory::{GuestAddress, GuestMemory, MAX_REGIONS, MemoryFile, RegionHint, RegionSpec, UserAddress};
+use sidecore_memory::{
+    GuestAddress, GuestMemory, MAX_REGIONS, MemoryFile, RegionHint, RegionSpec, UserAddress,
+};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -49,11 +51,17 @@ fn region(address: u64, len_bytes: u64, file: OwnedFd) -> RegionSpec {
 }
 
 fn mapped(name: &str) -> usize {
-    std::fs::read_to_string("/proc/self/maps").unwrap().lines().filter(|line| line.contains(name)).count()
+    std::fs::read_to_string("/proc/self/maps")
+        .unwrap()
+        .lines()
+        .filter(|line| line.contains(name))
+        .count()
 }
 
 fn is_open(name: &str) -> bool {
-    let links = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| entry.unwrap().path().read_link().ok());
+    let links = std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().path().read_link().ok());
     links.into_iter().any(|link| link.to_string_lossy().contains(name))
 }
 
@@ -139,7 +147,9 @@ fn concurrent_drops_lose_nothing() {
         for _ in 0..4 {
             scope.spawn(|| {
                 for round in 0..500 {
-                    drop(GuestMemory::map(vec![region(0, 4096, file.try_clone().unwrap())]).unwrap());
+                    drop(
+                        GuestMemory::map(vec![region(0, 4096, file.try_clone().unwrap())]).unwrap(),
+                    );
                     if round % 100 == 99 {
                         wait_until_reaped();
                     }

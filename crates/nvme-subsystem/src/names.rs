@@ -14,13 +14,19 @@ const SERIAL_MAX_BYTES: usize = 20;
 pub fn identity(device: &str, store: &str, serial: &str, is_primary: bool) -> Identity {
     // Each function has a subsystem of its own: its host must not learn of other functions.
     let id = hash(["subsystem", device, store]);
-    let [a, b, c, d] =
-        [(id >> 96) as u32, (id >> 80) as u16 as u32, (id >> 64) as u16 as u32, (id >> 48) as u16 as u32];
+    let [a, b, c, d] = [
+        (id >> 96) as u32,
+        (id >> 80) as u16 as u32,
+        (id >> 64) as u16 as u32,
+        (id >> 48) as u16 as u32,
+    ];
     let rest = id as u64 & 0xffff_ffff_ffff;
     Identity {
         serial: ascii(serial, SERIAL_MAX_BYTES),
         model: if is_primary { PHYSICAL_FUNCTION } else { VIRTUAL_FUNCTION }.to_owned(),
-        subsystem_name: format!("nqn.2014-08.org.nvmexpress:uuid:{a:08x}-{b:04x}-{c:04x}-{d:04x}-{rest:012x}"),
+        subsystem_name: format!(
+            "nqn.2014-08.org.nvmexpress:uuid:{a:08x}-{b:04x}-{c:04x}-{d:04x}-{rest:012x}"
+        ),
         controller_id: 0,
     }
 }
@@ -39,7 +45,12 @@ impl NamespaceIds {
     /// later volume of its name (Identify Namespace says so, NSFEAT bit 3): its number is used
     /// once, and its creation time and the store's number tell stores apart.
     #[must_use]
-    pub fn of_volume(controller: &str, id: u64, created_at_unix_s: u64, store_uuid: [u8; 16]) -> Self {
+    pub fn of_volume(
+        controller: &str,
+        id: u64,
+        created_at_unix_s: u64,
+        store_uuid: [u8; 16],
+    ) -> Self {
         let number = format!("{id} of {created_at_unix_s}");
         let nguid = hash(["volume", controller, &number]).to_be_bytes();
         Self { nguid, uuid: custom_uuid(hash(["uuid", &hex(store_uuid), &id.to_string()])) }
@@ -49,7 +60,8 @@ impl NamespaceIds {
     /// function, by its controller and the number that the controller's store was formatted with.
     #[must_use]
     pub fn of_store(store_type: &str, name: &str, controller: Option<(&str, [u8; 16])>) -> Self {
-        let nguid = hash([store_type, controller.map_or("", |(controller, _)| controller), name]).to_be_bytes();
+        let nguid = hash([store_type, controller.map_or("", |(controller, _)| controller), name])
+            .to_be_bytes();
         let uuid = custom_uuid(match controller {
             Some((_, store_uuid)) => hash(["uuid", &hex(store_uuid), "whole"]),
             None => hash(["uuid", store_type, name]),
@@ -93,7 +105,12 @@ mod tests {
     #[test]
     fn uuids_are_of_version_8_and_differ() {
         let volume_uuid = |id, store| NamespaceIds::of_volume("pool", id, 0, store).uuid;
-        let uuids = [volume_uuid(1, [7; 16]), volume_uuid(2, [7; 16]), volume_uuid(1, [8; 16]), custom_uuid(u128::MAX)];
+        let uuids = [
+            volume_uuid(1, [7; 16]),
+            volume_uuid(2, [7; 16]),
+            volume_uuid(1, [8; 16]),
+            custom_uuid(u128::MAX),
+        ];
         for (index, uuid) in uuids.iter().enumerate() {
             assert_eq!((uuid[6] >> 4, uuid[8] >> 6), (8, 0b10));
             assert!(uuids[..index].iter().all(|other| other != uuid));

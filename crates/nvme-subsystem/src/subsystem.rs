@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use sidecore_nvme::{
-    AllocatedNamespace, CreateNamespace, FlexibleResources, ManageError, Manager, Reply, Resource, SecondaryController,
+    AllocatedNamespace, CreateNamespace, FlexibleResources, ManageError, Manager, Reply, Resource,
+    SecondaryController,
 };
 
 use crate::table::{self, Table};
@@ -32,7 +33,8 @@ impl Subsystems {
         let mut managed = lock(&self.0);
         let known = managed.get(controller).cloned();
         let is_new = known.is_none();
-        let subsystem = known.map_or_else(|| Subsystem::start(controller, Box::new(service)), Ok)?;
+        let subsystem =
+            known.map_or_else(|| Subsystem::start(controller, Box::new(service)), Ok)?;
         // The hosts of two physical functions know the same numbers. If the first of the two was
         // started without any, no host was connected to it, and its new numbers are unknown.
         let is_resumed = numbers.is_some();
@@ -84,17 +86,22 @@ struct Thread {
 
 impl Subsystem {
     fn start(controller: &str, service: Box<dyn VolumeService>) -> io::Result<Arc<Self>> {
-        let subsystem =
-            Arc::new(Self { service, table: Mutex::default(), refreshing: Mutex::default(), thread: Mutex::default() });
+        let subsystem = Arc::new(Self {
+            service,
+            table: Mutex::default(),
+            refreshing: Mutex::default(),
+            thread: Mutex::default(),
+        });
         let (tasks, requested) = sync_channel::<Task>(TASKS_MAX);
         let this = Arc::downgrade(&subsystem);
-        let handle = std::thread::Builder::new().name(format!("pf-{controller}")).spawn(move || {
-            for task in requested {
-                // A task that is dropped answers its reply.
-                let Some(subsystem) = this.upgrade() else { return };
-                task(&subsystem);
-            }
-        })?;
+        let handle =
+            std::thread::Builder::new().name(format!("pf-{controller}")).spawn(move || {
+                for task in requested {
+                    // A task that is dropped answers its reply.
+                    let Some(subsystem) = this.upgrade() else { return };
+                    task(&subsystem);
+                }
+            })?;
         *lock(&subsystem.thread) = Some(Thread { tasks, handle });
         Ok(subsystem)
     }
@@ -102,8 +109,12 @@ impl Subsystem {
     /// The state that the host of the physical function relies on.
     #[must_use]
     pub fn state(&self) -> SubsystemState {
-        let functions = self.service.functions().into_iter().map(|function| (function.device, function.state));
-        SubsystemState { numbers: Some(lock(&self.table).numbers()), functions: functions.collect() }
+        let functions =
+            self.service.functions().into_iter().map(|function| (function.device, function.state));
+        SubsystemState {
+            numbers: Some(lock(&self.table).numbers()),
+            functions: functions.collect(),
+        }
     }
 
     fn end(&self) {
@@ -115,7 +126,11 @@ impl Subsystem {
     }
 
     /// Has the thread carry out a change and answer.
-    fn request(&self, reply: Reply, change: impl FnOnce(&Self) -> Result<u32, ManageError> + Send + 'static) {
+    fn request(
+        &self,
+        reply: Reply,
+        change: impl FnOnce(&Self) -> Result<u32, ManageError> + Send + 'static,
+    ) {
         let task: Task = Box::new(move |subsystem| {
             let result = change(subsystem);
             subsystem.refresh();
@@ -226,11 +241,15 @@ impl Manager for Subsystem {
     }
 
     fn attach(&self, namespace: u32, controllers: Vec<u16>, reply: Reply) {
-        self.request(reply, move |subsystem| subsystem.attach_volume(namespace, &controllers).map(|()| 0));
+        self.request(reply, move |subsystem| {
+            subsystem.attach_volume(namespace, &controllers).map(|()| 0)
+        });
     }
 
     fn detach(&self, namespace: u32, controllers: Vec<u16>, reply: Reply) {
-        self.request(reply, move |subsystem| subsystem.detach_volume(namespace, &controllers).map(|()| 0));
+        self.request(reply, move |subsystem| {
+            subsystem.detach_volume(namespace, &controllers).map(|()| 0)
+        });
     }
 
     fn set_online(&self, controller: u16, online: bool, reply: Reply) {

@@ -90,7 +90,8 @@ impl Table {
     fn number<'a>(&mut self, volumes: impl Iterator<Item = (u64, &'a str)> + Clone) {
         let before = std::mem::take(&mut self.numbers);
         let mut taken = BTreeSet::new();
-        let mut take = |number: u32| (NUMBER_MIN..=NUMBER_MAX).contains(&number) && taken.insert(number);
+        let mut take =
+            |number: u32| (NUMBER_MIN..=NUMBER_MAX).contains(&number) && taken.insert(number);
         for (id, _) in volumes.clone() {
             if let Some(number) = before.get(&id).filter(|number| take(**number)) {
                 self.numbers.insert(id, *number);
@@ -98,7 +99,8 @@ impl Table {
         }
         for (id, name) in volumes.clone().filter(|(id, _)| !before.contains_key(id)) {
             let number = name.strip_prefix("ns-").and_then(|number| number.parse().ok());
-            if let Some(number) = number.filter(|number| name_of(*number) == name && take(*number)) {
+            if let Some(number) = number.filter(|number| name_of(*number) == name && take(*number))
+            {
                 self.numbers.insert(id, number);
             }
         }
@@ -127,8 +129,13 @@ impl Table {
             if let Some(volume) = state.volume {
                 attached.entry(volume).or_default().push(id);
             }
-            let controller =
-                SecondaryController { id, online: state.is_online, virtual_function: id, queues: 0, interrupts: 0 };
+            let controller = SecondaryController {
+                id,
+                online: state.is_online,
+                virtual_function: id,
+                queues: 0,
+                interrupts: 0,
+            };
             self.secondary.push(Secondary { device, controller });
         }
         self.secondary.sort_by_key(|secondary| secondary.controller.id);
@@ -158,7 +165,10 @@ impl Table {
     pub(crate) fn free_name(&self) -> Option<String> {
         let taken: BTreeSet<u32> = self.numbers.values().copied().collect();
         let is_free = |name: &String| self.volumes.iter().all(|volume| volume.name != *name);
-        (NUMBER_MIN..=NUMBER_MAX).filter(|number| !taken.contains(number)).map(name_of).find(is_free)
+        (NUMBER_MIN..=NUMBER_MAX)
+            .filter(|number| !taken.contains(number))
+            .map(name_of)
+            .find(is_free)
     }
 
     /// The number of a volume, by the store's.
@@ -175,7 +185,8 @@ impl Table {
 
     /// The device of a secondary controller.
     pub(crate) fn device(&self, controller: u16) -> Result<String, ManageError> {
-        let secondary = self.secondary.iter().find(|secondary| secondary.controller.id == controller);
+        let secondary =
+            self.secondary.iter().find(|secondary| secondary.controller.id == controller);
         secondary.map(|secondary| secondary.device.clone()).ok_or(ManageError::NoSuchController)
     }
 }
@@ -192,10 +203,19 @@ mod tests {
     #[test]
     fn volumes_keep_their_numbers_and_free_ones_are_used_again() {
         let mut table = Table::default();
-        assert_eq!(numbers(&mut table, &[(10, "a"), (11, "ns-2"), (12, "b"), (13, "ns-02")]), [3, 2, 4, 5]);
-        assert_eq!(numbers(&mut table, &[(11, "ns-2"), (13, "c"), (14, "ns-7"), (15, "d")]), [2, 5, 7, 3]);
+        assert_eq!(
+            numbers(&mut table, &[(10, "a"), (11, "ns-2"), (12, "b"), (13, "ns-02")]),
+            [3, 2, 4, 5]
+        );
+        assert_eq!(
+            numbers(&mut table, &[(11, "ns-2"), (13, "c"), (14, "ns-7"), (15, "d")]),
+            [2, 5, 7, 3]
+        );
         // A name does not matter once its volume has a number, or another volume has that number.
-        assert_eq!(numbers(&mut table, &[(11, "x"), (13, "ns-9"), (16, "ns-2"), (17, "ns-1")]), [2, 5, 3, 4]);
+        assert_eq!(
+            numbers(&mut table, &[(11, "x"), (13, "ns-9"), (16, "ns-2"), (17, "ns-1")]),
+            [2, 5, 3, 4]
+        );
         assert_eq!(numbers(&mut table, &[(18, "ns-65538"), (19, "ns-65537")]), [2, 65_537]);
     }
 
@@ -212,7 +232,10 @@ mod tests {
         for wrong in [[0, 1], [1, 1], [1, 3]] {
             let controllers = ["x", "y"].map(str::to_owned).into_iter().zip(wrong).collect();
             let mut table = Table::default();
-            table.resume(Numbers { namespaces: HashMap::from([(10, 7), (11, 7), (12, 0)]), controllers });
+            table.resume(Numbers {
+                namespaces: HashMap::from([(10, 7), (11, 7), (12, 0)]),
+                controllers,
+            });
             assert!(table.controllers.is_empty());
             let given = numbers(&mut table, &[(10, "a"), (11, "b"), (12, "c")]);
             assert_eq!(given.iter().copied().collect::<BTreeSet<_>>().len(), 3, "{given:?}");

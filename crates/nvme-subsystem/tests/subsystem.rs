@@ -5,7 +5,9 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex};
 
 use sidecore_nvme::{CreateNamespace, ManageError, Manager, Reply};
-use sidecore_nvme_subsystem::{Function, FunctionState, Store, Subsystem, Subsystems, Volume, VolumeService, restore};
+use sidecore_nvme_subsystem::{
+    Function, FunctionState, Store, Subsystem, Subsystems, Volume, VolumeService, restore,
+};
 
 /// A store with its volumes, and functions in front of them.
 #[derive(Clone, Default)]
@@ -104,7 +106,11 @@ fn start(memory: &Memory) -> (Subsystems, Arc<Subsystem>) {
 }
 
 fn attached(subsystem: &Subsystem) -> Vec<(u32, Vec<u16>)> {
-    subsystem.allocated().into_iter().map(|namespace| (namespace.id, namespace.controllers)).collect()
+    subsystem
+        .allocated()
+        .into_iter()
+        .map(|namespace| (namespace.id, namespace.controllers))
+        .collect()
 }
 
 #[test]
@@ -116,7 +122,10 @@ fn namespaces_are_made_attached_to_one_function_each_and_deleted() {
     let made = CreateNamespace { capacity_bytes: 1 << 20, block_bytes: 4096 };
     assert_eq!(answer(|reply| subsystem.create(made, reply)), Ok(3));
     let other_blocks = CreateNamespace { block_bytes: 512, ..made };
-    assert_eq!(answer(|reply| subsystem.create(other_blocks, reply)), Err(ManageError::InvalidFormat));
+    assert_eq!(
+        answer(|reply| subsystem.create(other_blocks, reply)),
+        Err(ManageError::InvalidFormat)
+    );
     let attach = |namespace, controllers: &[u16]| {
         let controllers = controllers.to_vec();
         answer(|reply| subsystem.attach(namespace, controllers, reply))

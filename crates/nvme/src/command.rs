@@ -1,8 +1,8 @@
 //! A submission queue entry (NVMe base 2.0, 3.3.3.1), typed.
 
 use sidecore_spec_nvme::command::{
-    COMMAND_BYTES, DATA_POINTER_OFFSET, FUSE_FIRST, FUSE_SECOND, FUSE_SHIFT, METADATA_POINTER_OFFSET, PRP_BYTES,
-    PSDT_SGL, PSDT_SGL_WITH_METADATA_SEGMENT, PSDT_SHIFT,
+    COMMAND_BYTES, DATA_POINTER_OFFSET, FUSE_FIRST, FUSE_SECOND, FUSE_SHIFT,
+    METADATA_POINTER_OFFSET, PRP_BYTES, PSDT_SGL, PSDT_SGL_WITH_METADATA_SEGMENT, PSDT_SHIFT,
 };
 
 /// The 64 bytes of a command: copied from guest memory once, and never read there again.
@@ -185,7 +185,10 @@ impl Command {
     /// A command of zeros but for its opcode, identifier and namespace, to be filled in.
     #[must_use]
     pub fn build(opcode: u8, id: u16, nsid: u32) -> Self {
-        Self([0; COMMAND_BYTES]).with(0, &[opcode]).with(2, &id.to_le_bytes()).with(4, &nsid.to_le_bytes())
+        Self([0; COMMAND_BYTES])
+            .with(0, &[opcode])
+            .with(2, &id.to_le_bytes())
+            .with(4, &nsid.to_le_bytes())
     }
 
     /// The same with PRP entries 1 and 2.
@@ -234,7 +237,8 @@ mod tests {
 
     #[test]
     fn flags_are_read_out_of_dword_0() {
-        let with_flags = |flags: u32| Command::build(2, 7, 1).with_dword(0, 2 | flags << 8 | 7 << 16);
+        let with_flags =
+            |flags: u32| Command::build(2, 7, 1).with_dword(0, 2 | flags << 8 | 7 << 16);
         assert_eq!(with_flags(0).fuse(), Fuse::Normal);
         assert_eq!(with_flags(1).fuse(), Fuse::First);
         assert_eq!(with_flags(2).fuse(), Fuse::Second);

@@ -135,8 +135,11 @@ pub(crate) struct Controller {
 
 impl Controller {
     pub(crate) fn new(parts: Parts) -> Self {
-        let doorbell_stride =
-            if parts.doorbells_are_mapped { parts.doorbells.stride().dstrd() } else { TRAPPED_STRIDE };
+        let doorbell_stride = if parts.doorbells_are_mapped {
+            parts.doorbells.stride().dstrd()
+        } else {
+            TRAPPED_STRIDE
+        };
         Self {
             identity: parts.identity,
             limits: parts.limits,
@@ -259,7 +262,8 @@ impl Controller {
 
     /// Sets the served namespace, and reports the change to the host.
     pub(crate) fn set_namespace(&mut self, namespace: Option<Arc<Namespace>>, done: Done) {
-        let ids = [&self.namespace, &namespace].map(|namespace| namespace.as_ref().map(|namespace| namespace.id));
+        let ids = [&self.namespace, &namespace]
+            .map(|namespace| namespace.as_ref().map(|namespace| namespace.id));
         self.namespace.clone_from(&namespace);
         self.host.set_namespace(namespace, done);
         if self.admin.is_some() {
@@ -343,7 +347,9 @@ impl Controller {
                 }
                 // These requests return a result.
                 Some(
-                    Waiting::Abort { command_id } | Waiting::Created { command_id } | Waiting::Managed { command_id },
+                    Waiting::Abort { command_id }
+                    | Waiting::Created { command_id }
+                    | Waiting::Managed { command_id },
                 ) => self.complete(command_id, Err(Status::INTERNAL_ERROR)),
                 None => {}
             },
@@ -357,7 +363,10 @@ impl Controller {
                 _ => {}
             },
             Message::Queue(QueueEvent::InvalidDoorbellValue { queue }) => {
-                tracing::debug!(queue, "the driver wrote a doorbell value that the queue cannot have");
+                tracing::debug!(
+                    queue,
+                    "the driver wrote a doorbell value that the queue cannot have"
+                );
                 self.invalid_doorbell(Event::InvalidDoorbellValue);
             }
             Message::Queue(QueueEvent::Fatal { queue }) => {
@@ -398,7 +407,10 @@ impl Controller {
         if self.doorbells_are_mapped {
             self.look_at_admin_doorbells(now);
         }
-        if self.features.keep_alive_at().is_some_and(|at| at <= now) && self.admin.is_some() && !is_leaving {
+        if self.features.keep_alive_at().is_some_and(|at| at <= now)
+            && self.admin.is_some()
+            && !is_leaving
+        {
             tracing::debug!("the keep alive timer has expired");
             self.errors.controller(Status::KEEP_ALIVE_EXPIRED);
             self.fail();

@@ -102,14 +102,21 @@ pub(crate) struct NamespaceState {
 impl NamespaceState {
     pub(crate) fn of(namespace: &Namespace) -> Self {
         let Namespace { id, block_bytes, nguid, uuid, .. } = *namespace;
-        Self { id, nguid, uuid: Some(uuid), block_bytes, capacity_bytes: namespace.store.geometry().capacity_bytes }
+        Self {
+            id,
+            nguid,
+            uuid: Some(uuid),
+            block_bytes,
+            capacity_bytes: namespace.store.geometry().capacity_bytes,
+        }
     }
 
     /// Whether a host may use `other` in place of this namespace: the same blocks, whatever their
     /// number is now.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         let uuid = self.uuid.and(other.uuid);
-        Self { capacity_bytes: other.capacity_bytes, uuid, ..self.clone() } == Self { uuid, ..other.clone() }
+        Self { capacity_bytes: other.capacity_bytes, uuid, ..self.clone() }
+            == Self { uuid, ..other.clone() }
     }
 }
 
@@ -249,7 +256,8 @@ mod convert {
 
     impl From<EntryState> for Completion {
         fn from(state: EntryState) -> Self {
-            let EntryState { result, submission_queue: (sq_id, sq_head), command_id, status } = state;
+            let EntryState { result, submission_queue: (sq_id, sq_head), command_id, status } =
+                state;
             Self { result, reserved_or_result_high: 0, sq_head, sq_id, command_id, status }
         }
     }

@@ -45,18 +45,20 @@ pub use admin::errors::ErrorLog;
 pub use command::{Command, Fuse, PointerKind};
 pub use done::Done;
 pub use handover::{
-    CompletionQueueState, EntryState, FunctionState, HandOver, HandedOver, PositionState, QueuesState,
-    SubmissionQueueState, TakeOverError,
+    CompletionQueueState, EntryState, FunctionState, HandOver, HandedOver, PositionState,
+    QueuesState, SubmissionQueueState, TakeOverError,
 };
 pub use host::{CompletionQueueSetup, QueueHost, StartError, SubmissionQueueSetup};
 pub use identity::Identity;
 pub use inbox::QueueEvent;
 pub use manager::{
-    AllocatedNamespace, CreateNamespace, FlexibleResources, ManageError, Manager, Reply, Resource, SecondaryController,
+    AllocatedNamespace, CreateNamespace, FlexibleResources, ManageError, Manager, Reply, Resource,
+    SecondaryController,
 };
 pub use namespace::Namespace;
 pub use pci::{
-    AccessError, BarInfo, FunctionSetup, Interrupts, MAX_QUEUE_PAIRS, MappableArea, NvmeFunction, PciFunction, Region,
+    AccessError, BarInfo, FunctionSetup, Interrupts, MAX_QUEUE_PAIRS, MappableArea, NvmeFunction,
+    PciFunction, Region,
 };
 pub use pointer::{MAX_TRANSFER_BYTES, MAX_TRANSFER_PAGES_LOG2};
 pub use statistics::{Activity, Statistics};

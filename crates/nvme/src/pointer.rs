@@ -103,7 +103,15 @@ pub fn gather_with_holes(
     match command.pointer_kind() {
         PointerKind::Sgl | PointerKind::SglWithMetadataSegment => {
             segments.bind(memory);
-            sgl::gather(command.sgl(), len_bytes, Direction::ToGuest, memory, hint, segments, Some(holes))?;
+            sgl::gather(
+                command.sgl(),
+                len_bytes,
+                Direction::ToGuest,
+                memory,
+                hint,
+                segments,
+                Some(holes),
+            )?;
         }
         PointerKind::Prp | PointerKind::Reserved => {
             gather(command, len_bytes, Direction::ToGuest, memory, hint, segments)?;
@@ -114,7 +122,12 @@ pub fn gather_with_holes(
 
 /// Appends to the list. Memory that is not there cannot be transferred to or from (figure 96, 04h).
 #[inline]
-fn push(segments: &mut Segments, address: u64, len_bytes: u64, hint: &mut RegionHint) -> Result<(), Status> {
+fn push(
+    segments: &mut Segments,
+    address: u64,
+    len_bytes: u64,
+    hint: &mut RegionHint,
+) -> Result<(), Status> {
     segments.push(GuestAddress(address), len_bytes, hint).map_err(|error| match error {
         MemoryError::TooManySegments { .. } => Status::INVALID_SGL_COUNT,
         _ => Status::DATA_TRANSFER_ERROR,

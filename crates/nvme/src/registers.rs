@@ -265,13 +265,15 @@ mod tests {
     #[test]
     fn what_is_read_only_stays_and_what_is_reserved_reads_zero() {
         let mut registers = Registers::new(0);
-        let before: Vec<u32> = (0..0x1000).step_by(4).map(|offset| read32(&registers, offset)).collect();
+        let before: Vec<u32> =
+            (0..0x1000).step_by(4).map(|offset| read32(&registers, offset)).collect();
         for offset in (0..0x1000).step_by(4) {
             if ![0x0C, 0x10, 0x14, 0x24, 0x28, 0x2C, 0x30, 0x34].contains(&offset) {
                 assert!(!registers.write(offset, u32::MAX));
             }
         }
-        let after: Vec<u32> = (0..0x1000).step_by(4).map(|offset| read32(&registers, offset)).collect();
+        let after: Vec<u32> =
+            (0..0x1000).step_by(4).map(|offset| read32(&registers, offset)).collect();
         assert_eq!(before, after);
         assert!(registers.write(0x14, u32::MAX));
         assert_eq!(read32(&registers, 0x14), 0x00FF_FFF1);
@@ -305,9 +307,11 @@ mod tests {
     #[test]
     fn status_bits_are_where_the_standard_has_them() {
         let mut registers = Registers::new(0);
-        registers.status = ControllerStatus { ready: true, fatal: false, shutdown: Shutdown::Complete };
+        registers.status =
+            ControllerStatus { ready: true, fatal: false, shutdown: Shutdown::Complete };
         assert_eq!(read32(&registers, 0x1C), 0b1001);
-        registers.status = ControllerStatus { ready: false, fatal: true, shutdown: Shutdown::Occurring };
+        registers.status =
+            ControllerStatus { ready: false, fatal: true, shutdown: Shutdown::Occurring };
         assert_eq!(read32(&registers, 0x1C), 0b0110);
     }
 

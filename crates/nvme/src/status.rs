@@ -58,7 +58,8 @@ impl Status {
     /// 16h.
     pub const INVALID_SGL_OFFSET: Self = Self::fail(status::INVALID_SGL_OFFSET);
     /// 18h.
-    pub const INVALID_HOST_IDENTIFIER_FORMAT: Self = Self::fail(status::INVALID_HOST_IDENTIFIER_FORMAT);
+    pub const INVALID_HOST_IDENTIFIER_FORMAT: Self =
+        Self::fail(status::INVALID_HOST_IDENTIFIER_FORMAT);
     /// 19h.
     pub const KEEP_ALIVE_EXPIRED: Self = Self::fail(status::KEEP_ALIVE_EXPIRED);
     /// 1Ah.
@@ -97,11 +98,13 @@ impl Status {
     /// 0Eh.
     pub const FEATURE_NOT_CHANGEABLE: Self = Self::fail(status::FEATURE_NOT_CHANGEABLE);
     /// 0Fh.
-    pub const FEATURE_NOT_NAMESPACE_SPECIFIC: Self = Self::fail(status::FEATURE_NOT_NAMESPACE_SPECIFIC);
+    pub const FEATURE_NOT_NAMESPACE_SPECIFIC: Self =
+        Self::fail(status::FEATURE_NOT_NAMESPACE_SPECIFIC);
     /// 14h.
     pub const OVERLAPPING_RANGE: Self = Self::fail(status::OVERLAPPING_RANGE);
     /// 15h.
-    pub const NAMESPACE_INSUFFICIENT_CAPACITY: Self = Self::fail(status::NAMESPACE_INSUFFICIENT_CAPACITY);
+    pub const NAMESPACE_INSUFFICIENT_CAPACITY: Self =
+        Self::fail(status::NAMESPACE_INSUFFICIENT_CAPACITY);
     /// 16h: no number is left for another namespace.
     pub const NAMESPACE_ID_UNAVAILABLE: Self = Self::fail(status::NAMESPACE_ID_UNAVAILABLE);
     /// 18h.
@@ -111,7 +114,8 @@ impl Status {
     /// 1Ah.
     pub const NAMESPACE_NOT_ATTACHED: Self = Self::fail(status::NAMESPACE_NOT_ATTACHED);
     /// 1Bh.
-    pub const THIN_PROVISIONING_NOT_SUPPORTED: Self = Self::fail(status::THIN_PROVISIONING_NOT_SUPPORTED);
+    pub const THIN_PROVISIONING_NOT_SUPPORTED: Self =
+        Self::fail(status::THIN_PROVISIONING_NOT_SUPPORTED);
     /// 1Ch.
     pub const CONTROLLER_LIST_INVALID: Self = Self::fail(status::CONTROLLER_LIST_INVALID);
     /// 1Fh.
@@ -129,7 +133,8 @@ impl Status {
     /// 80h (NVM command set): attributes that exclude each other.
     pub const CONFLICTING_ATTRIBUTES: Self = Self::fail(status::CONFLICTING_ATTRIBUTES);
     /// 81h (NVM command set).
-    pub const INVALID_PROTECTION_INFORMATION: Self = Self::fail(status::INVALID_PROTECTION_INFORMATION);
+    pub const INVALID_PROTECTION_INFORMATION: Self =
+        Self::fail(status::INVALID_PROTECTION_INFORMATION);
     /// 82h (NVM command set): a write to a range that is read-only.
     pub const WRITE_TO_READ_ONLY_RANGE: Self = Self::fail(status::WRITE_TO_READ_ONLY_RANGE);
     /// 83h (NVM command set).

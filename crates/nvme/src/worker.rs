@@ -36,7 +36,9 @@ impl ControllerWorker {
     /// The kernel refuses a thread.
     pub fn start() -> io::Result<Self> {
         let (calls, called) = channel();
-        let thread = std::thread::Builder::new().name("nvme".to_owned()).spawn(move || run_controllers(&called))?;
+        let thread = std::thread::Builder::new()
+            .name("nvme".to_owned())
+            .spawn(move || run_controllers(&called))?;
         Ok(Self(Arc::new(Inner { calls, thread: Some(thread) })))
     }
 
@@ -54,7 +56,9 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let _ = self.calls.send(Call::Stop);
         // The thread itself may drop a function that holds the last clone.
-        if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id()) {
+        if let Some(thread) =
+            self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id())
+        {
             let _ = thread.join();
         }
     }
@@ -80,7 +84,8 @@ fn run_controllers(called: &Receiver<Call>) {
             Ok(Call::Run(function)) => run(&mut timers, function),
             Err(RecvTimeoutError::Timeout) => {
                 let now = Instant::now();
-                let is_due = |timer: &mut Timer| timer.at.saturating_duration_since(now) <= TOGETHER;
+                let is_due =
+                    |timer: &mut Timer| timer.at.saturating_duration_since(now) <= TOGETHER;
                 due.extend(timers.extract_if(.., is_due).map(|timer| timer.function));
                 due.drain(..).for_each(|function| run(&mut timers, function));
             }

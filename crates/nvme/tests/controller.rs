@@ -6,8 +6,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use controller_rig::{
-    BASE, CC, COMPLETION, CSTS, ENABLE, MEMORY_BYTES, Options, Rig, SUBMISSION, delete_submission_queue, get_features,
-    identify, set_features,
+    BASE, CC, COMPLETION, CSTS, ENABLE, MEMORY_BYTES, Options, Rig, SUBMISSION,
+    delete_submission_queue, get_features, identify, set_features,
 };
 use sidecore_memory::GuestMemory;
 use sidecore_nvme::{Command, Done, Interrupts, PciFunction, QueueEvent, Region, Status};
@@ -20,11 +20,19 @@ fn it_comes_up_as_linux_wants_it() {
     let controller = rig.identify(1, 0);
     assert_eq!(&controller[4..24], b"SERIAL              ");
     assert_eq!(controller[77], 8, "MDTS");
-    assert_eq!(u32::from_le_bytes(controller[80..84].try_into().unwrap()), rig.read32(8), "VER is VS");
+    assert_eq!(
+        u32::from_le_bytes(controller[80..84].try_into().unwrap()),
+        rig.read32(8),
+        "VER is VS"
+    );
     assert_eq!((controller[111], controller[512], controller[513]), (1, 0x66, 0x44));
     assert_eq!(u32::from_le_bytes(controller[516..520].try_into().unwrap()), 1, "NN");
     assert_eq!(&controller[768..780], b"nqn.2014-08.");
-    assert_eq!(u16::from_le_bytes([controller[256], controller[257]]), 0, "a mapped virtual function manages nothing");
+    assert_eq!(
+        u16::from_le_bytes([controller[256], controller[257]]),
+        0,
+        "a mapped virtual function manages nothing"
+    );
 
     // Every log page that the driver may read along the way.
     let effects = rig.log_page(5, 4096);
@@ -36,7 +44,11 @@ fn it_comes_up_as_linux_wants_it() {
         rig.create_pair(id);
     }
     assert_eq!(rig.host.books().completion.len(), 64);
-    assert_eq!(rig.host.books().completion[&64], Some(0), "vector 0 is shared with the admin queue");
+    assert_eq!(
+        rig.host.books().completion[&64],
+        Some(0),
+        "vector 0 is shared with the admin queue"
+    );
     assert_eq!(&rig.identify(2, 0)[..8], &[1, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(&rig.identify(3, 1)[..4], &[2, 16, 0, 0]);
     let blocks = rig.identify(0, 1);
@@ -55,12 +67,16 @@ fn configuration_space_and_bars_are_those_of_an_nvme_function() {
     assert_eq!(class[1..], [2, 8, 1]);
     let registers = rig.function.bar(0).unwrap();
     let mappable = registers.mappable.unwrap();
-    assert_eq!((registers.len_bytes, mappable.offset_bytes, mappable.len_bytes), (1 << 20, 0x1000, 3 * 4096));
+    assert_eq!(
+        (registers.len_bytes, mappable.offset_bytes, mappable.len_bytes),
+        (1 << 20, 0x1000, 3 * 4096)
+    );
     assert_eq!(rig.function.bar(4).unwrap().len_bytes, 8192);
     assert!([1, 2, 3, 5, 6, 255].iter().all(|index| rig.function.bar(*index).is_none()));
     let trapped = Rig::with(Options { mapped: false, ..Options::default() });
     assert!(trapped.function.bar(0).unwrap().mappable.is_none());
-    for (region, offset) in [(Region::Bar(0), 1 << 20), (Region::Bar(1), 0), (Region::Config, 4096)] {
+    for (region, offset) in [(Region::Bar(0), 1 << 20), (Region::Bar(1), 0), (Region::Config, 4096)]
+    {
         assert!(rig.function.read(region, offset, &mut [0]).is_err());
         assert!(rig.function.write(region, offset, &[0]).is_err());
     }
@@ -155,7 +171,11 @@ fn a_shutdown_occurs_and_then_is_complete() {
         rig.create_pair(1);
         rig.host.books().holds = true;
         rig.write32(CC, ENABLE | kind);
-        assert_eq!((rig.status(), rig.host.books().flushes), (OCCURRING, 0), "commands are under way");
+        assert_eq!(
+            (rig.status(), rig.host.books().flushes),
+            (OCCURRING, 0),
+            "commands are under way"
+        );
         release(&rig);
         assert_eq!(rig.host.books().flushes, flushes);
         for _ in 0..flushes {
@@ -289,7 +309,9 @@ fn a_function_level_reset_is_a_bit_in_the_configuration_space() {
 #[test]
 fn registers_obey_dwords_and_nothing_else() {
     let rig = Rig::new();
-    for (offset, data) in [(0x14, &[0xFF][..]), (0x14, &[0xFF; 2]), (0x12, &[0xFF; 4]), (0x24, &[0xFF; 8])] {
+    for (offset, data) in
+        [(0x14, &[0xFF][..]), (0x14, &[0xFF; 2]), (0x12, &[0xFF; 4]), (0x24, &[0xFF; 8])]
+    {
         rig.function.write(Region::Bar(0), offset, data).unwrap();
     }
     rig.function.write(Region::Bar(0), 0x10, &[0xFF; 16]).unwrap();
@@ -368,7 +390,9 @@ fn a_function_with_msi_needs_no_memory_for_it_and_is_masked_by_registers() {
     let mut rig = Rig::with(Options { interrupts: Interrupts::Msi, ..Options::default() });
     rig.enable();
     assert_eq!((rig.function.interrupts(), rig.function.vectors()), (Interrupts::Msi, 32));
-    assert!(rig.function.bar(4).is_none() && rig.function.read(Region::Bar(4), 0, &mut [0; 4]).is_err());
+    assert!(
+        rig.function.bar(4).is_none() && rig.function.read(Region::Bar(4), 0, &mut [0; 4]).is_err()
+    );
     assert!(rig.function.set_vector(32, None).is_err() && rig.function.signal(32).is_err());
     let event = EventFd::new().unwrap();
     rig.function.set_vector(0, Some(event.as_fd().try_clone_to_owned().unwrap())).unwrap();

@@ -3,8 +3,9 @@
 mod controller_rig;
 
 use controller_rig::{
-    BASE, CC, DATA, ENABLE, MEMORY_BYTES, Options, QUEUES, Rig, create_completion_queue, create_submission_queue,
-    delete_completion_queue, delete_submission_queue, get_features, get_log_page, identify, set_features,
+    BASE, CC, DATA, ENABLE, MEMORY_BYTES, Options, QUEUES, Rig, create_completion_queue,
+    create_submission_queue, delete_completion_queue, delete_submission_queue, get_features,
+    get_log_page, identify, set_features,
 };
 use sidecore_memory::GuestAddress;
 use sidecore_nvme::{Command, Status};
@@ -47,7 +48,11 @@ fn queues_are_created_only_as_they_can_be() {
     }
     rig.ok(delete_completion_queue(1));
     rig.ok(create_completion_queue(1).with_dword(11, 0xFFFF_0001));
-    assert_eq!(rig.host.books().completion[&1], None, "a polled queue has no vector, whatever the field says");
+    assert_eq!(
+        rig.host.books().completion[&1],
+        None,
+        "a polled queue has no vector, whatever the field says"
+    );
 }
 
 #[test]
@@ -120,7 +125,10 @@ fn identify_refuses_what_it_does_not_have() {
     // Data pointers that are wrong.
     rig.refused(identify(1, 0).with_prps(DATA + 1, 0), Status::INVALID_PRP_OFFSET);
     rig.refused(identify(1, 0).with_prps(BASE + MEMORY_BYTES, 0), Status::DATA_TRANSFER_ERROR);
-    rig.refused(identify(1, 0).with_prps(DATA + 2048, u64::MAX - 4095), Status::DATA_TRANSFER_ERROR);
+    rig.refused(
+        identify(1, 0).with_prps(DATA + 2048, u64::MAX - 4095),
+        Status::DATA_TRANSFER_ERROR,
+    );
     for flags in [1, 2, 0x40, 0x80, 0xC0] {
         rig.refused(identify(1, 0).with_dword(0, 0x06 | flags << 8), Status::INVALID_FIELD);
     }
@@ -139,8 +147,10 @@ fn commands_that_are_not_supported_are_invalid() {
     // Firmware, self-test, namespaces and virtualization of a virtual function, doorbell buffers
     // that are not needed, Format NVM, Security, Sanitize, directives, and numbers that mean
     // nothing.
-    for opcode in [0x10, 0x11, 0x14, 0x0D, 0x15, 0x1C, 0x7C, 0x80, 0x81, 0x82, 0x84, 0x19, 0x1A, 0x03, 0x7F, 0xC0, 0xFF]
-    {
+    for opcode in [
+        0x10, 0x11, 0x14, 0x0D, 0x15, 0x1C, 0x7C, 0x80, 0x81, 0x82, 0x84, 0x19, 0x1A, 0x03, 0x7F,
+        0xC0, 0xFF,
+    ] {
         rig.refused(Command::build(opcode, 0, 0), Status::INVALID_OPCODE);
     }
 }
@@ -165,7 +175,11 @@ fn features_are_what_was_set_until_a_reset() {
             assert_eq!(rig.ok(get_features(feature | select << 8, 0)), default, "{feature:#x}");
         }
         let namespace_specific = if feature == 5 { 2 } else { 0 };
-        assert_eq!(rig.ok(get_features(feature | 3 << 8, 0)), 4 | namespace_specific, "{feature:#x}");
+        assert_eq!(
+            rig.ok(get_features(feature | 3 << 8, 0)),
+            4 | namespace_specific,
+            "{feature:#x}"
+        );
         rig.refused(get_features(feature | 4 << 8, 0), Status::INVALID_FIELD);
         rig.refused(set_features(feature | 1 << 31, value), Status::FEATURE_NOT_SAVEABLE);
     }
@@ -251,7 +265,10 @@ fn errors_are_logged_and_counted() {
     let log = rig.log_page(1, 128);
     assert_eq!((log[0], log[8], log[24], log[31]), (1, 0, 3, 0xFF));
     assert_eq!(u16::from_le_bytes([log[10], log[11]]), answer.id);
-    assert_eq!(Status::from_field(u16::from_le_bytes([log[12], log[13]])), Status::INVALID_OPCODE.more());
+    assert_eq!(
+        Status::from_field(u16::from_le_bytes([log[12], log[13]])),
+        Status::INVALID_OPCODE.more()
+    );
     assert_eq!((log[63], &log[64..]), (1, &[0; 64][..]));
     assert_eq!(rig.log_page(2, 512)[176], 1);
     rig.write32(CC, 0);

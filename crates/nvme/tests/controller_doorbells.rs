@@ -87,7 +87,8 @@ fn what_was_stored_before_a_controller_is_enabled_means_nothing() {
 #[test]
 fn the_worker_thread_polls_mapped_doorbells() {
     let worker = ControllerWorker::start().unwrap();
-    let mut rigs = [0, 1, 2].map(|_| Rig::ready_with(Options { worker: Some(worker.clone()), ..Options::default() }));
+    let mut rigs = [0, 1, 2]
+        .map(|_| Rig::ready_with(Options { worker: Some(worker.clone()), ..Options::default() }));
     for round in 1..=20 {
         for rig in &mut rigs {
             rig.queue(identify(1, 0));
@@ -114,7 +115,10 @@ fn each_client_gets_memory_of_its_own() {
         let file = inode(&rig.function.area_file(0).unwrap());
         assert!(before.iter().all(|(earlier, _)| *earlier != file));
         for queue in 0..=64 {
-            assert_eq!((doorbells.submission_tail(queue), doorbells.completion_head(queue)), (0, 0));
+            assert_eq!(
+                (doorbells.submission_tail(queue), doorbells.completion_head(queue)),
+                (0, 0)
+            );
         }
         rig.enable();
         rig.queue(identify(1, 0));
@@ -183,7 +187,9 @@ fn doorbells_of_an_earlier_version_are_gone_on_with() {
     let client = Doorbells::from_file(file(), 64, DoorbellStride::HalfPage).unwrap();
     let state: FunctionState = serde_json::from_value(state).unwrap();
     let next = Rig::new();
-    next.function.take_over(HandedOver { state, events, doorbells: file() }, rig.memory.clone()).unwrap();
+    next.function
+        .take_over(HandedOver { state, events, doorbells: file() }, rig.memory.clone())
+        .unwrap();
     assert_eq!(next.read32(4) & 0xF, 9, "CAP.DSTRD is as its client knows it");
     assert_eq!(next.function.bar(0).unwrap().mappable.unwrap().len_bytes, 65 * 4096);
     next.function.run();
@@ -235,7 +241,9 @@ fn a_host_that_knows_no_uuid_is_told_of_none() {
 
 #[test]
 fn a_state_with_other_doorbells_than_its_file_is_not_gone_on_with() {
-    for (stride, file_bytes) in [(4_u8, 66 * 4096), (9, 66 * 4096), (9, 4 * 4096), (5, 4 * 4096), (4, 4096)] {
+    for (stride, file_bytes) in
+        [(4_u8, 66 * 4096), (9, 66 * 4096), (9, 4 * 4096), (5, 4 * 4096), (4, 4096)]
+    {
         let rig = Rig::ready();
         let HandedOver { mut state, events, .. } = leave(&rig);
         let mut json = serde_json::to_value(&state).unwrap();
@@ -245,7 +253,10 @@ fn a_state_with_other_doorbells_than_its_file_is_not_gone_on_with() {
         let doorbells = pages.file().as_fd().try_clone_to_owned().unwrap();
         let next = Rig::new();
         let left = HandedOver { state, events, doorbells };
-        assert!(next.function.take_over(left, rig.memory.clone()).is_err(), "{stride} in {file_bytes} bytes");
+        assert!(
+            next.function.take_over(left, rig.memory.clone()).is_err(),
+            "{stride} in {file_bytes} bytes"
+        );
         // After all attempts, the next client has its own doorbells.
         next.function.reset(Done::ignored());
         next.function.connect().unwrap();

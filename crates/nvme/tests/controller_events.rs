@@ -2,7 +2,9 @@
 
 mod controller_rig;
 
-use controller_rig::{Answer, CC, DATA, Rig, event_request, get_log_page, identify, namespace, set_features};
+use controller_rig::{
+    Answer, CC, DATA, Rig, event_request, get_log_page, identify, namespace, set_features,
+};
 use sidecore_nvme::{Command, Done, QueueEvent, Status};
 
 #[test]

@@ -36,7 +36,8 @@ fn put_creation(rig: &Rig, blocks: u64) {
 
 fn put_controllers(rig: &Rig, ids: &[u16]) {
     rig.fill(DATA, 0, 4096);
-    let words: Vec<u8> = [ids.len() as u16].iter().chain(ids).flat_map(|id| id.to_le_bytes()).collect();
+    let words: Vec<u8> =
+        [ids.len() as u16].iter().chain(ids).flat_map(|id| id.to_le_bytes()).collect();
     rig.poke(DATA, &words);
 }
 
@@ -47,7 +48,11 @@ fn namespaces_are_created_attached_detached_and_deleted() {
     assert_eq!(rig.ok(management(0, 0)), 2);
     put_creation(&rig, 4096);
     assert_eq!(rig.ok(management(0, 0)), 3);
-    assert_eq!(&rig.identify(0x10, 0)[..16], &[1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0], "allocated");
+    assert_eq!(
+        &rig.identify(0x10, 0)[..16],
+        &[1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0],
+        "allocated"
+    );
     assert_eq!(&rig.identify(0x02, 0)[..8], &[1, 0, 0, 0, 0, 0, 0, 0], "active");
     assert_eq!(&rig.identify(0x11, 3)[..8], &4096_u64.to_le_bytes());
     assert_eq!(rig.identify(0x00, 3), vec![0; 4096], "not attached to this controller");
@@ -123,7 +128,10 @@ fn secondary_controllers_are_listed_and_managed() {
     let primary = rig.identify(0x14, 0);
     assert_eq!((primary[0], primary[4], primary[32], primary[36]), (1, 1, 128, 16));
     let secondary = rig.identify(0x15 | 3 << 16, 0);
-    assert_eq!((secondary[0], &secondary[32..46]), (1, &[3, 0, 1, 0, 1, 0, 0, 0, 2, 0, 8, 0, 8, 0][..]));
+    assert_eq!(
+        (secondary[0], &secondary[32..46]),
+        (1, &[3, 0, 1, 0, 1, 0, 0, 0, 2, 0, 8, 0, 8, 0][..])
+    );
 
     rig.refused(virtualization(8, 0, 2, 4), Status::INVALID_SECONDARY_STATE);
     rig.ok(virtualization(7, 0, 2, 0));
@@ -149,7 +157,10 @@ fn secondary_controllers_stay_as_they_are_whatever_becomes_of_the_primary_one() 
     let (mut rig, manager) = rig();
     rig.ok(virtualization(7, 0, 3, 0));
     let before = manager.books().controllers.clone();
-    assert_eq!(before.iter().map(|controller| controller.online).collect::<Vec<_>>(), [true, false]);
+    assert_eq!(
+        before.iter().map(|controller| controller.online).collect::<Vec<_>>(),
+        [true, false]
+    );
     let resets: [fn(&mut Rig); 5] = [
         |rig| rig.write32(CC, 0),
         |rig| rig.write32(CC, ENABLE | 1 << 14),

@@ -21,7 +21,10 @@ const COMMANDS: usize = 100_000;
 
 /// Every kind of command, and some that are refused.
 fn commands(rig: &mut Rig) -> Vec<Command> {
-    let ranges: Vec<u8> = (0..128_u64).flat_map(|index| [1_u64 << 32, index * 8]).flat_map(u64::to_le_bytes).collect();
+    let ranges: Vec<u8> = (0..128_u64)
+        .flat_map(|index| [1_u64 << 32, index * 8])
+        .flat_map(u64::to_le_bytes)
+        .collect();
     rig.write(DATA + 0x30_0000, &ranges);
     let large = rig.command_at(op::READ, 0, 600, DATA, LISTS);
     let compare = rig.command_at(op::COMPARE, 0, 300, DATA, LISTS);
@@ -58,7 +61,10 @@ fn commands(rig: &mut Rig) -> Vec<Command> {
 
 #[test]
 fn a_hundred_thousand_commands_allocate_nothing() {
-    let null = Arc::new(NullStore::new(Geometry { volatile_cache: true, ..Geometry::new(DISK_BYTES, 512) }));
+    let null = Arc::new(NullStore::new(Geometry {
+        volatile_cache: true,
+        ..Geometry::new(DISK_BYTES, 512)
+    }));
     let slow = Arc::new(DelayStore::new(ram(true), Nanos::from_micros(2)));
     for store in [null, ram(true), slow] as [Arc<dyn sidecore_block::BlockDevice>; 3] {
         let mut rig = Rig::bare(Options { store, ..Options::default() });

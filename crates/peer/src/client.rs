@@ -70,8 +70,20 @@ pub(crate) struct Client<S: Session> {
 }
 
 impl<S: Session> Client<S> {
-    pub(crate) const fn new(connection: Connection<S::Codec>, session: S, send_event: SendEvent, now: Instant) -> Self {
-        Self { connection, session: Some(session), call: None, watched: None, last: now, send_event }
+    pub(crate) const fn new(
+        connection: Connection<S::Codec>,
+        session: S,
+        send_event: SendEvent,
+        now: Instant,
+    ) -> Self {
+        Self {
+            connection,
+            session: Some(session),
+            call: None,
+            watched: None,
+            last: now,
+            send_event,
+        }
     }
 
     /// Waits for the first message, or for space for a reply of the previous process.
@@ -97,8 +109,11 @@ impl<S: Session> Client<S> {
             return self.reply(reply, context.now);
         }
         self.call = Some(Call { name: S::Codec::kind(&message).to_string(), since: context.now });
-        let guard =
-            CallGuard { session: self.session.take(), reply: None, send_event: SendEvent::clone(&self.send_event) };
+        let guard = CallGuard {
+            session: self.session.take(),
+            reply: None,
+            send_event: SendEvent::clone(&self.send_event),
+        };
         let job = move || {
             let mut guard = guard;
             guard.reply = guard.session.as_mut().map(|session| session.handle(message));
@@ -108,18 +123,27 @@ impl<S: Session> Client<S> {
     }
 
     /// Takes the session back from its call.
-    pub(crate) fn returned(&mut self, (session, reply): Returned<S>, now: Instant) -> Result<Turn, Fault> {
+    pub(crate) fn returned(
+        &mut self,
+        (session, reply): Returned<S>,
+        now: Instant,
+    ) -> Result<Turn, Fault> {
         self.session = session;
         let taken = self.call.take().map(|call| now.saturating_duration_since(call.since));
         if let Some(taken) = taken.filter(|taken| *taken >= SLOW) {
             tracing::warn!(?taken, "the VMM has waited long for a reply");
         }
-        let panicked = || Fault::new("the thread that served the client panicked".to_owned(), "Panic");
+        let panicked =
+            || Fault::new("the thread that served the client panicked".to_owned(), "Panic");
         self.reply(reply.ok_or_else(panicked)?, now)
     }
 
     /// Sends a reply, if there is one.
-    fn reply(&mut self, reply: Result<Option<MessageOf<S>>, S::Error>, now: Instant) -> Result<Turn, Fault> {
+    fn reply(
+        &mut self,
+        reply: Result<Option<MessageOf<S>>, S::Error>,
+        now: Instant,
+    ) -> Result<Turn, Fault> {
         self.last = now;
         let is_sent = match reply? {
             Some(reply) => self.connection.send(reply)?,
@@ -131,7 +155,10 @@ impl<S: Session> Client<S> {
     /// Handles the expired timer: notifies the client; a call that takes too long is an error.
     pub(crate) fn timeout(&mut self, now: Instant) -> Result<Turn, Fault> {
         if let Some(call) = &self.call {
-            return Err(Fault::new(format!("{} has taken longer than {DEADLINE:?}", call.name), "Deadline"));
+            return Err(Fault::new(
+                format!("{} has taken longer than {DEADLINE:?}", call.name),
+                "Deadline",
+            ));
         }
         if let Some(session) = &mut self.session {
             session.notify();
@@ -144,12 +171,19 @@ impl<S: Session> Client<S> {
     pub(crate) fn timer(&self) -> Option<Instant> {
         match (&self.call, &self.session) {
             (Some(call), _) => call.since.checked_add(DEADLINE),
-            (None, Some(session)) => session.notifies_after().and_then(|time| self.last.checked_add(time)),
+            (None, Some(session)) => {
+                session.notifies_after().and_then(|time| self.last.checked_add(time))
+            }
             (None, None) => None,
         }
     }
 
-    pub(crate) fn watch(&mut self, wants: Wants, number: u64, epoll: &OwnedFd) -> Result<(), Errno> {
+    pub(crate) fn watch(
+        &mut self,
+        wants: Wants,
+        number: u64,
+        epoll: &OwnedFd,
+    ) -> Result<(), Errno> {
         let data = epoll::EventData::new_u64(connection_key(number));
         match (self.watched, wants) {
             _ if wants == self.watched => return Ok(()),
@@ -163,7 +197,8 @@ impl<S: Session> Client<S> {
 }
 
 /// A session after its call, or `None` after a panic, and the reply.
-pub(crate) type Returned<S> = (Option<S>, Option<Result<Option<MessageOf<S>>, <S as Session>::Error>>);
+pub(crate) type Returned<S> =
+    (Option<S>, Option<Result<Option<MessageOf<S>>, <S as Session>::Error>>);
 
 /// A session in a call. The drop returns the session to its slot, also after a panic.
 struct CallGuard<S: Session> {
@@ -201,13 +236,18 @@ impl<S: Session> Ending<S> {
     /// Called by the pool.
     pub(crate) fn export(mut self, successor: &Sender<Snapshot>) {
         let is_ready = self.session.as_mut().is_some_and(Session::prepare_export);
-        let (Some(connection), Some(session)) = (self.connection.take_if(|_| is_ready), &mut self.session) else {
+        let (Some(connection), Some(session)) =
+            (self.connection.take_if(|_| is_ready), &mut self.session)
+        else {
             tracing::warn!("the VMM cannot be handed over");
             return self.end();
         };
         tracing::info!("handing the VMM over to the next process");
         let mut fds = ExportFds::default();
-        let state = SocketState { connection: connection.export(&mut fds), session: session.export(&mut fds) };
+        let state = SocketState {
+            connection: connection.export(&mut fds),
+            session: session.export(&mut fds),
+        };
         if let Err(SendError(snapshot)) = successor.send(Snapshot { state, fds: fds.0 }) {
             close_aside(snapshot);
         }

@@ -57,7 +57,11 @@ pub trait Codec: Send + 'static {
     ///
     /// # Errors
     /// The connection has to be closed.
-    fn parse(header: Self::Header, payload: &[u8], fds: Vec<OwnedFd>) -> Result<Self::Message, Self::Error>;
+    fn parse(
+        header: Self::Header,
+        payload: &[u8],
+        fds: Vec<OwnedFd>,
+    ) -> Result<Self::Message, Self::Error>;
 
     /// Appends a message's bytes to `bytes`. Returns the message's descriptors.
     fn write(message: Self::Message, bytes: &mut Vec<u8>) -> Vec<OwnedFd>;
@@ -168,7 +172,8 @@ impl<C: Codec> Connection<C> {
     #[must_use]
     pub fn new(stream: UnixStream) -> Self {
         let header = C::HeaderBytes::default();
-        let incoming = Incoming { header, parsed: None, payload: Vec::new(), filled: 0, fds: Vec::new() };
+        let incoming =
+            Incoming { header, parsed: None, payload: Vec::new(), filled: 0, fds: Vec::new() };
         Self { stream, incoming, outgoing: Outgoing::default(), sockets: Vec::new() }
     }
 
@@ -181,7 +186,13 @@ impl<C: Codec> Connection<C> {
         let header = match incoming.parsed {
             Some(header) => header,
             None => {
-                match fill(stream, incoming.header.as_mut(), &mut incoming.filled, &mut incoming.fds, C::MAX_FDS)? {
+                match fill(
+                    stream,
+                    incoming.header.as_mut(),
+                    &mut incoming.filled,
+                    &mut incoming.fds,
+                    C::MAX_FDS,
+                )? {
                     Filled::Whole => {}
                     Filled::Partly => return Ok(Received::Nothing),
                     Filled::Ended if incoming.filled == 0 => return Ok(Received::Closed),
@@ -195,7 +206,13 @@ impl<C: Codec> Connection<C> {
                 *incoming.parsed.insert(header)
             }
         };
-        match fill(stream, &mut incoming.payload, &mut incoming.filled, &mut incoming.fds, C::MAX_FDS)? {
+        match fill(
+            stream,
+            &mut incoming.payload,
+            &mut incoming.filled,
+            &mut incoming.fds,
+            C::MAX_FDS,
+        )? {
             Filled::Whole => {}
             Filled::Partly => return Ok(Received::Nothing),
             Filled::Ended => return Err(ConnectionError::Truncated),
@@ -218,7 +235,10 @@ impl<C: Codec> Connection<C> {
                 Descriptor::UnixStream if C::takes_socket(header) => {
                     let max = C::MAX_SOCKETS;
                     if self.sockets.len() >= max {
-                        return Err(ConnectionError::TooManySockets { message: C::kind_of(header), max });
+                        return Err(ConnectionError::TooManySockets {
+                            message: C::kind_of(header),
+                            max,
+                        });
                     }
                     let duplicate = fd.try_clone().map_err(ConnectionError::Duplicate)?;
                     self.sockets.push(std::mem::replace(fd, duplicate));
@@ -311,15 +331,21 @@ impl<C: Codec> Connection<C> {
     }
 
     /// Restores the messages that another process has partly read or sent, on a new connection.
-    pub(crate) fn resume(&mut self, state: &ConnectionState, fds: &mut ResumeFds) -> Result<(), ResumeError> {
+    pub(crate) fn resume(
+        &mut self,
+        state: &ConnectionState,
+        fds: &mut ResumeFds,
+    ) -> Result<(), ResumeError> {
         let Self { incoming, outgoing, sockets, .. } = self;
         *sockets = fds.take_all(&state.sockets)?;
         incoming.fds = fds.take_all(&state.incoming_fds)?;
-        let copy = |to: &mut [u8], from: &[u8]| to.iter_mut().zip(from).map(|(to, from)| *to = *from).count();
+        let copy = |to: &mut [u8], from: &[u8]| {
+            to.iter_mut().zip(from).map(|(to, from)| *to = *from).count()
+        };
         incoming.filled = copy(incoming.header.as_mut(), &state.incoming);
         if let Some(payload) = state.incoming.get(incoming.header.as_ref().len()..) {
-            let header =
-                C::parse_header(&incoming.header).map_err(|error| ResumeError::Connection(error.to_string()))?;
+            let header = C::parse_header(&incoming.header)
+                .map_err(|error| ResumeError::Connection(error.to_string()))?;
             incoming.payload.resize(C::payload_bytes(header), 0);
             incoming.filled = copy(&mut incoming.payload, payload);
             incoming.parsed = Some(header);

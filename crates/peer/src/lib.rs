@@ -41,4 +41,6 @@ pub use connection::{Codec, Connection, ConnectionError, ErrorOf, Received};
 pub use service::{Service, Socket};
 pub use session::{Endpoint, Session};
 pub use sidecore_socket::{Access, Disconnect, ServerError, StreamError, close_aside};
-pub use snapshot::{ExportFds, FdPlace, ResumeError, ResumeFds, SessionState, Snapshot, SocketState, session_state};
+pub use snapshot::{
+    ExportFds, FdPlace, ResumeError, ResumeFds, SessionState, Snapshot, SocketState, session_state,
+};

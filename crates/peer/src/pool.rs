@@ -45,7 +45,8 @@ impl State {
 
     /// Whether another thread has to be started.
     fn needs_a_thread(&self, now: Instant, limit: usize) -> bool {
-        let short = self.running.values().filter(|since| now.saturating_duration_since(**since) < PATIENCE);
+        let short =
+            self.running.values().filter(|since| now.saturating_duration_since(**since) < PATIENCE);
         self.is_behind() && self.idle().saturating_add(short.count()) < limit
     }
 }
@@ -78,7 +79,9 @@ impl Pool {
                 state.threads = state.threads.saturating_add(1);
             }
             let pool = Arc::clone(self);
-            if let Err(error) = thread::Builder::new().name("peer-job".to_owned()).spawn(move || pool.serve()) {
+            if let Err(error) =
+                thread::Builder::new().name("peer-job".to_owned()).spawn(move || pool.serve())
+            {
                 tracing::error!(%error, "cannot start a thread for jobs that may wait");
                 let mut state = self.state();
                 state.threads = state.threads.saturating_sub(1);

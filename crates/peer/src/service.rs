@@ -53,7 +53,9 @@ impl Service {
         let mut service = Self { workers: Vec::new(), pool, next: AtomicU64::new(0) };
         for number in 0..workers.get() {
             let (mailbox, worker) = Worker::new(Arc::clone(&service.pool))?;
-            let handle = thread::Builder::new().name(format!("peer-{number}")).spawn(move || worker.run())?;
+            let handle = thread::Builder::new()
+                .name(format!("peer-{number}"))
+                .spawn(move || worker.run())?;
             service.workers.push(Thread { mailbox, handle: Some(handle) });
         }
         Ok(service)
@@ -81,10 +83,17 @@ impl Service {
             }
         };
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let worker = usize::try_from(number).unwrap_or(0).checked_rem(self.workers.len()).unwrap_or(0);
+        let worker =
+            usize::try_from(number).unwrap_or(0).checked_rem(self.workers.len()).unwrap_or(0);
         let known = Arc::new(Known::default());
         let add = |mailbox: &Arc<Mailbox>| {
-            let mut slot = Slot::new(number, listener, endpoint, Arc::clone(&known), mailbox.event_sender(number));
+            let mut slot = Slot::new(
+                number,
+                listener,
+                endpoint,
+                Arc::clone(&known),
+                mailbox.event_sender(number),
+            );
             if let Some(snapshot) = snapshot {
                 slot.resume(snapshot, Instant::now());
             }
@@ -118,7 +127,10 @@ impl Drop for Service {
 
 impl fmt::Debug for Service {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Service").field("workers", &self.workers.len()).finish_non_exhaustive()
+        formatter
+            .debug_struct("Service")
+            .field("workers", &self.workers.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -203,6 +215,10 @@ impl Drop for Socket {
 impl fmt::Debug for Socket {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let connected = self.is_connected();
-        formatter.debug_struct("Socket").field("path", &self.path()).field("connected", &connected).finish()
+        formatter
+            .debug_struct("Socket")
+            .field("path", &self.path())
+            .field("connected", &connected)
+            .finish()
     }
 }

@@ -128,35 +128,61 @@ pub(crate) struct Slot<E: Endpoint> {
 }
 
 impl<E: Endpoint> Slot<E> {
-    pub(crate) fn new(number: u64, listener: OwnedFd, endpoint: E, known: Arc<Known>, send_event: SendEvent) -> Self {
+    pub(crate) fn new(
+        number: u64,
+        listener: OwnedFd,
+        endpoint: E,
+        known: Arc<Known>,
+        send_event: SendEvent,
+    ) -> Self {
         let state = State::Unwatched { retry: None };
         let span = endpoint.span();
-        Self { number, listener, endpoint, known, send_event, state, ends: false, _over: None, successor: None, span }
+        Self {
+            number,
+            listener,
+            endpoint,
+            known,
+            send_event,
+            state,
+            ends: false,
+            _over: None,
+            successor: None,
+            span,
+        }
     }
 
     /// Resumes the client of another process; starts without a client if that fails. Called before
     /// the worker has the slot.
     pub(crate) fn resume(&mut self, snapshot: Snapshot, now: Instant) {
         let _span = self.span.clone().entered();
-        let Snapshot { state: SocketState { connection: state, session: session_state }, fds } = snapshot;
+        let Snapshot { state: SocketState { connection: state, session: session_state }, fds } =
+            snapshot;
         let mut fds = ResumeFds::new(fds);
         let mut session = self.endpoint.session();
         let mut connection = None;
         let resumed = fds.take(state.stream).and_then(|stream| {
-            connection.insert(Connection::new(UnixStream::from(stream))).resume(&state, &mut fds)?;
+            connection
+                .insert(Connection::new(UnixStream::from(stream)))
+                .resume(&state, &mut fds)?;
             session.resume_from(session_state, &mut fds)
         });
         self.set_connected(true);
         self.state = match (resumed, connection) {
             (Ok(()), Some(connection)) => {
                 tracing::info!("resumed the VMM that is connected");
-                State::Serving(Box::new(Client::new(connection, session, SendEvent::clone(&self.send_event), now)))
+                State::Serving(Box::new(Client::new(
+                    connection,
+                    session,
+                    SendEvent::clone(&self.send_event),
+                    now,
+                )))
             }
             (resumed, connection) => {
                 let error = resumed.err().unwrap_or(ResumeError::Descriptor);
                 tracing::error!(%error, "cannot resume the VMM that was connected, its guest has lost the device");
                 connection.iter().for_each(Connection::shut_down);
-                let (session, fds, send_event) = (Some(session), Some(fds), SendEvent::clone(&self.send_event));
+                let (session, fds, send_event) =
+                    (Some(session), Some(fds), SendEvent::clone(&self.send_event));
                 State::Ending(Some(Box::new(Ending { session, connection, fds, send_event })))
             }
         };
@@ -199,7 +225,8 @@ impl<E: Endpoint> Slot<E> {
         if !matches!(self.state, State::Listening) {
             return;
         }
-        let stream = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+        let stream = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
+        {
             Ok(stream) => stream,
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
             Err(error) => {
@@ -211,13 +238,22 @@ impl<E: Endpoint> Slot<E> {
         tracing::info!("a VMM connected");
         self.set_connected(true);
         let connection = Connection::new(UnixStream::from(stream));
-        let client = Client::new(connection, self.endpoint.session(), SendEvent::clone(&self.send_event), context.now);
+        let client = Client::new(
+            connection,
+            self.endpoint.session(),
+            SendEvent::clone(&self.send_event),
+            context.now,
+        );
         self.state = State::Serving(Box::new(client));
         self.advance(context, |client| Ok(client.first()));
     }
 
     /// Runs a step of the client, and handles its result.
-    fn advance(&mut self, context: &Context<'_>, turn: impl FnOnce(&mut Client<E::Session>) -> Result<Turn, Fault>) {
+    fn advance(
+        &mut self,
+        context: &Context<'_>,
+        turn: impl FnOnce(&mut Client<E::Session>) -> Result<Turn, Fault>,
+    ) {
         let State::Serving(client) = &mut self.state else { return };
         let waits = turn(client).and_then(|turn| match turn {
             Turn::Gone => Ok(false),
@@ -244,7 +280,9 @@ impl<E: Endpoint> Slot<E> {
     /// Takes the session back from a call.
     fn returned(&mut self, returned: Returned<E::Session>, context: &Context<'_>) {
         match &mut self.state {
-            State::Serving(_) => self.advance(context, |client| client.returned(returned, context.now)),
+            State::Serving(_) => {
+                self.advance(context, |client| client.returned(returned, context.now))
+            }
             State::Ending(ending) => {
                 if let Some(mut ending) = ending.take() {
                     ending.session = ending.session.take().or(returned.0);
@@ -351,10 +389,12 @@ impl<E: Endpoint> AnySlot for Slot<E> {
             }
             Event::Ended => self.ended(),
             Event::Closed => self.closed(context),
-            Event::Timeout if self.timer().is_some_and(|due| due <= context.now) => match self.state {
-                State::Unwatched { .. } => self.listen(context),
-                _ => self.advance(context, |client| client.timeout(context.now)),
-            },
+            Event::Timeout if self.timer().is_some_and(|due| due <= context.now) => {
+                match self.state {
+                    State::Unwatched { .. } => self.listen(context),
+                    _ => self.advance(context, |client| client.timeout(context.now)),
+                }
+            }
             Event::Timeout | Event::Notify => {}
             Event::Export(successor) => {
                 if self.end(context) {

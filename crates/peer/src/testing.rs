@@ -122,7 +122,8 @@ impl Session for Recorder {
     }
 
     fn resume_from(&mut self, state: SessionState, _: &mut ResumeFds) -> Result<(), ResumeError> {
-        let asked = state.get("asked").and_then(|asked| asked.as_str()).ok_or(ResumeError::Descriptor)?;
+        let asked =
+            state.get("asked").and_then(|asked| asked.as_str()).ok_or(ResumeError::Descriptor)?;
         *self.0.asked.lock().unwrap() = asked.to_owned();
         Ok(())
     }

@@ -83,7 +83,15 @@ impl Worker {
         let (sender, orders) = mpsc::channel();
         let mailbox = Arc::new(Mailbox { orders: sender, doorbell });
         let (slots, timers) = (BTreeMap::new(), BTreeSet::new());
-        let worker = Self { epoll, orders, mailbox: Arc::clone(&mailbox), pool, slots, timers, is_stopping: false };
+        let worker = Self {
+            epoll,
+            orders,
+            mailbox: Arc::clone(&mailbox),
+            pool,
+            slots,
+            timers,
+            is_stopping: false,
+        };
         Ok((mailbox, worker))
     }
 
@@ -106,7 +114,9 @@ impl Worker {
             while let Ok(order) = self.orders.try_recv() {
                 self.carry_out(order, now);
             }
-            while let Some((_, number)) = self.timers.first().copied().filter(|(due, _)| *due <= now) {
+            while let Some((_, number)) =
+                self.timers.first().copied().filter(|(due, _)| *due <= now)
+            {
                 self.handle(number, Event::Timeout, now);
             }
         }
@@ -116,7 +126,11 @@ impl Worker {
         let now = Instant::now();
         let timer = self.timers.first().map(|(due, _)| due.saturating_duration_since(now));
         let pool = self.pool.start_threads(now).then_some(PATIENCE);
-        let timeout = timer.into_iter().chain(pool).min().and_then(|timeout| Timespec::try_from(timeout).ok());
+        let timeout = timer
+            .into_iter()
+            .chain(pool)
+            .min()
+            .and_then(|timeout| Timespec::try_from(timeout).ok());
         match epoll::wait(&self.epoll, spare_capacity(events), timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),

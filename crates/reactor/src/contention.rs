@@ -107,7 +107,8 @@ impl Contention {
 
     fn lose(&mut self, now: Nanos, share: f64) -> CoreChange {
         let is_soon = self.regained_at.is_some_and(|at| now.since(at) < SOON);
-        self.hold = if is_soon { Nanos(self.hold.0.saturating_mul(2)).min(HOLD_MAX) } else { HOLD_MIN };
+        self.hold =
+            if is_soon { Nanos(self.hold.0.saturating_mul(2)).min(HOLD_MAX) } else { HOLD_MIN };
         (self.is_lost, self.contended, self.free_since) = (true, 0, None);
         CoreChange::Lost(share.min(1.0))
     }
@@ -183,7 +184,11 @@ mod tests {
             assert_eq!(bench.run(2, 10, 10), []);
         }
         assert_eq!(bench.run(1_000, 30, 30), []);
-        assert_eq!(bench.run(1_000, 10, 90), [], "a neighbour that does not keep the thread waiting");
+        assert_eq!(
+            bench.run(1_000, 10, 90),
+            [],
+            "a neighbour that does not keep the thread waiting"
+        );
     }
 
     #[test]

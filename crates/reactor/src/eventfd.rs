@@ -36,7 +36,10 @@ impl EventFd {
         let kind = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
         // Compared whole: a peer chooses its files' names, but these start with a slash.
         if kind.as_os_str() != "anon_inode:[eventfd]" {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("not an eventfd but {}", kind.display())));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("not an eventfd but {}", kind.display()),
+            ));
         }
         let flags = rustix::fs::fcntl_getfl(&fd)?;
         rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
@@ -60,7 +63,12 @@ impl EventFd {
         let mut count = [0; 8];
         // RWF_NOWAIT never waits, whatever the shared file's flags are (the offset -1 means "as
         // read(2)"). Kernels before 5.8 refuse it here.
-        let read = rustix::io::preadv2(&self.0, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT);
+        let read = rustix::io::preadv2(
+            &self.0,
+            &mut [IoSliceMut::new(&mut count)],
+            u64::MAX,
+            ReadWriteFlags::NOWAIT,
+        );
         let read = match read {
             Err(Errno::OPNOTSUPP) => rustix::io::read(&self.0, &mut count),
             other => other,
@@ -114,8 +122,11 @@ mod tests {
     fn other_descriptors_are_refused_by_name() {
         let (pipe, _other_end) = rustix::pipe::pipe().unwrap();
         // The peer chooses the name of a memfd.
-        let file = rustix::fs::memfd_create("anon_inode:[eventfd]", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).unwrap();
+        let file =
+            rustix::fs::memfd_create("anon_inode:[eventfd]", rustix::fs::MemfdFlags::CLOEXEC)
+                .unwrap();
+        let epoll =
+            rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).unwrap();
         for (fd, name) in [(pipe, "pipe:"), (file, "memfd:"), (epoll, "eventpoll")] {
             let error = EventFd::from_peer(fd).unwrap_err().to_string();
             assert!(error.contains("not an eventfd") && error.contains(name), "{error}");

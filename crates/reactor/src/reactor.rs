@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use sidecore_units::Nanos;
 
-use crate::{Arm, CoreContext, Mailbox, Pollable, PollableId, Polled, ReactorStats, Sleeper, WakeKey};
+use crate::{
+    Arm, CoreContext, Mailbox, Pollable, PollableId, Polled, ReactorStats, Sleeper, WakeKey,
+};
 
 /// The time between two looks at the wake-ups of armed pollables, on a sidecore that cannot sleep.
 /// Each look is one system call.
@@ -166,7 +168,8 @@ impl<S: Sleeper> Reactor<S> {
         let generation = self.generation;
         let spin = pollable.idle_mode().spin();
         let pollable = Box::new(pollable);
-        let entry = Some(Entry { pollable, generation, spin, state: State::Awake, last_busy: Nanos::ZERO });
+        let entry =
+            Some(Entry { pollable, generation, spin, state: State::Awake, last_busy: Nanos::ZERO });
         match self.entries.get_mut(index) {
             Some(slot) => *slot = entry,
             None => self.entries.push(entry),
@@ -229,7 +232,8 @@ impl<S: Sleeper> Reactor<S> {
                 return self.pause(now, idle, clock);
             }
         }
-        let glance_interval = if self.armed_count > 0 { GLANCE_INTERVAL } else { IDLE_GLANCE_INTERVAL };
+        let glance_interval =
+            if self.armed_count > 0 { GLANCE_INTERVAL } else { IDLE_GLANCE_INTERVAL };
         if now.since(self.last_glance) >= glance_interval {
             self.last_glance = now;
             self.stats.wakeup_checks.add(1);
@@ -257,7 +261,8 @@ impl<S: Sleeper> Reactor<S> {
             return false;
         }
         self.last_yield = now;
-        let mut waiting = self.entries.iter().flatten().filter_map(|entry| entry.pollable.waits_since());
+        let mut waiting =
+            self.entries.iter().flatten().filter_map(|entry| entry.pollable.waits_since());
         let is_due = waiting.any(|since| now.since(since) >= PATIENCE);
         if is_due {
             self.stats.yields.add(1);
@@ -311,7 +316,8 @@ impl<S: Sleeper> Reactor<S> {
         let entries = &self.entries;
         let state = |index: usize| entries.get(index)?.as_ref().map(|entry| entry.state);
         self.awake.retain(|&index| state(index) == Some(State::Awake));
-        self.armed_count = entries.iter().flatten().filter(|entry| entry.state == State::Armed).count();
+        self.armed_count =
+            entries.iter().flatten().filter(|entry| entry.state == State::Armed).count();
     }
 
     fn wake(&mut self, index: usize) {
@@ -354,7 +360,12 @@ impl<S: Sleeper> Reactor<S> {
 
     /// Sleeps until a wake-up or a deadline, but only for a short time: some pollables are not
     /// armed.
-    fn pause(&mut self, now: Nanos, idle: Nanos, clock: &mut impl FnMut() -> Nanos) -> io::Result<Turn> {
+    fn pause(
+        &mut self,
+        now: Nanos,
+        idle: Nanos,
+        clock: &mut impl FnMut() -> Nanos,
+    ) -> io::Result<Turn> {
         let pause = Nanos(idle.0 / IDLE_PER_PAUSE).clamp(MIN_PAUSE, MAX_PAUSE);
         let timeout = self.next_deadline().map_or(pause, |deadline| deadline.since(now).min(pause));
         self.last_glance = now;
@@ -374,7 +385,8 @@ impl<S: Sleeper> Reactor<S> {
         for index in 0..self.entries.len() {
             let overdue = self.entries.get(index).is_some_and(|slot| {
                 slot.as_ref().is_some_and(|entry| {
-                    entry.state == State::Armed && entry.pollable.deadline().is_some_and(|at| at <= now)
+                    entry.state == State::Armed
+                        && entry.pollable.deadline().is_some_and(|at| at <= now)
                 })
             });
             if overdue {

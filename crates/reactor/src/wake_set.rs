@@ -47,12 +47,15 @@ mod tests {
     use crate::EventFd;
 
     fn is_readable(set: &WakeSet) -> bool {
-        poll(&mut [PollFd::new(set, PollFlags::IN)], Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
+        poll(&mut [PollFd::new(set, PollFlags::IN)], Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))
+            .unwrap()
+            > 0
     }
 
     #[test]
     fn a_set_is_readable_while_a_member_is() {
-        let (set, one, other) = (WakeSet::new().unwrap(), EventFd::new().unwrap(), EventFd::new().unwrap());
+        let (set, one, other) =
+            (WakeSet::new().unwrap(), EventFd::new().unwrap(), EventFd::new().unwrap());
         set.add(one.as_fd()).unwrap();
         set.add(other.as_fd()).unwrap();
         assert!(!is_readable(&set));

@@ -7,8 +7,8 @@ use std::rc::Rc;
 
 use sidecore_counting_alloc::{CountingAllocator, allocations};
 use sidecore_reactor::{
-    Arm, CoreContext, IdleMode, NotSent, Pollable, Polled, Port, PortId, PortSender, Reactor, Sleeper, Turn, WakeKey,
-    mailbox,
+    Arm, CoreContext, IdleMode, NotSent, Pollable, Polled, Port, PortId, PortSender, Reactor,
+    Sleeper, Turn, WakeKey, mailbox,
 };
 use sidecore_units::Nanos;
 
@@ -46,7 +46,14 @@ struct Adder {
 impl Adder {
     fn new(core: &CoreContext, mode: IdleMode) -> Self {
         let port = core.open_port(4);
-        Self { port, next: None, mode, seen: Rc::default(), refused: Rc::default(), is_finished: false }
+        Self {
+            port,
+            next: None,
+            mode,
+            seen: Rc::default(),
+            refused: Rc::default(),
+            is_finished: false,
+        }
     }
 }
 
@@ -105,7 +112,8 @@ impl Sidecore {
     fn new() -> Self {
         let timeouts = Rc::new(RefCell::new(Vec::with_capacity(64)));
         let (_post, mail) = mailbox().unwrap();
-        let reactor = Reactor::new(CoreContext::default(), Sleepless(Rc::clone(&timeouts)), mail).unwrap();
+        let reactor =
+            Reactor::new(CoreContext::default(), Sleepless(Rc::clone(&timeouts)), mail).unwrap();
         Self { reactor, timeouts, now: 0 }
     }
 
@@ -124,7 +132,8 @@ impl Sidecore {
 fn two_units_exchange_messages_without_an_allocation() {
     let mut sidecore = Sidecore::new();
     let core = Rc::clone(sidecore.reactor.context());
-    let (mut one, mut other) = (Adder::new(&core, IdleMode::Poll), Adder::new(&core, IdleMode::Poll));
+    let (mut one, mut other) =
+        (Adder::new(&core, IdleMode::Poll), Adder::new(&core, IdleMode::Poll));
     one.next = Some(sidecore.connect(other.port.id()));
     other.next = Some(sidecore.connect(one.port.id()));
     let (first, seen) = (sidecore.connect(one.port.id()), Rc::clone(&other.seen));
@@ -146,7 +155,8 @@ fn two_units_exchange_messages_without_an_allocation() {
 fn a_message_wakes_a_unit_that_sleeps_beside_one_that_polls() {
     let mut sidecore = Sidecore::new();
     let core = Rc::clone(sidecore.reactor.context());
-    let (mut polls, sleeps) = (Adder::new(&core, IdleMode::Poll), Adder::new(&core, IdleMode::Interrupt));
+    let (mut polls, sleeps) =
+        (Adder::new(&core, IdleMode::Poll), Adder::new(&core, IdleMode::Interrupt));
     polls.next = Some(sidecore.connect(sleeps.port.id()));
     let (first, seen) = (sidecore.connect(polls.port.id()), Rc::clone(&sleeps.seen));
     sidecore.reactor.add(polls).unwrap();
@@ -157,18 +167,26 @@ fn a_message_wakes_a_unit_that_sleeps_beside_one_that_polls() {
         first.send(number).unwrap();
         sidecore.turn();
         sidecore.turn();
-        assert_eq!(seen.get(), number + 1, "the message arrives by the turn after the one that sent it");
+        assert_eq!(
+            seen.get(),
+            number + 1,
+            "the message arrives by the turn after the one that sent it"
+        );
         sidecore.turn();
     }
     let elapsed_us = sidecore.now / 1_000;
-    assert!(sidecore.timeouts.borrow().len() - looks <= elapsed_us as usize / 20 + 1, "by looks only");
+    assert!(
+        sidecore.timeouts.borrow().len() - looks <= elapsed_us as usize / 20 + 1,
+        "by looks only"
+    );
 }
 
 #[test]
 fn a_sidecore_with_a_message_to_deliver_does_not_sleep() {
     let mut sidecore = Sidecore::new();
     let core = Rc::clone(sidecore.reactor.context());
-    let (mut one, other) = (Adder::new(&core, IdleMode::Interrupt), Adder::new(&core, IdleMode::Interrupt));
+    let (mut one, other) =
+        (Adder::new(&core, IdleMode::Interrupt), Adder::new(&core, IdleMode::Interrupt));
     one.next = Some(sidecore.connect(other.port.id()));
     let (first, seen) = (sidecore.connect(one.port.id()), Rc::clone(&other.seen));
     sidecore.reactor.add(one).unwrap();
@@ -186,7 +204,8 @@ fn a_sidecore_with_a_message_to_deliver_does_not_sleep() {
 fn a_unit_learns_that_its_neighbour_is_gone_and_reaches_no_other() {
     let mut sidecore = Sidecore::new();
     let core = Rc::clone(sidecore.reactor.context());
-    let (mut sends, mut goes) = (Adder::new(&core, IdleMode::Poll), Adder::new(&core, IdleMode::Poll));
+    let (mut sends, mut goes) =
+        (Adder::new(&core, IdleMode::Poll), Adder::new(&core, IdleMode::Poll));
     let gone = goes.port.id();
     sends.next = Some(sidecore.connect(gone));
     goes.is_finished = true;

@@ -26,7 +26,11 @@ impl DeviceRing {
     ///
     /// # Errors
     /// The layout is impossible, outside of memory or misaligned.
-    pub fn new(memory: &GuestMemory, layout: &RingLayout, state: RingState) -> Result<Self, RingError> {
+    pub fn new(
+        memory: &GuestMemory,
+        layout: &RingLayout,
+        state: RingState,
+    ) -> Result<Self, RingError> {
         let format = match layout.format {
             RingFormat::Split => Format::Split(SplitDevice::new(memory, layout, state)?),
             RingFormat::Packed => Format::Packed(PackedDevice::new(memory, layout, state)?),
@@ -41,7 +45,11 @@ impl DeviceRing {
     /// The driver wrote nonsense. Nothing was taken; the ring is not usable
     /// any more and its owner has to stop.
     #[inline]
-    pub fn pop(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<Option<Token>, RingError> {
+    pub fn pop(
+        &mut self,
+        memory: &GuestMemory,
+        chain: &mut Chain,
+    ) -> Result<Option<Token>, RingError> {
         match &mut self.format {
             Format::Split(ring) => ring.pop(memory, chain, &mut self.hint),
             Format::Packed(ring) => ring.pop(memory, chain, &mut self.hint),

@@ -57,7 +57,9 @@ mod table;
 mod tests;
 
 use sidecore_memory::{GuestAddress, GuestMemory, MemoryError, UserAddress, Window};
-use sidecore_spec_virtio::{MAX_QUEUE_SIZE, descriptor, packed as packed_spec, split as split_spec};
+use sidecore_spec_virtio::{
+    MAX_QUEUE_SIZE, descriptor, packed as packed_spec, split as split_spec,
+};
 
 use crate::layout::{RingFormat, RingLayout};
 
@@ -159,7 +161,9 @@ impl IndirectTables {
     /// Bytes that the tables of `slots` slots of `buffers_per_slot` buffers need.
     #[must_use]
     pub fn bytes(slots: u16, buffers_per_slot: u16) -> usize {
-        usize::from(slots).saturating_mul(usize::from(buffers_per_slot)).saturating_mul(descriptor::BYTES)
+        usize::from(slots)
+            .saturating_mul(usize::from(buffers_per_slot))
+            .saturating_mul(descriptor::BYTES)
     }
 }
 
@@ -195,7 +199,14 @@ impl RingAreas {
         let driver_offset_bytes = line(descriptor_bytes);
         let device_offset_bytes = driver_offset_bytes.saturating_add(line(driver_bytes));
         let total_bytes = device_offset_bytes.saturating_add(line(device_bytes));
-        Self { descriptor_bytes, driver_bytes, device_bytes, driver_offset_bytes, device_offset_bytes, total_bytes }
+        Self {
+            descriptor_bytes,
+            driver_bytes,
+            device_bytes,
+            driver_offset_bytes,
+            device_offset_bytes,
+            total_bytes,
+        }
     }
 }
 
@@ -213,10 +224,15 @@ impl Areas {
             RingFormat::Split => (split_spec::AVAIL_ALIGN_BYTES, split_spec::USED_ALIGN_BYTES),
             RingFormat::Packed => (packed_spec::EVENT_ALIGN_BYTES, packed_spec::EVENT_ALIGN_BYTES),
         };
-        let find =
-            |at: UserAddress, len_bytes, align_bytes| memory.window(at, len_bytes, align_bytes).map(SharedMemory::new);
+        let find = |at: UserAddress, len_bytes, align_bytes| {
+            memory.window(at, len_bytes, align_bytes).map(SharedMemory::new)
+        };
         Ok(Self {
-            descriptor: find(layout.descriptor_area, sizes.descriptor_bytes, descriptor::ALIGN_BYTES)?,
+            descriptor: find(
+                layout.descriptor_area,
+                sizes.descriptor_bytes,
+                descriptor::ALIGN_BYTES,
+            )?,
             driver: find(layout.driver_area, sizes.driver_bytes, driver_align)?,
             device: find(layout.device_area, sizes.device_bytes, device_align)?,
         })
@@ -270,12 +286,21 @@ impl DriverRing {
         let wrong = DriverError::Size { size, slots, buffers_per_slot };
         let entries_per_slot = if tables.is_some() { 1 } else { usize::from(buffers_per_slot) };
         let fits = usize::from(slots).saturating_mul(entries_per_slot) <= usize::from(size);
-        let legal = size <= MAX_QUEUE_SIZE && (layout.format == RingFormat::Packed || size.is_power_of_two());
-        if !fits || !legal || size == 0 || slots == 0 || buffers_per_slot == 0 || (tables.is_some() && !layout.indirect)
+        let legal = size <= MAX_QUEUE_SIZE
+            && (layout.format == RingFormat::Packed || size.is_power_of_two());
+        if !fits
+            || !legal
+            || size == 0
+            || slots == 0
+            || buffers_per_slot == 0
+            || (tables.is_some() && !layout.indirect)
         {
             return Err(wrong);
         }
-        if tables.as_ref().is_some_and(|t| t.window.len_bytes() < IndirectTables::bytes(slots, buffers_per_slot)) {
+        if tables
+            .as_ref()
+            .is_some_and(|t| t.window.len_bytes() < IndirectTables::bytes(slots, buffers_per_slot))
+        {
             return Err(wrong);
         }
         let areas = Areas::find(memory, layout)?;
@@ -286,7 +311,9 @@ impl DriverRing {
         let shape = Shape { slots, buffers_per_slot };
         let mut ring = Self(match layout.format {
             RingFormat::Split => Format::Split(split::SplitRing::new(areas, layout, shape, tables)),
-            RingFormat::Packed => Format::Packed(packed::PackedRing::new(areas, layout, shape, tables)),
+            RingFormat::Packed => {
+                Format::Packed(packed::PackedRing::new(areas, layout, shape, tables))
+            }
         });
         ring.suppress_calls();
         Ok(ring)
@@ -413,7 +440,12 @@ impl Flights {
         Self { slots: vec![Flight::Undescribed; usize::from(slots)].into(), count: 0 }
     }
 
-    fn check_chain(&self, slot: u16, buffers: usize, buffers_per_slot: u16) -> Result<(), DriverError> {
+    fn check_chain(
+        &self,
+        slot: u16,
+        buffers: usize,
+        buffers_per_slot: u16,
+    ) -> Result<(), DriverError> {
         if buffers == 0 || buffers > usize::from(buffers_per_slot) {
             return Err(DriverError::Chain { buffers, buffers_per_slot });
         }
@@ -439,7 +471,9 @@ impl Flights {
                 Ok(())
             }
             Some(Flight::WithDevice) => Err(DriverError::InFlight { slot }),
-            Some(Flight::Undescribed) => Err(DriverError::Chain { buffers: 0, buffers_per_slot: 0 }),
+            Some(Flight::Undescribed) => {
+                Err(DriverError::Chain { buffers: 0, buffers_per_slot: 0 })
+            }
             None => Err(DriverError::NoSuchSlot { slot }),
         }
     }

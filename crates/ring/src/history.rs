@@ -27,7 +27,12 @@ pub fn was_used(memory: &GuestMemory, layout: &RingLayout) -> Result<bool, Memor
 
 fn was_split_used(memory: &GuestMemory, layout: &RingLayout) -> Result<bool, MemoryError> {
     let len_bytes = split::used_entry_offset(layout.size);
-    let used = Words::<AtomicU32>::in_bytes(memory, layout.device_area, len_bytes, split::USED_ALIGN_BYTES)?;
+    let used = Words::<AtomicU32>::in_bytes(
+        memory,
+        layout.device_area,
+        len_bytes,
+        split::USED_ALIGN_BYTES,
+    )?;
     let mut words = used.words().iter().map(|word| u32::from_le(word.load(Ordering::Relaxed)));
     // The first word has the flags, which a device sets that has taken nothing yet, and the index.
     let index = words.next().map_or(0, |word| word >> 16);
@@ -38,7 +43,12 @@ fn was_split_used(memory: &GuestMemory, layout: &RingLayout) -> Result<bool, Mem
 fn was_packed_used(memory: &GuestMemory, layout: &RingLayout) -> Result<bool, MemoryError> {
     let descriptors = descriptor_words(memory, layout)?;
     let device_event = event_words(memory, layout.device_area)?;
-    let tails = descriptors.words().iter().skip(1).step_by(2).map(|tail| u64::from_le(tail.load(Ordering::Relaxed)));
+    let tails = descriptors
+        .words()
+        .iter()
+        .skip(1)
+        .step_by(2)
+        .map(|tail| u64::from_le(tail.load(Ordering::Relaxed)));
     let is_past = |tail: Tail| match (tail.flags & AVAIL != 0, tail.flags & USED != 0) {
         // Made available on the first lap, or on a later one as well.
         (true, false) => false,

@@ -45,7 +45,9 @@ pub enum DoorbellError {
     },
     /// It is past the other end of the queue: more commands than there is room for, or more
     /// completions taken than were posted.
-    #[error("doorbell value {value} moves by {moved} entries, {room} at most are there to be moved over")]
+    #[error(
+        "doorbell value {value} moves by {moved} entries, {room} at most are there to be moved over"
+    )]
     Overrun {
         /// The doorbell value written.
         value: u32,

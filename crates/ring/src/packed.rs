@@ -3,7 +3,9 @@
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering, fence};
 
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
-use sidecore_spec_virtio::packed::{self, AVAIL, EVENT_DESCRIPTOR, EVENT_DISABLE, EVENT_ENABLE, Tail, USED, WRAP};
+use sidecore_spec_virtio::packed::{
+    self, AVAIL, EVENT_DESCRIPTOR, EVENT_DISABLE, EVENT_ENABLE, Tail, USED, WRAP,
+};
 use sidecore_spec_virtio::{MAX_QUEUE_SIZE, descriptor};
 
 use crate::cell::{Words, descriptor_words, event_words};
@@ -64,7 +66,11 @@ pub(crate) struct PackedDevice {
 }
 
 impl PackedDevice {
-    pub(crate) fn new(memory: &GuestMemory, layout: &RingLayout, state: RingState) -> Result<Self, RingError> {
+    pub(crate) fn new(
+        memory: &GuestMemory,
+        layout: &RingLayout,
+        state: RingState,
+    ) -> Result<Self, RingError> {
         let size = layout.size;
         if size == 0 || size > MAX_QUEUE_SIZE {
             return Err(RingError::BadSize { size });
@@ -132,7 +138,10 @@ impl PackedDevice {
                 return Err(RingError::Overcommitted { size: self.size });
             }
             let word = usize::from(position.index).wrapping_mul(2);
-            let address = self.descriptors.get(word).map_or(0, |address| u64::from_le(address.load(Ordering::Relaxed)));
+            let address = self
+                .descriptors
+                .get(word)
+                .map_or(0, |address| u64::from_le(address.load(Ordering::Relaxed)));
             if tail.flags & descriptor::INDIRECT != 0 {
                 if !self.indirect {
                     return Err(RingError::IndirectNotNegotiated);
@@ -144,7 +153,8 @@ impl PackedDevice {
                 let table = IndirectTable::new(GuestAddress(address), tail.len_bytes)?;
                 walk_indirect(table, memory, chain, hint)?;
             } else {
-                let descriptor = Descriptor { address: GuestAddress(address), len_bytes: tail.len_bytes };
+                let descriptor =
+                    Descriptor { address: GuestAddress(address), len_bytes: tail.len_bytes };
                 chain.push(descriptor, tail.flags & descriptor::WRITE != 0)?;
             }
             position.advance(1, self.size);
@@ -154,7 +164,10 @@ impl PackedDevice {
             // The rest of a chain became visible with its first descriptor
             // (2.8.6), so its own flags need no order.
             let word = usize::from(position.index).wrapping_mul(2).wrapping_add(1);
-            let word = self.descriptors.get(word).map_or(0, |tail| u64::from_le(tail.load(Ordering::Relaxed)));
+            let word = self
+                .descriptors
+                .get(word)
+                .map_or(0, |tail| u64::from_le(tail.load(Ordering::Relaxed)));
             tail = Tail::from_word(word);
         };
         self.next_avail = position;
@@ -191,8 +204,11 @@ impl PackedDevice {
         if entries == 0 {
             return false;
         }
-        let load =
-            |offset: usize| self.driver_event.at(offset).map_or(0, |word| u16::from_le(word.load(Ordering::Relaxed)));
+        let load = |offset: usize| {
+            self.driver_event
+                .at(offset)
+                .map_or(0, |word| u16::from_le(word.load(Ordering::Relaxed)))
+        };
         let wish = load(packed::EVENT_FLAGS_OFFSET);
         if wish != EVENT_DESCRIPTOR || !self.event_idx {
             return wish != EVENT_DISABLE;
@@ -205,8 +221,11 @@ impl PackedDevice {
         let event = Position::from_bits(load(packed::EVENT_POSITION_OFFSET));
         let new = self.next_used.index;
         let old = if new <= old { old.wrapping_sub(self.size) } else { old };
-        let event_index =
-            if event.wrap == self.next_used.wrap { event.index } else { event.index.wrapping_sub(self.size) };
+        let event_index = if event.wrap == self.next_used.wrap {
+            event.index
+        } else {
+            event.index.wrapping_sub(self.size)
+        };
         need_event(event_index, new, old)
     }
 
@@ -225,7 +244,9 @@ impl PackedDevice {
     }
 
     fn set_device_event(&self, offset_wrap: Option<u16>, wish: u16) {
-        if let (Some(bits), Some(word)) = (offset_wrap, self.device_event.at(packed::EVENT_POSITION_OFFSET)) {
+        if let (Some(bits), Some(word)) =
+            (offset_wrap, self.device_event.at(packed::EVENT_POSITION_OFFSET))
+        {
             word.store(bits.to_le(), Ordering::Relaxed);
         }
         if let Some(word) = self.device_event.at(packed::EVENT_FLAGS_OFFSET) {
@@ -248,7 +269,10 @@ fn walk_indirect(
         if tail.flags & descriptor::INDIRECT != 0 {
             return Err(RingError::NestedIndirect);
         }
-        chain.push(Descriptor { address, len_bytes: tail.len_bytes }, tail.flags & descriptor::WRITE != 0)?;
+        chain.push(
+            Descriptor { address, len_bytes: tail.len_bytes },
+            tail.flags & descriptor::WRITE != 0,
+        )?;
     }
     Ok(())
 }

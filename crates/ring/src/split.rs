@@ -49,7 +49,11 @@ pub(crate) struct SplitDevice {
 }
 
 impl SplitDevice {
-    pub(crate) fn new(memory: &GuestMemory, layout: &RingLayout, state: RingState) -> Result<Self, RingError> {
+    pub(crate) fn new(
+        memory: &GuestMemory,
+        layout: &RingLayout,
+        state: RingState,
+    ) -> Result<Self, RingError> {
         let size = layout.size;
         if !size.is_power_of_two() || size > MAX_QUEUE_SIZE {
             return Err(RingError::BadSize { size });
@@ -57,13 +61,28 @@ impl SplitDevice {
         // 2.7: the event words follow the rings whether they were negotiated or not.
         let (avail_bytes, used_bytes) = (split::avail_bytes(size), split::used_bytes(size));
         let elements_end = split::used_entry_offset(size);
-        let used = Words::<AtomicU16>::in_bytes(memory, layout.device_area, used_bytes, split::USED_ALIGN_BYTES)?;
+        let used = Words::<AtomicU16>::in_bytes(
+            memory,
+            layout.device_area,
+            used_bytes,
+            split::USED_ALIGN_BYTES,
+        )?;
         let next_used = used.at(split::INDEX_OFFSET).map_or(0, |idx| idx.load(Ordering::Acquire));
         Ok(Self {
             descriptors: descriptor_words(memory, layout)?,
-            avail: Words::in_bytes(memory, layout.driver_area, avail_bytes, split::AVAIL_ALIGN_BYTES)?,
+            avail: Words::in_bytes(
+                memory,
+                layout.driver_area,
+                avail_bytes,
+                split::AVAIL_ALIGN_BYTES,
+            )?,
             used,
-            used_elements: Words::in_bytes(memory, layout.device_area, elements_end, split::USED_ALIGN_BYTES)?,
+            used_elements: Words::in_bytes(
+                memory,
+                layout.device_area,
+                elements_end,
+                split::USED_ALIGN_BYTES,
+            )?,
             size,
             event_idx: layout.event_idx,
             indirect: layout.indirect,
@@ -93,7 +112,11 @@ impl SplitDevice {
 
     /// Whether there is something to take, looking at the ring if need be.
     #[inline]
-    fn has_available(&mut self, memory: &GuestMemory, hint: &mut RegionHint) -> Result<bool, RingError> {
+    fn has_available(
+        &mut self,
+        memory: &GuestMemory,
+        hint: &mut RegionHint,
+    ) -> Result<bool, RingError> {
         if self.next_avail != self.seen_avail {
             return Ok(true);
         }
@@ -147,7 +170,9 @@ impl SplitDevice {
 
     #[inline(always)]
     fn head(&self, index: u16) -> u16 {
-        self.avail.at(self.avail_entry(index)).map_or(0, |entry| u16::from_le(entry.load(Ordering::Relaxed)))
+        self.avail
+            .at(self.avail_entry(index))
+            .map_or(0, |entry| u16::from_le(entry.load(Ordering::Relaxed)))
     }
 
     /// Fetches the header of the request `ahead` places from here, if there is one. What is read
@@ -171,14 +196,24 @@ impl SplitDevice {
 
     /// Follows the chain from `head` (2.7.5).
     #[inline]
-    fn walk(&self, head: u16, memory: &GuestMemory, chain: &mut Chain, hint: &mut RegionHint) -> Result<(), RingError> {
+    fn walk(
+        &self,
+        head: u16,
+        memory: &GuestMemory,
+        chain: &mut Chain,
+        hint: &mut RegionHint,
+    ) -> Result<(), RingError> {
         chain.clear();
         let mut index = head;
         loop {
             let word = usize::from(index).wrapping_mul(2);
-            let (Some(address), Some(tail)) = (self.descriptors.get(word), self.descriptors.get(word.wrapping_add(1)))
+            let (Some(address), Some(tail)) =
+                (self.descriptors.get(word), self.descriptors.get(word.wrapping_add(1)))
             else {
-                return Err(RingError::DescriptorOutOfRange { index: u32::from(index), size: u32::from(self.size) });
+                return Err(RingError::DescriptorOutOfRange {
+                    index: u32::from(index),
+                    size: u32::from(self.size),
+                });
             };
             let address = GuestAddress(u64::from_le(address.load(Ordering::Relaxed)));
             let tail = Tail::from_word(u64::from_le(tail.load(Ordering::Relaxed)));
@@ -190,7 +225,12 @@ impl SplitDevice {
                     return Err(RingError::IndirectWithNext);
                 }
                 // 2.7.5.3.2: the WRITE flag of this descriptor is ignored.
-                return walk_indirect(IndirectTable::new(address, tail.len_bytes)?, memory, chain, hint);
+                return walk_indirect(
+                    IndirectTable::new(address, tail.len_bytes)?,
+                    memory,
+                    chain,
+                    hint,
+                );
             }
             let descriptor = Descriptor { address, len_bytes: tail.len_bytes };
             chain.push(descriptor, tail.flags & descriptor::WRITE != 0)?;
@@ -238,13 +278,19 @@ impl SplitDevice {
                 .map_or(0, |event| u16::from_le(event.load(Ordering::Relaxed)));
             need_event(event, self.published_used, old)
         } else {
-            let flags =
-                self.avail.at(split::FLAGS_OFFSET).map_or(0, |flags| u16::from_le(flags.load(Ordering::Relaxed)));
+            let flags = self
+                .avail
+                .at(split::FLAGS_OFFSET)
+                .map_or(0, |flags| u16::from_le(flags.load(Ordering::Relaxed)));
             old != self.published_used && flags & NO_INTERRUPT == 0
         }
     }
 
-    pub(crate) fn arm_kicks(&mut self, memory: &GuestMemory, hint: &mut RegionHint) -> Result<bool, RingError> {
+    pub(crate) fn arm_kicks(
+        &mut self,
+        memory: &GuestMemory,
+        hint: &mut RegionHint,
+    ) -> Result<bool, RingError> {
         if self.event_idx {
             self.set_avail_event(self.next_avail);
         } else if let Some(flags) = self.used.at(split::FLAGS_OFFSET) {
@@ -296,7 +342,10 @@ fn walk_indirect(
             return Err(RingError::NestedIndirect);
         }
         // The chain's own limit ends a loop in the table.
-        chain.push(Descriptor { address, len_bytes: tail.len_bytes }, tail.flags & descriptor::WRITE != 0)?;
+        chain.push(
+            Descriptor { address, len_bytes: tail.len_bytes },
+            tail.flags & descriptor::WRITE != 0,
+        )?;
         if tail.flags & descriptor::NEXT == 0 {
             return Ok(());
         }

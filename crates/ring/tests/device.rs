@@ -2,7 +2,9 @@
 //! lying one.
 
 use sidecore_memory::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
-use sidecore_ring::driver::{Buffer, DriverRing, IndirectTables, RawDescriptor, RawRing, RingAreas};
+use sidecore_ring::driver::{
+    Buffer, DriverRing, IndirectTables, RawDescriptor, RawRing, RingAreas,
+};
 use sidecore_ring::{Chain, DeviceRing, RingError, RingFormat, RingLayout, RingState, was_used};
 use sidecore_spec_virtio::{descriptor, packed};
 
@@ -13,7 +15,9 @@ const FORMATS: [RingFormat; 2] = [RingFormat::Split, RingFormat::Packed];
 
 /// Guest and user addresses are the same here.
 fn memory() -> GuestMemory {
-    let file = std::fs::File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    let file = std::fs::File::from(
+        rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap(),
+    );
     file.set_len(MEMORY_BYTES).unwrap();
     GuestMemory::map(vec![RegionSpec {
         guest_address: GuestAddress(0),
@@ -54,7 +58,10 @@ impl Rig {
 
     fn driver(&self, slots: u16, per_slot: u16) -> DriverRing {
         let tables = self.layout.indirect.then(|| IndirectTables {
-            window: self.memory.window(UserAddress(DATA), IndirectTables::bytes(slots, per_slot), 16).unwrap(),
+            window: self
+                .memory
+                .window(UserAddress(DATA), IndirectTables::bytes(slots, per_slot), 16)
+                .unwrap(),
             guest_address: GuestAddress(DATA),
         });
         DriverRing::new(&self.memory, &self.layout, slots, per_slot, tables).unwrap()
@@ -80,8 +87,11 @@ fn requests_go_round_for_many_laps() {
             let mut driver = rig.driver(slots, 3);
             for slot in 0..slots {
                 let at = 0x9_0000 + u64::from(slot) * 0x100;
-                let chain =
-                    [Buffer::to_device(at, 16), Buffer::from_device(at + 16, 64), Buffer::from_device(at + 80, 1)];
+                let chain = [
+                    Buffer::to_device(at, 16),
+                    Buffer::from_device(at + 16, 64),
+                    Buffer::from_device(at + 80, 1),
+                ];
                 driver.describe(slot, &chain).unwrap();
             }
             for lap in 0..70_000_u32 {
@@ -119,7 +129,9 @@ fn a_stopped_ring_goes_on_where_it_stood() {
     for format in FORMATS {
         let mut rig = Rig::new(layout(format, 4, true, false));
         let mut driver = rig.driver(2, 2);
-        driver.describe(0, &[Buffer::to_device(DATA, 16), Buffer::from_device(DATA + 16, 1)]).unwrap();
+        driver
+            .describe(0, &[Buffer::to_device(DATA, 16), Buffer::from_device(DATA + 16, 1)])
+            .unwrap();
         for lap in 0..50 {
             driver.push(0).unwrap();
             driver.publish();
@@ -137,7 +149,9 @@ fn a_stopped_ring_goes_on_where_it_stood() {
 /// A ring that is back at the position where it began is told from one that begins.
 #[test]
 fn a_ring_that_was_used_shows_it_when_its_position_is_the_first_again() {
-    for (format, indirect) in FORMATS.into_iter().flat_map(|format| [(format, false), (format, true)]) {
+    for (format, indirect) in
+        FORMATS.into_iter().flat_map(|format| [(format, false), (format, true)])
+    {
         let mut rig = Rig::new(layout(format, 8, true, indirect));
         let mut driver = rig.driver(8 / if indirect { 1 } else { 2 }, 2);
         let slots = driver_slots(&mut driver, if indirect { 8 } else { 4 });
@@ -161,7 +175,10 @@ fn a_ring_that_was_used_shows_it_when_its_position_is_the_first_again() {
             slots.iter().for_each(|slot| driver.push(*slot).unwrap());
             driver.publish();
         }
-        assert!(rounds * slots.len() >= if format == RingFormat::Split { 65_536 } else { 8 }, "{format:?}");
+        assert!(
+            rounds * slots.len() >= if format == RingFormat::Split { 65_536 } else { 8 },
+            "{format:?}"
+        );
         // Also when the driver has made all of it available again.
         while driver.pop().unwrap().is_some() {}
         slots.iter().for_each(|slot| driver.push(*slot).unwrap());
@@ -187,7 +204,9 @@ fn kicks_come_when_asked_for_and_only_then() {
         for event_idx in [false, true] {
             let mut rig = Rig::new(layout(format, 8, event_idx, false));
             let mut driver = rig.driver(2, 2);
-            driver.describe(0, &[Buffer::to_device(DATA, 16), Buffer::from_device(DATA + 16, 1)]).unwrap();
+            driver
+                .describe(0, &[Buffer::to_device(DATA, 16), Buffer::from_device(DATA + 16, 1)])
+                .unwrap();
             rig.device.suppress_kicks();
             let round = |rig: &mut Rig, driver: &mut DriverRing| {
                 driver.push(0).unwrap();
@@ -201,7 +220,10 @@ fn kicks_come_when_asked_for_and_only_then() {
                 kick
             };
             for lap in 0..200_000 {
-                assert!(!round(&mut rig, &mut driver), "{format:?} event_idx {event_idx} lap {lap}");
+                assert!(
+                    !round(&mut rig, &mut driver),
+                    "{format:?} event_idx {event_idx} lap {lap}"
+                );
             }
             assert!(!rig.device.arm_kicks(&rig.memory).unwrap(), "nothing is there yet");
             assert!(round(&mut rig, &mut driver), "{format:?} event_idx {event_idx}");
@@ -209,7 +231,10 @@ fn kicks_come_when_asked_for_and_only_then() {
             assert!(!round(&mut rig, &mut driver));
             driver.push(0).unwrap();
             driver.publish();
-            assert!(rig.device.arm_kicks(&rig.memory).unwrap(), "what came before arming is seen by it");
+            assert!(
+                rig.device.arm_kicks(&rig.memory).unwrap(),
+                "what came before arming is seen by it"
+            );
         }
     }
 }
@@ -223,7 +248,12 @@ fn no_kick_is_wanted_for_what_a_polling_device_has_done_already() {
             let mut rig = Rig::new(layout(format, 8, true, false));
             let mut driver = rig.driver(2, 2);
             for slot in 0..2 {
-                driver.describe(slot, &[Buffer::to_device(DATA, 16), Buffer::from_device(DATA + 16, 1)]).unwrap();
+                driver
+                    .describe(
+                        slot,
+                        &[Buffer::to_device(DATA, 16), Buffer::from_device(DATA + 16, 1)],
+                    )
+                    .unwrap();
             }
             rig.device.suppress_kicks();
             for lap in 0..200_000 {
@@ -248,7 +278,9 @@ fn calls_are_raised_when_asked_for_and_only_then() {
         for event_idx in [false, true] {
             let mut rig = Rig::new(layout(format, 8, event_idx, false));
             let mut driver = rig.driver(2, 2);
-            driver.describe(0, &[Buffer::to_device(DATA, 16), Buffer::from_device(DATA + 16, 1)]).unwrap();
+            driver
+                .describe(0, &[Buffer::to_device(DATA, 16), Buffer::from_device(DATA + 16, 1)])
+                .unwrap();
             let round = |rig: &mut Rig, driver: &mut DriverRing| {
                 driver.push(0).unwrap();
                 driver.publish();
@@ -278,7 +310,9 @@ fn a_call_is_not_lost_over_laps() {
     for format in FORMATS {
         let mut rig = Rig::new(layout(format, 4, true, false));
         let mut driver = rig.driver(2, 2);
-        driver.describe(0, &[Buffer::to_device(DATA, 16), Buffer::from_device(DATA + 16, 1)]).unwrap();
+        driver
+            .describe(0, &[Buffer::to_device(DATA, 16), Buffer::from_device(DATA + 16, 1)])
+            .unwrap();
         for rounds in 1..20 {
             assert!(!driver.arm_calls());
             for _ in 0..rounds {
@@ -362,7 +396,9 @@ const SPLIT_LIES: &[Lie] = &[
     ),
     (
         "an indirect descriptor with a next",
-        |ring, _| ring.set_descriptor(0, buffer(DATA, 16, descriptor::INDIRECT | descriptor::NEXT, 1)),
+        |ring, _| {
+            ring.set_descriptor(0, buffer(DATA, 16, descriptor::INDIRECT | descriptor::NEXT, 1))
+        },
         |error| matches!(error, RingError::IndirectWithNext),
     ),
     (
@@ -422,8 +458,11 @@ fn indirect_descriptors_have_to_be_negotiated() {
     for format in FORMATS {
         let mut rig = Rig::new(layout(format, 8, true, false));
         let raw = rig.raw();
-        let flags =
-            if format == RingFormat::Packed { descriptor::INDIRECT | packed::AVAIL } else { descriptor::INDIRECT };
+        let flags = if format == RingFormat::Packed {
+            descriptor::INDIRECT | packed::AVAIL
+        } else {
+            descriptor::INDIRECT
+        };
         raw.set_descriptor(0, buffer(DATA, 16, flags, 0));
         if format == RingFormat::Split {
             raw.set_available_index(1);
@@ -452,7 +491,10 @@ fn a_lying_driver_of_a_packed_ring_is_named() {
             "a chain longer than the ring",
             |ring, _| {
                 for index in 0..8 {
-                    ring.set_descriptor(index, buffer(DATA, 16, descriptor::NEXT | packed::AVAIL, 0));
+                    ring.set_descriptor(
+                        index,
+                        buffer(DATA, 16, descriptor::NEXT | packed::AVAIL, 0),
+                    );
                 }
             },
             |error| matches!(error, RingError::Overcommitted { size: 8 }),
@@ -483,7 +525,10 @@ fn a_lying_driver_of_a_packed_ring_is_named() {
             "an indirect table larger than a request may be",
             |ring, memory| {
                 table(memory, &[(DATA, 16, 0, 0); 17]);
-                ring.set_descriptor(0, buffer(DATA, 17 * 16, packed::AVAIL | descriptor::INDIRECT, 0));
+                ring.set_descriptor(
+                    0,
+                    buffer(DATA, 17 * 16, packed::AVAIL | descriptor::INDIRECT, 0),
+                );
             },
             |error| matches!(error, RingError::ChainTooLong { limit: 16 }),
         ),
@@ -499,7 +544,8 @@ fn a_lying_driver_of_a_packed_ring_is_named() {
 #[test]
 fn impossible_layouts_are_refused() {
     let memory = memory();
-    let fresh = |layout: &RingLayout| DeviceRing::new(&memory, layout, RingState::fresh(layout.format));
+    let fresh =
+        |layout: &RingLayout| DeviceRing::new(&memory, layout, RingState::fresh(layout.format));
     for size in [0, 3, 32769] {
         let mut split = layout(RingFormat::Split, 8, false, false);
         split.size = size;

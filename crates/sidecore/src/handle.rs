@@ -135,7 +135,9 @@ mod tests {
     const SOON: Duration = Duration::from_secs(10);
 
     fn start(thread: &SidecoreThread) -> Handle<Worker> {
-        let made = thread.sidecore().start(|_| Ok::<_, ()>(Worker { in_flight: true, told: 0, stopped: None }));
+        let made = thread
+            .sidecore()
+            .start(|_| Ok::<_, ()>(Worker { in_flight: true, told: 0, stopped: None }));
         made.unwrap()
     }
 
@@ -153,7 +155,11 @@ mod tests {
         assert_eq!(same.ask(|unit| unit.told).unwrap(), None, "it has stopped");
         let again = start(&thread);
         assert_eq!(again.ask(|unit| unit.told).unwrap(), Some(0));
-        assert_eq!(same.ask(|unit| unit.told).unwrap(), None, "the next one in its place is another");
+        assert_eq!(
+            same.ask(|unit| unit.told).unwrap(),
+            None,
+            "the next one in its place is another"
+        );
     }
 
     #[test]
@@ -165,7 +171,8 @@ mod tests {
         drop(thread);
         assert_eq!(unit.ask(|_| ()), Err(Closed));
         assert_eq!(unit.stop().wait(SOON), Stopped::Gone);
-        let late = sidecore.start(|_| Ok::<_, ()>(Worker { in_flight: false, told: 0, stopped: None }));
+        let late =
+            sidecore.start(|_| Ok::<_, ()>(Worker { in_flight: false, told: 0, stopped: None }));
         assert!(matches!(late, Err(NotStarted::Gone)));
     }
 }

@@ -58,10 +58,12 @@ impl SidecoreThread {
                 poll(&name, reactor, &clock, &watch.0.wanted);
             }
         };
-        let thread = std::thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES).spawn(run);
+        let thread =
+            std::thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES).spawn(run);
         let thread = thread.map_err(failed)?;
-        let (stats, time) =
-            started.recv().unwrap_or_else(|_| Err(failed(io::Error::other("its thread has panicked"))))?;
+        let (stats, time) = started
+            .recv()
+            .unwrap_or_else(|_| Err(failed(io::Error::other("its thread has panicked"))))?;
         let sidecore = Sidecore {
             name: name.to_owned(),
             cpu,
@@ -103,7 +105,8 @@ fn set_up(cpu: Option<CoreId>, mailbox: Mailbox<EpollSleeper>) -> Result<Reactor
     let failed = ThreadError::Start;
     // Delays and timeouts are in microseconds, and the kernel's usual slack is fifty of them.
     cpu::set_timer_slack(Nanos(1)).map_err(failed)?;
-    Reactor::new(CoreContext::new(cpu), EpollSleeper::new().map_err(failed)?, mailbox).map_err(failed)
+    Reactor::new(CoreContext::new(cpu), EpollSleeper::new().map_err(failed)?, mailbox)
+        .map_err(failed)
 }
 
 fn poll(name: &str, mut reactor: Reactor, clock: &Clock, stop: &AtomicBool) {

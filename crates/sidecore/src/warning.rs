@@ -15,7 +15,8 @@ impl fmt::Display for CoreWarning<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { sidecore, cpu, percent } = self;
         let took = format_args!("other work kept it from running for {percent} % of the time");
-        let meanwhile = "Until it has, it sleeps for moments between looks at its disks and does not poll";
+        let meanwhile =
+            "Until it has, it sleeps for moments between looks at its disks and does not poll";
         match cpu {
             Some(CoreId(cpu)) => write!(
                 f,

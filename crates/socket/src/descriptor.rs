@@ -33,7 +33,10 @@ impl Descriptor {
         match std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())) {
             // Compared whole: a peer chooses its files' names, but these start with a slash.
             Ok(name) if name.as_os_str() == "anon_inode:[eventfd]" => Self::Event,
-            Ok(name) if name.as_os_str().as_encoded_bytes().starts_with(b"socket:[") && is_unix_stream(fd) => {
+            Ok(name)
+                if name.as_os_str().as_encoded_bytes().starts_with(b"socket:[")
+                    && is_unix_stream(fd) =>
+            {
                 Self::UnixStream
             }
             Ok(name) => Self::Other(name.display().to_string()),
@@ -74,12 +77,14 @@ mod tests {
         assert_eq!(Descriptor::of(&stream), Descriptor::UnixStream);
         assert!(!Descriptor::of(&stream).closes_at_once());
         let directory = tempfile::tempdir().unwrap();
-        let listener = std::os::unix::net::UnixListener::bind(directory.path().join("socket")).unwrap();
+        let listener =
+            std::os::unix::net::UnixListener::bind(directory.path().join("socket")).unwrap();
         let (datagram, _peer) = std::os::unix::net::UnixDatagram::pair().unwrap();
         let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let file = std::fs::File::open("/proc/self/status").unwrap();
-        let path = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, rustix::fs::Mode::empty()).unwrap();
+        let path = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, rustix::fs::Mode::empty())
+            .unwrap();
         for (fd, name) in [
             (pipe, "pipe:["),
             (listener.into(), "socket:["),

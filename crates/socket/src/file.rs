@@ -11,7 +11,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid, chmod, chownat, fstat, open};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
 
 /// The reason why a socket cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -139,13 +141,22 @@ impl SocketFile {
     ///
     /// # Errors
     /// See [`ServerError`].
-    pub fn listen(path: &Path, access: Access, backlog: i32) -> Result<(Self, OwnedFd), ServerError> {
+    pub fn listen(
+        path: &Path,
+        access: Access,
+        backlog: i32,
+    ) -> Result<(Self, OwnedFd), ServerError> {
         let socket = bind_at(path)?;
         let metadata = fs::symlink_metadata(path).map_err(|error| ServerError::io(path, error))?;
         let file = Self { path: path.to_owned(), inode: (metadata.dev(), metadata.ino()) };
         ours().insert(file.inode);
-        let given = file.give(access).map_err(|error| ServerError::Access { path: path.to_owned(), access, error });
-        let listens = given.and_then(|()| listen(&socket, backlog).map_err(|error| ServerError::io(path, error)));
+        let given = file.give(access).map_err(|error| ServerError::Access {
+            path: path.to_owned(),
+            access,
+            error,
+        });
+        let listens = given
+            .and_then(|()| listen(&socket, backlog).map_err(|error| ServerError::io(path, error)));
         match listens {
             Ok(()) => Ok((file, socket)),
             Err(error) => {
@@ -164,7 +175,8 @@ impl SocketFile {
     /// Sets owner, group and mode. Not by the file's name: any user who may write to the directory
     /// could have replaced the file meanwhile by another one that is worth stealing.
     fn give(&self, access: Access) -> io::Result<()> {
-        let fd = open(&self.path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        let fd =
+            open(&self.path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
         let stat = fstat(&fd)?;
         if (stat.st_dev, stat.st_ino) != self.inode || stat.st_nlink != 1 {
             return Err(io::Error::other("another program has replaced the file"));
@@ -181,7 +193,9 @@ impl SocketFile {
     /// file for a dead process's, and replaces it by a file that would be removed here.
     pub fn remove(&self) {
         let removed = match fs::symlink_metadata(&self.path) {
-            Ok(metadata) if (metadata.dev(), metadata.ino()) == self.inode => fs::remove_file(&self.path),
+            Ok(metadata) if (metadata.dev(), metadata.ino()) == self.inode => {
+                fs::remove_file(&self.path)
+            }
             Ok(_) => Err(io::Error::other("the file is another program's by now")),
             Err(error) => Err(error),
         };
@@ -201,7 +215,9 @@ impl Drop for SocketFile {
 fn in_use(path: &Path) -> ServerError {
     let path = path.to_owned();
     match fs::symlink_metadata(&path) {
-        Ok(metadata) if ours().contains(&(metadata.dev(), metadata.ino())) => ServerError::Ours { path },
+        Ok(metadata) if ours().contains(&(metadata.dev(), metadata.ino())) => {
+            ServerError::Ours { path }
+        }
         _ => ServerError::InUse { path },
     }
 }
@@ -228,7 +244,8 @@ fn make_directory(path: &Path) -> Result<(), ServerError> {
 fn bind_at(path: &Path) -> Result<OwnedFd, ServerError> {
     let io_error = |error: Errno| ServerError::io(path, error);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let new_socket = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(io_error);
+    let new_socket =
+        || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(io_error);
     let address = SocketAddrUnix::new(path).map_err(io_error)?;
 
     let socket = new_socket()?;
@@ -241,12 +258,15 @@ fn bind_at(path: &Path) -> Result<OwnedFd, ServerError> {
         bound = bind(&socket, &address);
     }
     if bound == Err(Errno::ADDRINUSE) {
-        let is_socket = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
+        let is_socket =
+            fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
         if !is_socket {
             return Err(ServerError::NotASocket { path: path.to_owned() });
         }
         match connect(new_socket()?, &address) {
-            Err(Errno::CONNREFUSED) => fs::remove_file(path).map_err(|error| ServerError::io(path, error))?,
+            Err(Errno::CONNREFUSED) => {
+                fs::remove_file(path).map_err(|error| ServerError::io(path, error))?
+            }
             Err(Errno::NOENT) => {}
             // EAGAIN: the socket listens, and its backlog is full.
             Ok(()) | Err(Errno::AGAIN) => return Err(in_use(path)),
@@ -291,12 +311,18 @@ mod tests {
         let (owner, group) = if uid == 0 { (12345, 23456) } else { (uid, gid) };
         for (access, expected) in [
             (Access { mode: 0o666, ..Access::default() }, (uid, gid, 0o666)),
-            (Access { group: Some(group), mode: Access::WITH_GROUP, ..Access::default() }, (uid, group, 0o660)),
+            (
+                Access { group: Some(group), mode: Access::WITH_GROUP, ..Access::default() },
+                (uid, group, 0o660),
+            ),
             (Access { owner: Some(owner), group: Some(group), mode: 0o622 }, (owner, group, 0o622)),
         ] {
             let (file, _listener) = SocketFile::listen(&path, access, 8).unwrap();
             let metadata = fs::symlink_metadata(&path).unwrap();
-            assert_eq!((metadata.uid(), metadata.gid(), metadata.permissions().mode() & 0o7777), expected);
+            assert_eq!(
+                (metadata.uid(), metadata.gid(), metadata.permissions().mode() & 0o7777),
+                expected
+            );
             UnixStream::connect(&path).unwrap();
             file.remove();
         }
@@ -322,7 +348,10 @@ mod tests {
     fn a_file_that_is_no_socket_is_left_alone() {
         let (_directory, path) = directory();
         fs::write(&path, "precious").unwrap();
-        assert!(matches!(SocketFile::listen(&path, Access::default(), 8), Err(ServerError::NotASocket { .. })));
+        assert!(matches!(
+            SocketFile::listen(&path, Access::default(), 8),
+            Err(ServerError::NotASocket { .. })
+        ));
         assert_eq!(fs::read(&path).unwrap(), b"precious");
     }
 
@@ -330,7 +359,10 @@ mod tests {
     fn a_path_that_cannot_be_bound_is_an_error() {
         let (directory, _) = directory();
         let path = directory.path().join("x".repeat(200));
-        assert!(matches!(SocketFile::listen(&path, Access::default(), 8), Err(ServerError::Io { .. })));
+        assert!(matches!(
+            SocketFile::listen(&path, Access::default(), 8),
+            Err(ServerError::Io { .. })
+        ));
     }
 
     #[test]
@@ -344,12 +376,18 @@ mod tests {
         let other = fs::metadata(directory.path().join("other")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, other & 0o755);
         let above = directory.path().join("missing");
-        let error = SocketFile::listen(&above.join("run/disk.sock"), Access::default(), 8).unwrap_err();
-        assert!(matches!(&error, ServerError::Directory { path, .. } if *path == above.join("run")), "{error}");
+        let error =
+            SocketFile::listen(&above.join("run/disk.sock"), Access::default(), 8).unwrap_err();
+        assert!(
+            matches!(&error, ServerError::Directory { path, .. } if *path == above.join("run")),
+            "{error}"
+        );
         assert!(!above.exists());
         // A link without a target is no directory either.
         std::os::unix::fs::symlink(&above, directory.path().join("link")).unwrap();
-        let error = SocketFile::listen(&directory.path().join("link/disk.sock"), Access::default(), 8).unwrap_err();
+        let error =
+            SocketFile::listen(&directory.path().join("link/disk.sock"), Access::default(), 8)
+                .unwrap_err();
         assert!(matches!(error, ServerError::Io { .. }), "{error}");
     }
 

@@ -38,9 +38,9 @@ pub fn pack(bytes: &[u8], fds: Vec<OwnedFd>) -> io::Result<OwnedFd> {
         }
     };
     let all: Vec<OwnedFd> = std::iter::once(contents).chain(fds).collect();
-    let sent = all
-        .chunks(MAX_FDS)
-        .try_for_each(|some| send(&inside, MESSAGE, some, MAX_FDS, Blocking::Never).map(|_| ()).map_err(into_io));
+    let sent = all.chunks(MAX_FDS).try_for_each(|some| {
+        send(&inside, MESSAGE, some, MAX_FDS, Blocking::Never).map(|_| ()).map_err(into_io)
+    });
     // The parcel has duplicates: unless packing failed, none of these closes is a last close.
     match sent {
         Ok(()) => Ok(outside),
@@ -71,7 +71,8 @@ pub fn unpack(parcel: impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     loop {
         let mut message = [0; MESSAGE.len()];
         let mut some = Vec::new();
-        let received = receive(&parcel, &mut message, &mut some, MAX_FDS, Blocking::Never).map_err(into_io);
+        let received =
+            receive(&parcel, &mut message, &mut some, MAX_FDS, Blocking::Never).map_err(into_io);
         fds.append(&mut some);
         match received {
             Ok(0) => break,
@@ -143,7 +144,9 @@ mod tests {
 
     #[test]
     fn a_descriptor_that_is_no_parcel_is_an_error() {
-        let (one, other) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        let (one, other) =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+                .unwrap();
         assert_eq!(unpack(&other).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         rustix::io::write(&one, b"hello").unwrap();
         assert_eq!(unpack(&other).unwrap_err().kind(), io::ErrorKind::InvalidData);

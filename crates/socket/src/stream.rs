@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::cmsg_space;
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
 /// The largest number of descriptors that one call moves. A protocol may allow fewer.
@@ -66,7 +66,8 @@ pub fn send(
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
     // The buffer may have space for more than MAX_FDS, because of its alignment.
-    let fits = fds.len() <= max_fds && (fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(&fds)));
+    let fits = fds.len() <= max_fds
+        && (fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(&fds)));
     if !fits {
         return Err(StreamError::TooManyFds { max: max_fds });
     }
@@ -141,7 +142,10 @@ mod tests {
     #[test]
     fn a_protocol_may_allow_fewer_descriptors_and_counts_earlier_ones() {
         let (one, other) = UnixStream::pair().unwrap();
-        assert!(matches!(send(&one, &[0], &events(3), 2, Blocking::Never), Err(StreamError::TooManyFds { max: 2 })));
+        assert!(matches!(
+            send(&one, &[0], &events(3), 2, Blocking::Never),
+            Err(StreamError::TooManyFds { max: 2 })
+        ));
         for _ in 0..2 {
             send(&one, &[0], &events(2), 2, Blocking::Never).unwrap();
         }
@@ -164,7 +168,8 @@ mod tests {
         }
         let mut fds = Vec::new();
         for received in [KERNEL_MAX_FDS, 2 * KERNEL_MAX_FDS] {
-            let error = receive(&other, &mut [0; 2], &mut fds, MAX_FDS, Blocking::Never).unwrap_err();
+            let error =
+                receive(&other, &mut [0; 2], &mut fds, MAX_FDS, Blocking::Never).unwrap_err();
             assert!(matches!(error, StreamError::TooManyFds { max: MAX_FDS }));
             assert_eq!(fds.len(), received);
         }

@@ -6,7 +6,8 @@
 
 use sidecore_units::{codes, layout};
 
-const _: () = assert!(cfg!(target_endian = "little"), "the layouts below are in the machine's byte order");
+const _: () =
+    assert!(cfg!(target_endian = "little"), "the layouts below are in the machine's byte order");
 
 /// The major version, which has to be the same at both ends ("VFIO_USER_VERSION").
 pub const VERSION_MAJOR: u16 = 0;

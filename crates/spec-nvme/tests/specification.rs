@@ -6,8 +6,8 @@ use sidecore_spec_nvme::identify::{Controller, LbaFormat, Namespace, cns, oacs};
 use sidecore_spec_nvme::opcode::{admin, nvm};
 use sidecore_spec_nvme::register::{self, cap, cc, csts};
 use sidecore_spec_nvme::vfio_user::{
-    AccessHeader, Command, DmaMap, DmaUnmap, FLAG_ERROR, FLAG_NO_REPLY, MessageHeader, TYPE_COMMAND, TYPE_MASK,
-    TYPE_REPLY, VersionHeader,
+    AccessHeader, Command, DmaMap, DmaUnmap, FLAG_ERROR, FLAG_NO_REPLY, MessageHeader,
+    TYPE_COMMAND, TYPE_MASK, TYPE_REPLY, VersionHeader,
 };
 use sidecore_spec_nvme::{feature, log_page, status};
 
@@ -56,7 +56,10 @@ fn properties() {
     assert_eq!(register::VERSION_2_0.to_be_bytes(), [0, 2, 0, 0], "major, minor and tertiary");
     assert_eq!(register::DOORBELL_BYTES, 4);
     assert_eq!((cap::MQES_MASK, cap::CQR), (0xFFFF, 0x1_0000));
-    assert_eq!((cap::TO_SHIFT, cap::TO_MILLIS, cap::DSTRD_SHIFT, cap::MPSMIN_SHIFT), (24, 500, 32, 48));
+    assert_eq!(
+        (cap::TO_SHIFT, cap::TO_MILLIS, cap::DSTRD_SHIFT, cap::MPSMIN_SHIFT),
+        (24, 500, 32, 48)
+    );
     assert_eq!((cap::CSS_NVM, cap::CRMS_CRWMS), (0x20_0000_0000, 0x0800_0000_0000_0000));
     assert_eq!((cc::EN, cc::CSS_SHIFT, cc::MPS_SHIFT, cc::AMS_SHIFT), (1, 4, 7, 11));
     assert_eq!((cc::SHN_SHIFT, cc::SHN_NORMAL, cc::SHN_ABRUPT), (14, 1, 2));
@@ -72,7 +75,10 @@ fn fields_of_commands() {
     assert_eq!((1 << command::COMMAND_BYTES_LOG2, 1 << command::COMPLETION_BYTES_LOG2), (64, 16));
     assert_eq!((command::MAX_ENTRIES, command::BROADCAST_NSID), (65_536, u32::MAX));
     assert_eq!((command::FUSE_SHIFT, command::FUSE_FIRST, command::FUSE_SECOND), (8, 1, 2));
-    assert_eq!((command::PSDT_SHIFT, command::PSDT_SGL, command::PSDT_SGL_WITH_METADATA_SEGMENT), (14, 1, 2));
+    assert_eq!(
+        (command::PSDT_SHIFT, command::PSDT_SGL, command::PSDT_SGL_WITH_METADATA_SEGMENT),
+        (14, 1, 2)
+    );
     assert_eq!((command::METADATA_POINTER_OFFSET, command::DATA_POINTER_OFFSET), (16, 24));
     assert_eq!((command::PRP_BYTES, command::SGL_DESCRIPTOR_BYTES), (8, 16));
     assert_eq!((sgl::DATA_BLOCK, sgl::BIT_BUCKET, sgl::SEGMENT, sgl::LAST_SEGMENT), (0, 1, 2, 3));
@@ -90,10 +96,16 @@ fn fields_of_commands() {
 #[test]
 fn identifiers() {
     use log_page::{COMMANDS_SUPPORTED, FEATURES_SUPPORTED, MANAGEMENT_SUPPORTED};
-    assert_eq!((log_page::SUPPORTED_LOG_PAGES, log_page::ERROR_INFORMATION, log_page::HEALTH), (0, 1, 2));
+    assert_eq!(
+        (log_page::SUPPORTED_LOG_PAGES, log_page::ERROR_INFORMATION, log_page::HEALTH),
+        (0, 1, 2)
+    );
     assert_eq!((log_page::FIRMWARE_SLOT, log_page::CHANGED_NAMESPACES), (3, 4));
     assert_eq!((COMMANDS_SUPPORTED, FEATURES_SUPPORTED, MANAGEMENT_SUPPORTED), (5, 18, 19));
-    assert_eq!((cns::NAMESPACE, cns::CONTROLLER, cns::ACTIVE_NAMESPACES, cns::NAMESPACE_DESCRIPTORS), (0, 1, 2, 3));
+    assert_eq!(
+        (cns::NAMESPACE, cns::CONTROLLER, cns::ACTIVE_NAMESPACES, cns::NAMESPACE_DESCRIPTORS),
+        (0, 1, 2, 3)
+    );
     assert_eq!((cns::COMMAND_SET_NAMESPACE, cns::COMMAND_SET_CONTROLLER), (5, 6));
     assert_eq!((cns::COMMAND_SET_ACTIVE_NAMESPACES, cns::INDEPENDENT_NAMESPACE), (7, 8));
     assert_eq!((cns::ALLOCATED_NAMESPACES, cns::ALLOCATED_NAMESPACE), (0x10, 0x11));
@@ -101,10 +113,19 @@ fn identifiers() {
     assert_eq!((cns::PRIMARY_CAPABILITIES, cns::SECONDARY_CONTROLLERS), (0x14, 0x15));
     assert_eq!(cns::COMMAND_SET_ALLOCATED_NAMESPACES, 0x1A);
     assert_eq!(cns::COMMAND_SET_ALLOCATED_NAMESPACE, 0x1B);
-    assert_eq!((feature::ARBITRATION, feature::POWER_MANAGEMENT, feature::TEMPERATURE_THRESHOLD), (1, 2, 4));
-    assert_eq!((feature::ERROR_RECOVERY, feature::VOLATILE_WRITE_CACHE, feature::NUMBER_OF_QUEUES), (5, 6, 7));
+    assert_eq!(
+        (feature::ARBITRATION, feature::POWER_MANAGEMENT, feature::TEMPERATURE_THRESHOLD),
+        (1, 2, 4)
+    );
+    assert_eq!(
+        (feature::ERROR_RECOVERY, feature::VOLATILE_WRITE_CACHE, feature::NUMBER_OF_QUEUES),
+        (5, 6, 7)
+    );
     assert_eq!((feature::INTERRUPT_COALESCING, feature::INTERRUPT_VECTOR), (8, 9));
-    assert_eq!((feature::WRITE_ATOMICITY, feature::ASYNCHRONOUS_EVENTS, feature::KEEP_ALIVE_TIMER), (10, 11, 15));
+    assert_eq!(
+        (feature::WRITE_ATOMICITY, feature::ASYNCHRONOUS_EVENTS, feature::KEEP_ALIVE_TIMER),
+        (10, 11, 15)
+    );
     assert_eq!((oacs::NAMESPACE_MANAGEMENT, oacs::VIRTUALIZATION_MANAGEMENT), (0x8, 0x80));
     assert_eq!(oacs::DOORBELL_BUFFER_CONFIG, 0x100);
 }
@@ -304,7 +325,10 @@ fn commands_of_vfio_user() {
         "MIG_DATA_WRITE",
     ];
     for (code, name) in (1..).zip(table) {
-        assert_eq!((Command::from_code(code).name(), Command::from_code(code).code()), (name, code));
+        assert_eq!(
+            (Command::from_code(code).name(), Command::from_code(code).code()),
+            (name, code)
+        );
     }
     assert_eq!(Command::ALL.len(), table.len());
     assert_eq!(Command::from_code(0), Command::Unknown(0));
@@ -316,7 +340,10 @@ fn commands_of_vfio_user() {
 fn layouts_of_vfio_user() {
     let header = MessageHeader { id: 0x0101, command: 0x0202, size_bytes: 3, flags: 4, errno: 5 };
     assert_eq!(header.encode(), [1, 1, 2, 2, 3, 0, 0, 0, 4, 0, 0, 0, 5, 0, 0, 0]);
-    assert_eq!((TYPE_MASK, TYPE_COMMAND, TYPE_REPLY, FLAG_NO_REPLY, FLAG_ERROR), (0xf, 0, 1, 0x10, 0x20));
+    assert_eq!(
+        (TYPE_MASK, TYPE_COMMAND, TYPE_REPLY, FLAG_NO_REPLY, FLAG_ERROR),
+        (0xf, 0, 1, 0x10, 0x20)
+    );
     assert_eq!(VersionHeader { major: 1, minor: 2 }.encode(), [1, 0, 2, 0]);
     let map = DmaMap { argsz: 1, flags: 2, offset_bytes: 3, address: 4, len_bytes: 5 };
     let table = [(0, 0, 1), (4, 4, 2), (8, 8, 3), (16, 16, 4), (24, 24, 5)];

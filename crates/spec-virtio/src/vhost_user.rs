@@ -7,7 +7,8 @@
 use serde::{Deserialize, Serialize};
 use sidecore_units::{codes, layout};
 
-const _: () = assert!(cfg!(target_endian = "little"), "the layouts below are in the machine's byte order");
+const _: () =
+    assert!(cfg!(target_endian = "little"), "the layouts below are in the machine's byte order");
 
 /// Most file descriptors with one message: the regions of a SET_MEM_TABLE ("Communication").
 pub const MAX_FDS: usize = 8;

@@ -75,7 +75,10 @@ fn the_split_rings() {
                 "16 * 256 + ((sizeof(__virtio16) * (3 + 256) + 3) & ~3ull)",
                 (descriptor::BYTES * 256 + split::avail_bytes(256).next_multiple_of(4)) as u64,
             ),
-            ("sizeof(__virtio16) * 3 + sizeof(struct vring_used_elem) * 256", split::used_bytes(256) as u64),
+            (
+                "sizeof(__virtio16) * 3 + sizeof(struct vring_used_elem) * 256",
+                split::used_bytes(256) as u64,
+            ),
         ],
     );
 }
@@ -86,7 +89,10 @@ fn the_packed_ring() {
         &["linux/virtio_ring.h"],
         &[
             ("sizeof(struct vring_packed_desc_event)", packed::EVENT_BYTES as u64),
-            ("offsetof(struct vring_packed_desc_event, off_wrap)", packed::EVENT_POSITION_OFFSET as u64),
+            (
+                "offsetof(struct vring_packed_desc_event, off_wrap)",
+                packed::EVENT_POSITION_OFFSET as u64,
+            ),
             ("offsetof(struct vring_packed_desc_event, flags)", packed::EVENT_FLAGS_OFFSET as u64),
             ("VRING_PACKED_EVENT_FLAG_ENABLE", packed::EVENT_ENABLE.into()),
             ("VRING_PACKED_EVENT_FLAG_DISABLE", packed::EVENT_DISABLE.into()),
@@ -171,7 +177,9 @@ fn structures_of_vhost() {
         ("sizeof(struct vhost_memory_region)", MemoryRegion::BYTES as u64),
         ("offsetof(struct vhost_memory, regions)", MemoryTableHeader::BYTES as u64),
     ];
-    expected.extend(field_offsets!(VringState, "struct vhost_vring_state", { index: "index", num: "num", }));
+    expected.extend(
+        field_offsets!(VringState, "struct vhost_vring_state", { index: "index", num: "num", }),
+    );
     expected.extend(field_offsets!(VringAddress, "struct vhost_vring_addr", {
         index: "index",
         flags: "flags",
@@ -180,7 +188,8 @@ fn structures_of_vhost() {
         available: "avail_user_addr",
         log: "log_guest_addr",
     }));
-    expected.extend(field_offsets!(MemoryTableHeader, "struct vhost_memory", { regions: "nregions", }));
+    expected
+        .extend(field_offsets!(MemoryTableHeader, "struct vhost_memory", { regions: "nregions", }));
     expected.extend(field_offsets!(MemoryRegion, "struct vhost_memory_region", {
         guest_address: "guest_phys_addr",
         len_bytes: "memory_size",

@@ -2,8 +2,9 @@
 #![forbid(unsafe_code)]
 
 use sidecore_spec_virtio::vhost_user::{
-    BACKEND_CONFIG_CHANGE, ConfigHeader, FLAGS_NEED_REPLY, FLAGS_REPLY, FLAGS_VERSION, FLAGS_VERSION_MASK,
-    MemoryRegion, MessageHeader, NO_FD, PROTOCOL_FEATURES, Request, SingleMemoryRegion, protocol,
+    BACKEND_CONFIG_CHANGE, ConfigHeader, FLAGS_NEED_REPLY, FLAGS_REPLY, FLAGS_VERSION,
+    FLAGS_VERSION_MASK, MemoryRegion, MessageHeader, NO_FD, PROTOCOL_FEATURES, Request,
+    SingleMemoryRegion, protocol,
 };
 use sidecore_spec_virtio::{MAX_QUEUE_SIZE, packed, split};
 
@@ -94,9 +95,13 @@ fn layouts_of_vhost_user() {
     let config = ConfigHeader { offset_bytes: 1, size_bytes: 2, flags: 3 };
     assert_eq!(config.encode(), [1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0]);
 
-    let region = MemoryRegion { guest_address: 1, len_bytes: 2, user_address: 3, file_offset_bytes: 4 };
+    let region =
+        MemoryRegion { guest_address: 1, len_bytes: 2, user_address: 3, file_offset_bytes: 4 };
     let single = SingleMemoryRegion { region }.encode();
-    assert_eq!((single[..8].to_vec(), single[8..].to_vec()), (vec![0; 8], region.encode().to_vec()));
+    assert_eq!(
+        (single[..8].to_vec(), single[8..].to_vec()),
+        (vec![0; 8], region.encode().to_vec())
+    );
 }
 
 /// virtio 1.2, 2.7, 2.8 and 2.8.14.

@@ -35,8 +35,7 @@ keys! {
 
 impl Stage for FaultPlan {
     const WORD: &'static str = "fault";
-    const MEANING: &'static str =
-        "Plants failures, to see how guests bear them. A request that is made to fail goes no further.";
+    const MEANING: &'static str = "Plants failures, to see how guests bear them. A request that is made to fail goes no further.";
     const KEYS: &'static [Key] = FaultKeys::KEYS;
 
     fn from_values(values: &Values) -> Self {
@@ -102,7 +101,10 @@ mod tests {
     fn failures_are_exact_without_a_seed_and_at_random_with_one() {
         let every = [("short_every", Value::Number(4))];
         let at = |when: When| {
-            vec![rule(Affected::Reads, when.clone(), Fault::Short), rule(Affected::Writes, when, Fault::Short)]
+            vec![
+                rule(Affected::Reads, when.clone(), Fault::Short),
+                rule(Affected::Writes, when, Fault::Short),
+            ]
         };
         assert_eq!(plan(&every), FaultPlan { seed: 0, rules: at(When::EveryNth(4)) });
         let seeded = [every.as_slice(), &[("seed", Value::Number(7))]].concat();
@@ -112,7 +114,8 @@ mod tests {
 
     #[test]
     fn bad_spots_come_first_and_are_whole_sectors() {
-        let keys = [("eio_every", Value::Number(3)), ("ranges", Value::Ranges(vec![(8, 8), (64, 65)]))];
+        let keys =
+            [("eio_every", Value::Number(3)), ("ranges", Value::Ranges(vec![(8, 8), (64, 65)]))];
         let rules = vec![
             rule(Affected::All, When::Touching(4096..4608), Fault::Eio),
             rule(Affected::All, When::Touching(32_768..33_792), Fault::Eio),
@@ -123,9 +126,14 @@ mod tests {
 
     #[test]
     fn spots_behind_the_end_of_any_store_are_refused() {
-        for (range, is_fine) in [((0, u64::MAX), false), ((0, u64::MAX >> 9), false), ((0, (u64::MAX >> 9) - 1), true)]
+        for (range, is_fine) in
+            [((0, u64::MAX), false), ((0, u64::MAX >> 9), false), ((0, (u64::MAX >> 9) - 1), true)]
         {
-            assert_eq!(are_in_a_store("ranges", &Value::Ranges(vec![range])).is_ok(), is_fine, "{range:?}");
+            assert_eq!(
+                are_in_a_store("ranges", &Value::Ranges(vec![range])).is_ok(),
+                is_fine,
+                "{range:?}"
+            );
         }
     }
 }

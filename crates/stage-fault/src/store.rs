@@ -5,7 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sidecore_block::{BlockChannel, BlockDevice, BlockError, BlockRequest, FilterChannel, Geometry, Operation};
+use sidecore_block::{
+    BlockChannel, BlockDevice, BlockError, BlockRequest, FilterChannel, Geometry, Operation,
+};
 use sidecore_reactor::CoreContext;
 
 /// How a request fails.
@@ -102,10 +104,13 @@ impl BlockDevice for FaultStore {
     fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
         let inner = self.inner.open_channel(core, depth)?;
         let channel = self.channels_opened.fetch_add(1, Ordering::Relaxed);
-        let random = Random(self.plan.seed.wrapping_add(channel.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+        let random =
+            Random(self.plan.seed.wrapping_add(channel.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
         let dice = self.plan.rules.iter().map(|rule| Die { rule: rule.clone(), seen: 0 }).collect();
         let mut dice = Dice { dice, random };
-        Ok(Box::new(FilterChannel::new(inner, depth, move |request: &BlockRequest| dice.throw(request))))
+        Ok(Box::new(FilterChannel::new(inner, depth, move |request: &BlockRequest| {
+            dice.throw(request)
+        })))
     }
 
     fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
@@ -177,7 +182,9 @@ impl Dice {
             None => return Ok(()),
             Some(Fault::Eio) => BlockError::EIO,
             Some(Fault::NoSpace) => BlockError::NoSpace,
-            Some(Fault::Short) => BlockError::Short { done_bytes: 0, asked_bytes: request.len_bytes },
+            Some(Fault::Short) => {
+                BlockError::Short { done_bytes: 0, asked_bytes: request.len_bytes }
+            }
         })
     }
 }
@@ -189,7 +196,11 @@ mod tests {
     use sidecore_units::Nanos;
 
     /// The results of `count` requests of 512 bytes, one sector each.
-    fn results(rules: Vec<FaultRule>, operation: Operation, count: u64) -> Vec<Result<(), BlockError>> {
+    fn results(
+        rules: Vec<FaultRule>,
+        operation: Operation,
+        count: u64,
+    ) -> Vec<Result<(), BlockError>> {
         let null = Arc::new(NullStore::new(Geometry::new(1 << 30, 512)));
         let store = FaultStore::new(null, FaultPlan { seed: 42, rules });
         let mut channel = store.open_channel(&CoreContext::default(), 1).unwrap();
@@ -221,7 +232,8 @@ mod tests {
     #[test]
     fn every_third_write_fails_and_no_read() {
         let rules = vec![rule(Affected::Writes, When::EveryNth(3), Fault::Eio)];
-        let failures: Vec<_> = results(rules.clone(), Operation::Write, 7).iter().map(Result::is_err).collect();
+        let failures: Vec<_> =
+            results(rules.clone(), Operation::Write, 7).iter().map(Result::is_err).collect();
         assert_eq!(failures, [false, false, true, false, false, true, false]);
         assert!(results(rules, Operation::Read, 7).iter().all(Result::is_ok));
     }
@@ -238,7 +250,8 @@ mod tests {
     #[test]
     fn a_bad_spot_fails_each_access() {
         let rules = vec![rule(Affected::All, When::Touching(1023..1025), Fault::Eio)];
-        let failures: Vec<_> = results(rules, Operation::Discard, 4).iter().map(Result::is_err).collect();
+        let failures: Vec<_> =
+            results(rules, Operation::Discard, 4).iter().map(Result::is_err).collect();
         assert_eq!(failures, [false, true, true, false]);
     }
 

@@ -20,7 +20,9 @@
 use std::io;
 use std::sync::Arc;
 
-use sidecore_block::{BlockChannel, BlockDevice, BlockError, BlockRequest, FilterChannel, Geometry, Stage};
+use sidecore_block::{
+    BlockChannel, BlockDevice, BlockError, BlockRequest, FilterChannel, Geometry, Stage,
+};
 use sidecore_keys::{Key, Values};
 use sidecore_reactor::CoreContext;
 
@@ -30,7 +32,8 @@ pub struct ReadOnlyStage;
 
 impl Stage for ReadOnlyStage {
     const WORD: &'static str = "read-only";
-    const MEANING: &'static str = "Refuses writes: guests see a write-protected disk, whose store others may write.";
+    const MEANING: &'static str =
+        "Refuses writes: guests see a write-protected disk, whose store others may write.";
     const KEYS: &'static [Key] = &[];
 
     fn from_values(_values: &Values) -> Self {

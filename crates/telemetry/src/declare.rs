@@ -198,11 +198,23 @@ mod tests {
         assert_eq!(Values::METRICS.len(), 4);
         assert_eq!(
             row(0),
-            ("requests", Some("requests_total"), Kind::Counter, "Requests, of every kind.", Value::Whole(3))
+            (
+                "requests",
+                Some("requests_total"),
+                Kind::Counter,
+                "Requests, of every kind.",
+                Value::Whole(3)
+            )
         );
-        assert_eq!(row(1), ("busy_ns", Some("busy_seconds_total"), Kind::Counter, "Time.", Value::Real(1.5)));
+        assert_eq!(
+            row(1),
+            ("busy_ns", Some("busy_seconds_total"), Kind::Counter, "Time.", Value::Real(1.5))
+        );
         assert_eq!(row(2), ("hidden", None, Kind::Counter, "Not on the page.", Value::Whole(5)));
-        assert_eq!(row(3), ("queued", Some("queued"), Kind::Gauge, "Waiting right now.", Value::Whole(7)));
+        assert_eq!(
+            row(3),
+            ("queued", Some("queued"), Kind::Gauge, "Waiting right now.", Value::Whole(7))
+        );
         let [histogram] = Values::HISTOGRAMS else { panic!("one histogram is declared") };
         assert_eq!((histogram.name, histogram.help), ("latency", "How long."));
         assert_eq!((histogram.latency)(&counts).count, 2);

@@ -21,7 +21,10 @@ pub struct Histogram {
 
 impl Default for Histogram {
     fn default() -> Self {
-        Self { buckets: (0..BUCKETS).map(|_| Counter::default()).collect(), sum_ns: Counter::default() }
+        Self {
+            buckets: (0..BUCKETS).map(|_| Counter::default()).collect(),
+            sum_ns: Counter::default(),
+        }
     }
 }
 
@@ -38,7 +41,8 @@ impl Histogram {
     /// The counts as of now.
     #[must_use]
     pub fn counts(&self) -> LatencyCounts {
-        let counts = self.buckets.iter().map(Counter::get).enumerate().filter(|(_, count)| *count > 0);
+        let counts =
+            self.buckets.iter().map(Counter::get).enumerate().filter(|(_, count)| *count > 0);
         LatencyCounts {
             buckets: counts.map(|(index, count)| (upper_end(index), count)).collect(),
             sum_ns: self.sum_ns.get(),
@@ -72,7 +76,10 @@ fn upper_end(index: usize) -> u64 {
         return index;
     };
     let sub = (index & SUB_COUNT.wrapping_sub(1)) | SUB_COUNT;
-    sub.saturating_add(1).checked_shl(u32::try_from(group).unwrap_or(0)).unwrap_or(u64::MAX).wrapping_sub(1)
+    sub.saturating_add(1)
+        .checked_shl(u32::try_from(group).unwrap_or(0))
+        .unwrap_or(u64::MAX)
+        .wrapping_sub(1)
 }
 
 #[cfg(test)]
@@ -115,7 +122,11 @@ mod tests {
         assert_eq!(interval, LatencyCounts { buckets: vec![(15, 10)], sum_ns: 150 });
         let summary = Latency::of(interval.clone());
         assert_eq!((summary.p50, summary.mean), (15, 15.0));
-        assert_eq!(before.since(&histogram.counts()), before, "the daemon has been restarted between the two");
+        assert_eq!(
+            before.since(&histogram.counts()),
+            before,
+            "the daemon has been restarted between the two"
+        );
         let mut sum = before.clone();
         sum.add(&interval);
         assert_eq!(sum, histogram.counts());

@@ -156,7 +156,8 @@ mod tests {
         }
     }
 
-    const MIXED: Mixed = Mixed { byte: 1, pair: [0x0302, 0x0504], text: *b"abc", wide: 0x0d0c_0b0a_0908_0706 };
+    const MIXED: Mixed =
+        Mixed { byte: 1, pair: [0x0302, 0x0504], text: *b"abc", wide: 0x0d0c_0b0a_0908_0706 };
 
     #[test]
     fn each_field_is_at_its_offset_and_the_gaps_are_zero() {

@@ -166,7 +166,9 @@ impl Body {
             Self::IrqInfo(_) => IrqInfo::BYTES,
             Self::RegionInfo(info) => RegionInfo::bytes_with(info.areas.len()) as usize,
             Self::IrqSet(set) => set.data.len().saturating_add(IrqSetHeader::BYTES),
-            Self::RegionAccess(access) => access.data.as_slice().len().saturating_add(AccessHeader::BYTES),
+            Self::RegionAccess(access) => {
+                access.data.as_slice().len().saturating_add(AccessHeader::BYTES)
+            }
             Self::Other(bytes) => bytes.len(),
         }
     }
@@ -175,7 +177,8 @@ impl Body {
 fn write_region_info(info: &RegionInfo, to: &mut Vec<u8>) {
     let RegionInfo { argsz, flags, index, len_bytes, offset_bytes, ref areas } = *info;
     let capability_offset = if areas.is_empty() { 0 } else { REGION_INFO_BYTES };
-    let header = RegionInfoHeader { argsz, flags, index, capability_offset, len_bytes, offset_bytes };
+    let header =
+        RegionInfoHeader { argsz, flags, index, capability_offset, len_bytes, offset_bytes };
     to.extend_from_slice(&header.encode());
     if areas.is_empty() {
         return;
@@ -206,8 +209,16 @@ impl Reader<'_> {
             Command::DeviceGetRegionInfo => Body::RegionInfo(self.region_info(reply)?),
             Command::DeviceGetIrqInfo => Body::IrqInfo(IrqInfo::decode(self.take()?)),
             Command::DeviceSetIrqs if !reply => {
-                let IrqSetHeader { argsz, flags, index, start, count } = IrqSetHeader::decode(self.take()?);
-                Body::IrqSet(IrqSet { argsz, flags, index, start, count, data: self.rest().to_vec() })
+                let IrqSetHeader { argsz, flags, index, start, count } =
+                    IrqSetHeader::decode(self.take()?);
+                Body::IrqSet(IrqSet {
+                    argsz,
+                    flags,
+                    index,
+                    start,
+                    count,
+                    data: self.rest().to_vec(),
+                })
             }
             Command::RegionRead => self.access(reply)?,
             Command::RegionWrite => self.access(!reply)?,
@@ -235,7 +246,8 @@ impl Reader<'_> {
     fn areas(&mut self) -> Option<Vec<SparseArea>> {
         let SparseHeader { id, version, next, areas } = SparseHeader::decode(self.take()?);
         let known = id == vfio::REGION_INFO_CAP_SPARSE_MMAP && version == 1 && next == 0;
-        let count = usize::try_from(areas).ok().filter(|count| known && (1..=MAX_AREAS).contains(count))?;
+        let count =
+            usize::try_from(areas).ok().filter(|count| known && (1..=MAX_AREAS).contains(count))?;
         (0..count).map(|_| Some(SparseArea::decode(self.take()?))).collect()
     }
 

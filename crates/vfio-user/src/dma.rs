@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
 use serde::{Deserialize, Serialize};
-use sidecore_memory::{GuestAddress, GuestMemory, MAX_REGIONS, MemoryFile, RegionSpec, UserAddress};
+use sidecore_memory::{
+    GuestAddress, GuestMemory, MAX_REGIONS, MemoryFile, RegionSpec, UserAddress,
+};
 use sidecore_peer::{ExportFds, FdPlace, ResumeError, ResumeFds};
 
 use crate::body::{DMA_MAP_BYTES, DMA_UNMAP_BYTES};
@@ -56,14 +58,21 @@ impl DmaTable {
     ///
     /// The given descriptor may be the last one of a large file. So the table keeps it during the
     /// checks and the mapping: on success and on error, the last close is not made here.
-    pub(crate) fn map(&mut self, map: &DmaMap, file: Option<MemoryFile>) -> Result<Option<GuestMemory>, Refusal> {
+    pub(crate) fn map(
+        &mut self,
+        map: &DmaMap,
+        file: Option<MemoryFile>,
+    ) -> Result<Option<GuestMemory>, Refusal> {
         let DmaMap { argsz, flags, offset_bytes, address, len_bytes } = *map;
         if argsz < DMA_MAP_BYTES {
             return Err(Refusal::ShortArgsz { argsz, needed: DMA_MAP_BYTES });
         }
         let access = vfio::DMA_MAP_FLAG_READ | vfio::DMA_MAP_FLAG_WRITE;
         let wants_file = flags & vfio::DMA_MAP_FLAG_MMAP != 0;
-        if flags & !(access | vfio::DMA_MAP_FLAG_MMAP) != 0 || flags & access == 0 || (wants_file && file.is_none()) {
+        if flags & !(access | vfio::DMA_MAP_FLAG_MMAP) != 0
+            || flags & access == 0
+            || (wants_file && file.is_none())
+        {
             return Err(Refusal::BadFlags { flags });
         }
         self.check_place(address, len_bytes)?;
@@ -75,7 +84,8 @@ impl DmaTable {
             let file = file.as_fd().try_clone_to_owned().map_err(Refusal::Descriptor)?;
             let (guest_address, user_address) = (GuestAddress(address), UserAddress(address));
             let file_offset_bytes = offset_bytes;
-            let spec = RegionSpec { guest_address, user_address, len_bytes, file, file_offset_bytes };
+            let spec =
+                RegionSpec { guest_address, user_address, len_bytes, file, file_offset_bytes };
             self.memory = self.memory.with_region(spec)?;
         } else {
             tracing::debug!(address, len_bytes, flags, "recorded a map that is not memory");
@@ -89,7 +99,8 @@ impl DmaTable {
     pub(crate) fn export(&mut self, fds: &mut ExportFds) -> Vec<MapState> {
         self.memory = GuestMemory::empty();
         let export = |(address, map): (u64, Map)| {
-            let file = map.file.map(|(file, offset_bytes)| (fds.put(file.into_inner()), offset_bytes));
+            let file =
+                map.file.map(|(file, offset_bytes)| (fds.put(file.into_inner()), offset_bytes));
             MapState { address, len_bytes: map.len_bytes, file }
         };
         std::mem::take(&mut self.maps).into_iter().map(export).collect()
@@ -165,7 +176,11 @@ impl DmaTable {
         };
         let is_memory = map.file.is_some();
         if is_memory {
-            self.memory = self.memory.without_region(GuestAddress(address), UserAddress(address), len_bytes)?;
+            self.memory = self.memory.without_region(
+                GuestAddress(address),
+                UserAddress(address),
+                len_bytes,
+            )?;
         }
         self.maps.remove(&address);
         Ok(is_memory.then(|| self.memory.clone()))

@@ -56,7 +56,11 @@ impl sidecore_peer::Session for Session {
     fn may_wait(&self, message: &Message) -> bool {
         matches!(
             message.command,
-            Command::Version | Command::DmaMap | Command::DmaUnmap | Command::DeviceSetIrqs | Command::DeviceReset
+            Command::Version
+                | Command::DmaMap
+                | Command::DmaUnmap
+                | Command::DeviceSetIrqs
+                | Command::DeviceReset
         )
     }
 
@@ -84,8 +88,12 @@ impl sidecore_peer::Session for Session {
     }
 
     fn resume_from(&mut self, state: SessionState, fds: &mut ResumeFds) -> Result<(), ResumeError> {
-        let ExportedSession { session: Negotiated { is_serving, maps }, function, events, doorbells } =
-            serde_json::from_value(Value::Object(state))?;
+        let ExportedSession {
+            session: Negotiated { is_serving, maps },
+            function,
+            events,
+            doorbells,
+        } = serde_json::from_value(Value::Object(state))?;
         let events = events.iter().map(|(vector, place)| Ok((*vector, fds.take(*place)?)));
         let events = events.collect::<Result<Vec<_>, ResumeError>>()?;
         let doorbells = fds.take(doorbells.ok_or(ResumeError::Descriptor)?)?;

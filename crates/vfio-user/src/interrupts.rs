@@ -11,8 +11,10 @@ use crate::refusal::Refusal;
 use crate::regions::check_argsz;
 use sidecore_spec_nvme::vfio;
 
-const DATA_MASK: u32 = vfio::IRQ_SET_DATA_NONE | vfio::IRQ_SET_DATA_BOOL | vfio::IRQ_SET_DATA_EVENTFD;
-const ACTION_MASK: u32 = vfio::IRQ_SET_ACTION_MASK | vfio::IRQ_SET_ACTION_UNMASK | vfio::IRQ_SET_ACTION_TRIGGER;
+const DATA_MASK: u32 =
+    vfio::IRQ_SET_DATA_NONE | vfio::IRQ_SET_DATA_BOOL | vfio::IRQ_SET_DATA_EVENTFD;
+const ACTION_MASK: u32 =
+    vfio::IRQ_SET_ACTION_MASK | vfio::IRQ_SET_ACTION_UNMASK | vfio::IRQ_SET_ACTION_TRIGGER;
 
 /// The index of the kind that the function's vectors are.
 fn vectors_index(function: &dyn PciFunction) -> u32 {
@@ -40,7 +42,12 @@ fn count(function: &dyn PciFunction, index: u32) -> Result<u32, Refusal> {
 pub(crate) fn info(function: &dyn PciFunction, request: &IrqInfo) -> Result<IrqInfo, Refusal> {
     check_argsz(request.argsz, INFO_BYTES)?;
     let index = request.index;
-    Ok(IrqInfo { argsz: INFO_BYTES, flags: vfio::IRQ_INFO_EVENTFD, index, count: count(function, index)? })
+    Ok(IrqInfo {
+        argsz: INFO_BYTES,
+        flags: vfio::IRQ_INFO_EVENTFD,
+        index,
+        count: count(function, index)?,
+    })
 }
 
 /// The effect of a SET_IRQS.
@@ -56,7 +63,11 @@ enum Change {
 }
 
 /// Carries out a SET_IRQS, completely or not at all.
-pub(crate) fn set(function: &dyn PciFunction, set: &IrqSet, fds: Vec<OwnedFd>) -> Result<(), Refusal> {
+pub(crate) fn set(
+    function: &dyn PciFunction,
+    set: &IrqSet,
+    fds: Vec<OwnedFd>,
+) -> Result<(), Refusal> {
     let change = change(function, set, fds.len())?;
     if set.index != vectors_index(function) {
         // ERR and REQ are never signalled, so their eventfds are closed.
@@ -66,7 +77,8 @@ pub(crate) fn set(function: &dyn PciFunction, set: &IrqSet, fds: Vec<OwnedFd>) -
         Change::Release(vectors) => release(function, vectors),
         Change::Assign(start) => {
             for (vector, fd) in (start..).zip(fds) {
-                let assigned = number(vector).and_then(|vector| Ok(function.set_vector(vector, Some(fd))?));
+                let assigned =
+                    number(vector).and_then(|vector| Ok(function.set_vector(vector, Some(fd))?));
                 if let Err(refusal) = assigned {
                     let _ = release(function, start..vector);
                     return Err(refusal);
@@ -108,10 +120,15 @@ fn change(function: &dyn PciFunction, set: &IrqSet, fds: usize) -> Result<Change
     let IrqSet { flags, index, start, count: named, .. } = *set;
     let available = count(function, index)?;
     let (data, action) = (flags & DATA_MASK, flags & ACTION_MASK);
-    if flags & !(DATA_MASK | ACTION_MASK) != 0 || data.count_ones() != 1 || action.count_ones() != 1 {
+    if flags & !(DATA_MASK | ACTION_MASK) != 0 || data.count_ones() != 1 || action.count_ones() != 1
+    {
         return Err(Refusal::BadFlags { flags });
     }
-    let values = if data == vfio::IRQ_SET_DATA_BOOL { usize::try_from(named).unwrap_or(usize::MAX) } else { 0 };
+    let values = if data == vfio::IRQ_SET_DATA_BOOL {
+        usize::try_from(named).unwrap_or(usize::MAX)
+    } else {
+        0
+    };
     if set.data.len() < values {
         return Err(Refusal::Malformed { len_bytes: set.data.len() });
     }
@@ -123,13 +140,20 @@ fn change(function: &dyn PciFunction, set: &IrqSet, fds: usize) -> Result<Change
     if named == 0 {
         // "As a special case, a count (and start) of 0, with data flags of VFIO_IRQ_SET_DATA_NONE
         // disables all": also for a kind without interrupts.
-        return if start == 0 && flags == disable { Ok(Change::Release(0..available)) } else { Err(bad_range(set)) };
+        return if start == 0 && flags == disable {
+            Ok(Change::Release(0..available))
+        } else {
+            Err(bad_range(set))
+        };
     }
-    let end = start.checked_add(named).filter(|end| *end <= available).ok_or_else(|| bad_range(set))?;
+    let end =
+        start.checked_add(named).filter(|end| *end <= available).ok_or_else(|| bad_range(set))?;
     match (action, eventfds) {
         (vfio::IRQ_SET_ACTION_TRIGGER, true) if fds == 0 => Ok(Change::Release(start..end)),
         (vfio::IRQ_SET_ACTION_TRIGGER, true) => Ok(Change::Assign(start)),
-        (vfio::IRQ_SET_ACTION_TRIGGER, false) if index == vectors_index(function) => Ok(Change::Signal(start..end)),
+        (vfio::IRQ_SET_ACTION_TRIGGER, false) if index == vectors_index(function) => {
+            Ok(Change::Signal(start..end))
+        }
         _ => Err(Refusal::NotOffered),
     }
 }

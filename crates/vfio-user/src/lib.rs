@@ -96,8 +96,9 @@ pub use codec::{Codec, Connection, ConnectionError, Received};
 pub use data::Data;
 pub use endpoint::{PciEndpoint, with_doorbells_last};
 pub use message::{
-    ACCESS_BYTES, Body, DeviceInfo, DmaMap, DmaUnmap, Flags, HEADER_BYTES, Header, IrqInfo, IrqSet, MAX_AREAS, MAX_FDS,
-    MAX_PAYLOAD_BYTES, MAX_TRANSFER_BYTES, Message, MessageError, RegionAccess, RegionInfo, SparseArea, Version,
+    ACCESS_BYTES, Body, DeviceInfo, DmaMap, DmaUnmap, Flags, HEADER_BYTES, Header, IrqInfo, IrqSet,
+    MAX_AREAS, MAX_FDS, MAX_PAYLOAD_BYTES, MAX_TRANSFER_BYTES, Message, MessageError, RegionAccess,
+    RegionInfo, SparseArea, Version,
 };
 pub use session::{ProtocolError, Session};
 pub use sidecore_peer::{Access, ServerError, Service, Snapshot, Socket, SocketState, StreamError};

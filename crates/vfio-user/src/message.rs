@@ -5,11 +5,13 @@
 use std::os::fd::OwnedFd;
 
 use sidecore_spec_nvme::vfio_user::{
-    AccessHeader, Command, FLAG_ERROR, FLAG_NO_REPLY, MessageHeader, TYPE_COMMAND, TYPE_MASK, TYPE_REPLY,
+    AccessHeader, Command, FLAG_ERROR, FLAG_NO_REPLY, MessageHeader, TYPE_COMMAND, TYPE_MASK,
+    TYPE_REPLY,
 };
 
 pub use crate::body::{
-    Body, DeviceInfo, DmaMap, DmaUnmap, IrqInfo, IrqSet, RegionAccess, RegionInfo, SparseArea, Version,
+    Body, DeviceInfo, DmaMap, DmaUnmap, IrqInfo, IrqSet, RegionAccess, RegionInfo, SparseArea,
+    Version,
 };
 
 /// The size of a message's header.
@@ -100,7 +102,9 @@ impl Header {
             kind => return Err(MessageError::UnknownType { command, kind }),
         };
         let size = usize::try_from(size_bytes).unwrap_or(usize::MAX);
-        let payload_bytes = size.checked_sub(HEADER_BYTES).ok_or(MessageError::Undersized { command, size_bytes })?;
+        let payload_bytes = size
+            .checked_sub(HEADER_BYTES)
+            .ok_or(MessageError::Undersized { command, size_bytes })?;
         if payload_bytes > MAX_PAYLOAD_BYTES {
             return Err(MessageError::Oversized { command, size_bytes });
         }
@@ -108,7 +112,11 @@ impl Header {
             id,
             command,
             payload_bytes,
-            flags: Flags { reply, no_reply: flags & FLAG_NO_REPLY != 0, error: flags & FLAG_ERROR != 0 },
+            flags: Flags {
+                reply,
+                no_reply: flags & FLAG_NO_REPLY != 0,
+                error: flags & FLAG_ERROR != 0,
+            },
             errno,
         })
     }
@@ -122,8 +130,15 @@ impl Header {
             flags |= FLAG_ERROR;
         }
         // A size above `u32::MAX` is one that every peer refuses.
-        let size_bytes = u32::try_from(self.payload_bytes.saturating_add(HEADER_BYTES)).unwrap_or(u32::MAX);
-        let header = MessageHeader { id: self.id, command: self.command.code(), size_bytes, flags, errno: self.errno };
+        let size_bytes =
+            u32::try_from(self.payload_bytes.saturating_add(HEADER_BYTES)).unwrap_or(u32::MAX);
+        let header = MessageHeader {
+            id: self.id,
+            command: self.command.code(),
+            size_bytes,
+            flags,
+            errno: self.errno,
+        };
         to.extend_from_slice(&header.encode());
     }
 }
@@ -191,7 +206,14 @@ impl Message {
     pub fn write(&self, to: &mut Vec<u8>) {
         let payload_bytes = self.body.len_bytes();
         to.reserve(payload_bytes.saturating_add(HEADER_BYTES));
-        Header { id: self.id, command: self.command, payload_bytes, flags: self.flags, errno: self.errno }.write(to);
+        Header {
+            id: self.id,
+            command: self.command,
+            payload_bytes,
+            flags: self.flags,
+            errno: self.errno,
+        }
+        .write(to);
         self.body.write(to);
     }
 }

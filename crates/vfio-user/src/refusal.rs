@@ -57,9 +57,9 @@ impl Refusal {
             Self::Mapped { .. } | Self::Memory(MemoryError::RegionOverlap { .. }) => Errno::EXIST,
             Self::NotMapped { .. } | Self::Memory(MemoryError::NoSuchRegion { .. }) => Errno::NOENT,
             Self::TooManyMaps { .. } | Self::Memory(MemoryError::TooManyRegions) => Errno::NOSPC,
-            Self::Memory(MemoryError::Map(error)) | Self::Descriptor(error) | Self::Connect(error) => {
-                Errno::from_io_error(error).unwrap_or(Errno::IO)
-            }
+            Self::Memory(MemoryError::Map(error))
+            | Self::Descriptor(error)
+            | Self::Connect(error) => Errno::from_io_error(error).unwrap_or(Errno::IO),
             _ => Errno::INVAL,
         };
         u32::try_from(errno.raw_os_error()).unwrap_or(1).max(1)

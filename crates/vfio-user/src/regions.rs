@@ -40,9 +40,18 @@ pub(crate) fn region_info(
         (0..vfio::PCI_NUM_REGIONS, None) => 0,
         _ => return Err(Refusal::NoSuchIndex { index }),
     };
-    let flags = if len_bytes == 0 { 0 } else { vfio::REGION_INFO_FLAG_READ | vfio::REGION_INFO_FLAG_WRITE };
-    let mut info = RegionInfo { argsz: REGION_INFO_BYTES, flags, index, len_bytes, offset_bytes: 0, areas: Vec::new() };
-    let Some((area, base_bytes)) = bar.and_then(|bar| mappable(function.name(), index, &bar)) else {
+    let flags =
+        if len_bytes == 0 { 0 } else { vfio::REGION_INFO_FLAG_READ | vfio::REGION_INFO_FLAG_WRITE };
+    let mut info = RegionInfo {
+        argsz: REGION_INFO_BYTES,
+        flags,
+        index,
+        len_bytes,
+        offset_bytes: 0,
+        areas: Vec::new(),
+    };
+    let Some((area, base_bytes)) = bar.and_then(|bar| mappable(function.name(), index, &bar))
+    else {
         return Ok((info, None));
     };
     info.argsz = RegionInfo::bytes_with(1);
@@ -53,7 +62,10 @@ pub(crate) fn region_info(
     }
     info.flags |= vfio::REGION_INFO_FLAG_CAPS;
     info.areas.push(SparseArea { offset_bytes: area.offset_bytes, len_bytes: area.len_bytes });
-    let file = bar_number(index).map(|bar| function.area_file(bar)).transpose().map_err(Refusal::Descriptor)?;
+    let file = bar_number(index)
+        .map(|bar| function.area_file(bar))
+        .transpose()
+        .map_err(Refusal::Descriptor)?;
     Ok((info, file))
 }
 
@@ -66,7 +78,8 @@ fn mappable(name: &str, index: u32, bar: &BarInfo) -> Option<(MappableArea, u64)
     let whole_pages = [area.offset_bytes, area.len_bytes, area.file_offset_bytes]
         .iter()
         .all(|bytes| bytes.is_multiple_of(PAGE_BYTES));
-    let inside = area.offset_bytes.checked_add(area.len_bytes).is_some_and(|end| end <= bar.len_bytes);
+    let inside =
+        area.offset_bytes.checked_add(area.len_bytes).is_some_and(|end| end <= bar.len_bytes);
     match base_bytes {
         Some(base_bytes) if whole_pages && inside && area.len_bytes > 0 => Some((area, base_bytes)),
         _ => {

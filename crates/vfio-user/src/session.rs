@@ -256,8 +256,12 @@ impl Session {
                 let (info, file) = regions::region_info(function, &info)?;
                 return Ok((Body::RegionInfo(info), file.into_iter().collect()));
             }
-            (Command::DeviceGetInfo, Body::DeviceInfo(info)) => Body::DeviceInfo(regions::device_info(&info)?),
-            (Command::DeviceGetIrqInfo, Body::IrqInfo(info)) => Body::IrqInfo(interrupts::info(function, &info)?),
+            (Command::DeviceGetInfo, Body::DeviceInfo(info)) => {
+                Body::DeviceInfo(regions::device_info(&info)?)
+            }
+            (Command::DeviceGetIrqInfo, Body::IrqInfo(info)) => {
+                Body::IrqInfo(interrupts::info(function, &info)?)
+            }
             (Command::DeviceSetIrqs, Body::IrqSet(set)) => {
                 interrupts::set(function, &set, fds.into_events()?)?;
                 Body::Empty
@@ -290,7 +294,11 @@ impl fmt::Debug for Session {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { function, phase, dma, .. } = self;
         let mut debug = formatter.debug_struct("Session");
-        debug.field("function", &function.name()).field("phase", phase).field("dma", dma).finish_non_exhaustive()
+        debug
+            .field("function", &function.name())
+            .field("phase", phase)
+            .field("dma", dma)
+            .finish_non_exhaustive()
     }
 }
 
@@ -316,7 +324,10 @@ fn wrong_body(body: &Body) -> Refusal {
 fn access_bytes(access: &RegionAccess) -> Result<usize, Refusal> {
     let bad_range = Refusal::BadRange { start: access.offset_bytes, count: access.count.into() };
     let fits = access.offset_bytes.checked_add(access.count.into()).is_some();
-    usize::try_from(access.count).ok().filter(|count| fits && *count <= MAX_TRANSFER_BYTES).ok_or(bad_range)
+    usize::try_from(access.count)
+        .ok()
+        .filter(|count| fits && *count <= MAX_TRANSFER_BYTES)
+        .ok_or(bad_range)
 }
 
 fn read(function: &dyn PciFunction, mut access: RegionAccess) -> Result<Body, Refusal> {

@@ -39,10 +39,17 @@ fn send_valid_commands(client: &mut Client) {
 
 fn send_invalid_commands(client: &mut Client) {
     assert_ne!(client.ask(read(0, 0, 8), events(MAX_FDS)).errno, 0);
-    assert_ne!(client.ask((Command::DmaMap, Body::DmaMap(map(0, PAGE))), vec![memfd(PAGE)]).errno, 0);
+    assert_ne!(
+        client.ask((Command::DmaMap, Body::DmaMap(map(0, PAGE))), vec![memfd(PAGE)]).errno,
+        0
+    );
     assert_ne!(client.ask((Command::DmaMap, Body::DmaMap(map(1 << 30, PAGE))), events(1)).errno, 0);
-    assert_ne!(client.ask((Command::Unknown(77), Body::Other(vec![1; 99])), events(MAX_FDS)).errno, 0);
-    let set = (Command::DeviceSetIrqs, Body::IrqSet(irqs(EVENTFD, vfio::PCI_MSIX_IRQ_INDEX, 10, 3)));
+    assert_ne!(
+        client.ask((Command::Unknown(77), Body::Other(vec![1; 99])), events(MAX_FDS)).errno,
+        0
+    );
+    let set =
+        (Command::DeviceSetIrqs, Body::IrqSet(irqs(EVENTFD, vfio::PCI_MSIX_IRQ_INDEX, 10, 3)));
     assert_ne!(client.ask(set, vec![event(), event(), memfd(0)]).errno, 0);
 }
 
@@ -66,15 +73,24 @@ fn no_descriptor_leaks() {
         // Ends of the connection, also within a message and with descriptors in flight.
         match round % 4 {
             0 => {}
-            1 => drop(client.post((Command::DmaMap, Body::DmaMap(map(1 << 30, PAGE))), vec![memfd(PAGE)])),
+            1 => drop(
+                client.post((Command::DmaMap, Body::DmaMap(map(1 << 30, PAGE))), vec![memfd(PAGE)]),
+            ),
             2 => {
                 // A command with descriptors whose payload never comes.
                 let mut bytes = Vec::new();
-                Message::command(1, Command::DmaMap, Body::DmaMap(map(0, PAGE)), vec![]).write(&mut bytes);
+                Message::command(1, Command::DmaMap, Body::DmaMap(map(0, PAGE)), vec![])
+                    .write(&mut bytes);
                 bytes[4..8].copy_from_slice(&40_u32.to_ne_bytes());
-                let short = Message::command(1, Command::DmaMap, Body::Other(vec![0; 200]), events(MAX_FDS));
+                let short = Message::command(
+                    1,
+                    Command::DmaMap,
+                    Body::Other(vec![0; 200]),
+                    events(MAX_FDS),
+                );
                 client.post_message(short);
-                let mut stream = UnixStream::from(client.connection.as_fd().try_clone_to_owned().unwrap());
+                let mut stream =
+                    UnixStream::from(client.connection.as_fd().try_clone_to_owned().unwrap());
                 stream.write_all(&bytes[..20]).unwrap();
             }
             _ => {

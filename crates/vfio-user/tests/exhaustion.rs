@@ -16,7 +16,14 @@ fn a_client_that_cannot_be_accepted_is_accepted_later() {
     let directory = tempfile::tempdir().unwrap();
     let service = Service::start(NonZeroUsize::MIN).unwrap();
     let serve = |name: &str| {
-        service.serve(&directory.path().join(name), Access::default(), PciEndpoint(Function::new()), None).unwrap()
+        service
+            .serve(
+                &directory.path().join(name),
+                Access::default(),
+                PciEndpoint(Function::new()),
+                None,
+            )
+            .unwrap()
     };
     let (first, second) = (serve("first"), serve("second"));
     let mut served = Client::start(first.path());

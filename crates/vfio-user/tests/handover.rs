@@ -12,12 +12,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use common::*;
 use sidecore_memory::{GuestAddress, GuestMemory, MemoryError};
 use sidecore_nvme::{
-    Activity, CompletionQueueSetup, Done, FunctionSetup, Identity, Interrupts, Namespace, NvmeFunction, PciFunction,
-    QueueHost, QueuesState, Region, StartError, SubmissionQueueSetup,
+    Activity, CompletionQueueSetup, Done, FunctionSetup, Identity, Interrupts, Namespace,
+    NvmeFunction, PciFunction, QueueHost, QueuesState, Region, StartError, SubmissionQueueSetup,
 };
 use sidecore_reactor::EventFd;
 use sidecore_ring::nvme::Doorbells;
-use sidecore_vfio_user::{Access, Body, Command, Message, PciEndpoint, Service, Snapshot, SocketState, vfio};
+use sidecore_vfio_user::{
+    Access, Body, Command, Message, PciEndpoint, Service, Snapshot, SocketState, vfio,
+};
 
 /// Queues that are never started: their export is tested in the crates that have queues.
 #[derive(Default)]
@@ -113,7 +115,8 @@ impl Process {
         let Snapshot { state, fds } = self.socket.export().expect("there is a client");
         drop(self.service);
         assert!(!directory.path().join("socket").exists());
-        let state: SocketState = serde_json::from_slice(&serde_json::to_vec(&state).unwrap()).unwrap();
+        let state: SocketState =
+            serde_json::from_slice(&serde_json::to_vec(&state).unwrap()).unwrap();
         Self::start(directory, Some(Snapshot { state, fds }))
     }
 }
@@ -139,11 +142,13 @@ fn registers_maps_and_vectors_survive_a_handover() {
 
     let process = process.succeed(&directory).succeed(&directory);
     assert!(process.socket.is_connected());
-    let read_back =
-        |client: &mut Client, region, offset, count| match client.ask(read(region, offset, count), vec![]).body {
-            Body::RegionAccess(access) => access.data.as_slice().to_vec(),
-            other => panic!("{other:?}"),
-        };
+    let read_back = |client: &mut Client, region, offset, count| match client
+        .ask(read(region, offset, count), vec![])
+        .body
+    {
+        Body::RegionAccess(access) => access.data.as_slice().to_vec(),
+        other => panic!("{other:?}"),
+    };
     assert_eq!(read_back(&mut client, 0, 0x24, 4), [7, 0, 3, 0]);
     assert_eq!(read_back(&mut client, vfio::PCI_CONFIG_REGION_INDEX, 4, 2), [6, 4]);
     let signal = vfio::IRQ_SET_DATA_NONE | vfio::IRQ_SET_ACTION_TRIGGER;
@@ -154,7 +159,8 @@ fn registers_maps_and_vectors_survive_a_handover() {
     assert_eq!(u64::from_ne_bytes(count), 1);
     assert_ne!(client.ask(dma_map(1), vec![memfd(PAGE)]).errno, 0, "the range is mapped already");
     for page in [0, 1, 2, 7] {
-        let unmapped = client.ask((Command::DmaUnmap, Body::DmaUnmap(unmap(page * PAGE, PAGE))), vec![]);
+        let unmapped =
+            client.ask((Command::DmaUnmap, Body::DmaUnmap(unmap(page * PAGE, PAGE))), vec![]);
         assert_eq!(unmapped.errno, 0, "page {page}");
     }
 }
@@ -171,12 +177,19 @@ fn a_handover_may_cut_a_message_at_every_byte() {
         let (first, rest) = bytes.split_at(cut);
         if cut > 0 {
             let file = [memfd(PAGE)];
-            let sent = sidecore_socket::send(&client.connection, first, &file, 16, sidecore_socket::Blocking::Wait);
+            let sent = sidecore_socket::send(
+                &client.connection,
+                first,
+                &file,
+                16,
+                sidecore_socket::Blocking::Wait,
+            );
             assert_eq!(sent.unwrap(), cut);
         }
         process = process.succeed(&directory);
         let file: Vec<_> = if cut == 0 { vec![memfd(PAGE)] } else { Vec::new() };
-        sidecore_socket::send(&client.connection, rest, &file, 16, sidecore_socket::Blocking::Wait).unwrap();
+        sidecore_socket::send(&client.connection, rest, &file, 16, sidecore_socket::Blocking::Wait)
+            .unwrap();
         let reply = client.answer();
         assert_eq!((reply.id, reply.errno), (77, 0), "cut after {cut} bytes");
         let unmapped = client.ask((Command::DmaUnmap, Body::DmaUnmap(unmap(0, PAGE))), vec![]);
@@ -263,7 +276,13 @@ fn a_client_that_has_sent_a_descriptor_whose_close_may_wait_is_not_exported() {
         .unwrap();
     let mut neighbour = Client::start(neighbour.path());
     let (socket, end) = lingering();
-    let half = sidecore_socket::send(&client.connection, &[0; 4], &[socket], 16, sidecore_socket::Blocking::Wait);
+    let half = sidecore_socket::send(
+        &client.connection,
+        &[0; 4],
+        &[socket],
+        16,
+        sidecore_socket::Blocking::Wait,
+    );
     assert_eq!(half.unwrap(), 4);
     // The same thread serves both: with the second reply it has read all earlier messages.
     for _ in 0..2 {
@@ -288,7 +307,8 @@ fn masked_vectors_of_msi_are_not_signalled_when_queues_are_resumed() {
         first.hand_over(Box::new(move |state| reply.send(state).unwrap()));
         let host = Arc::<NoQueues>::default();
         let next = function_with(Interrupts::Msi, host.clone());
-        next.take_over(exported.recv_timeout(SOON).unwrap().unwrap(), GuestMemory::empty()).unwrap();
+        next.take_over(exported.recv_timeout(SOON).unwrap().unwrap(), GuestMemory::empty())
+            .unwrap();
         assert_eq!(host.signalled.load(Ordering::Relaxed), !is_masked);
     }
 }

@@ -16,7 +16,9 @@ use std::time::Instant;
 
 use common::*;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use sidecore_vfio_user::{Access, Body, Command, Connection, Message, PciEndpoint, Received, Service, Socket, vfio};
+use sidecore_vfio_user::{
+    Access, Body, Command, Connection, Message, PciEndpoint, Received, Service, Socket, vfio,
+};
 
 /// Sends a message with any number of descriptors, and closes them.
 fn send(client: &Client, ask: (Command, Body), fds: Vec<OwnedFd>) {
@@ -52,7 +54,10 @@ struct Two {
 
 impl Two {
     fn new() -> Self {
-        Self { directory: tempfile::tempdir().unwrap(), service: Service::start(NonZeroUsize::MIN).unwrap() }
+        Self {
+            directory: tempfile::tempdir().unwrap(),
+            service: Service::start(NonZeroUsize::MIN).unwrap(),
+        }
     }
 
     fn serve(&self, name: &str) -> Socket {
@@ -60,7 +65,14 @@ impl Two {
     }
 
     fn serve_function(&self, name: &str, function: Arc<Function>) -> Socket {
-        self.service.serve(&self.directory.path().join(name), Access::default(), PciEndpoint(function), None).unwrap()
+        self.service
+            .serve(
+                &self.directory.path().join(name),
+                Access::default(),
+                PciEndpoint(function),
+                None,
+            )
+            .unwrap()
     }
 }
 
@@ -133,7 +145,8 @@ fn a_socket_in_place_of_an_eventfd() {
 fn a_socket_with_unreceived_messages() {
     waits_alone(|client, socket| {
         let (sender, receiver) = UnixStream::pair().unwrap();
-        sidecore_socket::send(&sender, &[0], &[socket], 1, sidecore_socket::Blocking::Never).unwrap();
+        sidecore_socket::send(&sender, &[0], &[socket], 1, sidecore_socket::Blocking::Never)
+            .unwrap();
         as_surplus(client, receiver.into());
     });
 }
@@ -151,7 +164,11 @@ fn the_last_of_too_many_descriptors() {
 #[test]
 fn a_descriptor_beside_an_unknown_command() {
     waits_alone(|client, socket| {
-        send_message(client, &Message::reply(1, Command::DeviceGetInfo, device_info(), Vec::new()), vec![socket]);
+        send_message(
+            client,
+            &Message::reply(1, Command::DeviceGetInfo, device_info(), Vec::new()),
+            vec![socket],
+        );
     });
 }
 

@@ -24,7 +24,9 @@ fn populated(name: &str) -> OwnedFd {
 /// Whether this process still has a descriptor of the file `name`.
 fn is_open(name: &str) -> bool {
     let name = format!("/memfd:{name} ");
-    let links = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| entry.unwrap().path().read_link().ok());
+    let links = std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().path().read_link().ok());
     links.into_iter().any(|link| link.to_string_lossy().starts_with(&name))
 }
 
@@ -48,10 +50,18 @@ fn dma_map(address: u64) -> (Command, Body) {
 
 /// Sends refused commands, one of each kind, and a map that is no place for a driver's data.
 fn send_memory_for_nothing(client: &mut Client) {
-    let set = irqs(vfio::IRQ_SET_DATA_EVENTFD | vfio::IRQ_SET_ACTION_TRIGGER, vfio::PCI_MSIX_IRQ_INDEX, 0, 2);
+    let set = irqs(
+        vfio::IRQ_SET_DATA_EVENTFD | vfio::IRQ_SET_ACTION_TRIGGER,
+        vfio::PCI_MSIX_IRQ_INDEX,
+        0,
+        2,
+    );
     let unaligned = (Command::DmaMap, Body::DmaMap(map(1, BYTES)));
     let too_large = (Command::DmaMap, Body::DmaMap(map(0, 2 * BYTES)));
-    let read_only = DmaMap { flags: vfio::DMA_MAP_FLAG_READ | vfio::DMA_MAP_FLAG_MMAP, ..map(BYTES << 8, BYTES) };
+    let read_only = DmaMap {
+        flags: vfio::DMA_MAP_FLAG_READ | vfio::DMA_MAP_FLAG_MMAP,
+        ..map(BYTES << 8, BYTES)
+    };
     let asks = [
         (unaligned, vec![populated("unaligned")], false),
         (too_large, vec![populated("too-large")], false),
@@ -73,7 +83,12 @@ fn a_large_memory_of_a_gone_client_delays_no_other_client() {
         let function = Function::with_area(name, None);
         (
             service
-                .serve(&directory.path().join(name), Access::default(), PciEndpoint(function.clone()), None)
+                .serve(
+                    &directory.path().join(name),
+                    Access::default(),
+                    PciEndpoint(function.clone()),
+                    None,
+                )
                 .unwrap(),
             function,
         )
@@ -95,7 +110,8 @@ fn a_large_memory_of_a_gone_client_delays_no_other_client() {
     drop(client);
     wait_until(|| !socket.is_connected());
 
-    let refused = ["unaligned", "too-large", "no-event", "for-a-read", "for-nothing", "with-an-unmap"];
+    let refused =
+        ["unaligned", "too-large", "no-event", "for-a-read", "for-nothing", "with-an-unmap"];
     for name in refused.into_iter().chain(["read-only", "unmapped", "left-behind"]) {
         assert!(is_open(name), "{name}: closed by the thread that serves all sockets");
     }

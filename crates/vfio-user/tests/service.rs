@@ -16,7 +16,8 @@ use common::*;
 use sidecore_memory::GuestAddress;
 use sidecore_nvme::Region;
 use sidecore_vfio_user::{
-    Access, Body, Command, HEADER_BYTES, MAX_TRANSFER_BYTES, Message, PciEndpoint, ServerError, Service, Socket, vfio,
+    Access, Body, Command, HEADER_BYTES, MAX_TRANSFER_BYTES, Message, PciEndpoint, ServerError,
+    Service, Socket, vfio,
 };
 
 struct Fixture {
@@ -36,8 +37,10 @@ impl Fixture {
 
     fn serve(&self, name: &str) -> (Arc<Function>, Socket) {
         let function = Function::with_area(name, Some((AREA.0, AREA.0)));
-        let socket =
-            self.service.serve(&self.path(name), Access::default(), PciEndpoint(function.clone()), None).unwrap();
+        let socket = self
+            .service
+            .serve(&self.path(name), Access::default(), PciEndpoint(function.clone()), None)
+            .unwrap();
         (function, socket)
     }
 }
@@ -61,11 +64,15 @@ fn start_as_qemu(client: &mut Client) {
     let high = client.post(dma_map(1 << 32, 64 * PAGE), vec![memfd(64 * PAGE)]);
     let rom = client.post(dma_map(0xfffc_0000, 64 * PAGE), Vec::new());
     assert_eq!([client.answer().id, client.answer().id, client.answer().id], [ram, high, rom]);
-    assert!(matches!(client.ask((Command::DeviceGetInfo, device_info()), vec![]).body, Body::DeviceInfo(_)));
+    assert!(matches!(
+        client.ask((Command::DeviceGetInfo, device_info()), vec![]).body,
+        Body::DeviceInfo(_)
+    ));
     for index in [0, 1, 2, 3, 4, 5, 7] {
         let mut argsz = 32;
         loop {
-            let reply = client.ask((Command::DeviceGetRegionInfo, region_info(index, argsz)), vec![]);
+            let reply =
+                client.ask((Command::DeviceGetRegionInfo, region_info(index, argsz)), vec![]);
             let Body::RegionInfo(info) = reply.body else { panic!("{reply:?}") };
             if info.argsz <= argsz {
                 assert_eq!(reply.fds.len(), usize::from(index == 0));
@@ -74,7 +81,10 @@ fn start_as_qemu(client: &mut Client) {
             argsz = info.argsz;
         }
     }
-    assert!(matches!(client.ask((Command::DeviceGetIrqInfo, irq_info(3)), vec![]).body, Body::IrqInfo(_)));
+    assert!(matches!(
+        client.ask((Command::DeviceGetIrqInfo, irq_info(3)), vec![]).body,
+        Body::IrqInfo(_)
+    ));
     assert!(matches!(client.ask(read(7, 0, 4096), vec![]).body, Body::RegionAccess(_)));
     let eventfd = vfio::IRQ_SET_DATA_EVENTFD | vfio::IRQ_SET_ACTION_TRIGGER;
     for (index, count) in [(vfio::PCI_ERR_IRQ_INDEX, 1), (vfio::PCI_MSIX_IRQ_INDEX, 16)] {
@@ -229,8 +239,9 @@ fn bytes_that_are_no_message_end_only_their_connection() {
     ] {
         for greeting in [&[], hello.as_slice()] {
             let mut client = Client::connect(socket.path());
-            let mut stream =
-                UnixStream::from(std::os::fd::AsFd::as_fd(&client.connection).try_clone_to_owned().unwrap());
+            let mut stream = UnixStream::from(
+                std::os::fd::AsFd::as_fd(&client.connection).try_clone_to_owned().unwrap(),
+            );
             stream.write_all(&[greeting, &bad].concat()).unwrap();
             drop(stream);
             assert!(client.is_hung_up(), "{bad:?}");
@@ -358,11 +369,15 @@ fn the_service_can_go_before_its_sockets() {
 #[test]
 fn one_thread_serves_64_sockets() {
     let fixture = Fixture::new();
-    let served: Vec<_> = (0..64).map(|number| fixture.serve(&format!("function{number}"))).collect();
-    let mut clients: Vec<_> = served.iter().map(|(_, socket)| Client::start(socket.path())).collect();
+    let served: Vec<_> =
+        (0..64).map(|number| fixture.serve(&format!("function{number}"))).collect();
+    let mut clients: Vec<_> =
+        served.iter().map(|(_, socket)| Client::start(socket.path())).collect();
     for round in 0..20_u8 {
-        let posted: Vec<u16> =
-            clients.iter_mut().map(|client| client.post(write(0, 0x1000, &[round; 4]), vec![])).collect();
+        let posted: Vec<u16> = clients
+            .iter_mut()
+            .map(|client| client.post(write(0, 0x1000, &[round; 4]), vec![]))
+            .collect();
         for (client, id) in clients.iter_mut().zip(posted) {
             assert_eq!(client.answer().id, id);
         }
@@ -372,7 +387,8 @@ fn one_thread_serves_64_sockets() {
     }
     for (function, _) in &served {
         assert_eq!(function.memory().region_count(), 2);
-        let writes = function.events().into_iter().filter(|event| matches!(event, Event::Write(..))).count();
+        let writes =
+            function.events().into_iter().filter(|event| matches!(event, Event::Write(..))).count();
         assert_eq!(writes, 20);
     }
     // Every second client disconnects; the others do not notice.
@@ -418,13 +434,19 @@ fn the_socket_file_is_this_users_and_no_others() {
     assert!(metadata.file_type().is_socket());
     assert_eq!(metadata.permissions().mode() & 0o077, 0);
     let path = fixture.path("function");
-    let error = fixture.service.serve(&path, Access::default(), PciEndpoint(Function::new()), None).unwrap_err();
+    let error = fixture
+        .service
+        .serve(&path, Access::default(), PciEndpoint(Function::new()), None)
+        .unwrap_err();
     assert!(matches!(error, ServerError::Ours { .. }), "{error}");
 
     // The socket of a dead process is replaced, and only this process's socket is removed.
     let dead = fixture.path("dead");
     drop(UnixListener::bind(&dead).unwrap());
-    let socket = fixture.service.serve(&dead, Access::default(), PciEndpoint(Function::new()), None).unwrap();
+    let socket = fixture
+        .service
+        .serve(&dead, Access::default(), PciEndpoint(Function::new()), None)
+        .unwrap();
     Client::start(&dead);
     std::fs::remove_file(&dead).unwrap();
     let _others = UnixListener::bind(&dead).unwrap();
@@ -433,7 +455,10 @@ fn the_socket_file_is_this_users_and_no_others() {
 
     let file = fixture.path("file");
     std::fs::write(&file, "precious").unwrap();
-    let error = fixture.service.serve(&file, Access::default(), PciEndpoint(Function::new()), None).unwrap_err();
+    let error = fixture
+        .service
+        .serve(&file, Access::default(), PciEndpoint(Function::new()), None)
+        .unwrap_err();
     assert!(matches!(error, ServerError::NotASocket { .. }), "{error}");
     let nowhere = fixture.path("no/where/socket");
     match fixture.service.serve(&nowhere, Access::default(), PciEndpoint(Function::new()), None) {

@@ -29,7 +29,12 @@ impl BackendChannel {
     /// The socket's error: the channel cannot be used any more.
     pub(crate) fn config_changed(&self) -> Result<bool, StreamError> {
         // The message wants no acknowledgement, so that this socket is never read from.
-        let message = MessageHeader { request: BACKEND_CONFIG_CHANGE, flags: FLAGS_VERSION, payload_bytes: 0 }.encode();
+        let message = MessageHeader {
+            request: BACKEND_CONFIG_CHANGE,
+            flags: FLAGS_VERSION,
+            payload_bytes: 0,
+        }
+        .encode();
         // A Unix socket accepts so small a message completely or not at all.
         match send(&self.0, &message, &[], 0, Blocking::Never) {
             Ok(_) => Ok(true),

@@ -97,9 +97,15 @@ impl sidecore_peer::Session for Session {
             protocol_features: self.protocol_features,
             features: self.features,
             status: self.status,
-            regions: regions.into_iter().map(|(region, file)| (region, fds.put(file.into_inner()))).collect(),
+            regions: regions
+                .into_iter()
+                .map(|(region, file)| (region, fds.put(file.into_inner())))
+                .collect(),
             rings: self.rings.iter_mut().map(|ring| ring.export(fds)).collect(),
-            backend_channel: self.backend_channel.take().map(|channel| fds.put(channel.into_inner())),
+            backend_channel: self
+                .backend_channel
+                .take()
+                .map(|channel| fds.put(channel.into_inner())),
         };
         self.forget();
         sidecore_peer::session_state(&state)
@@ -111,7 +117,9 @@ impl sidecore_peer::Session for Session {
     fn resume_from(&mut self, state: SessionState, fds: &mut ResumeFds) -> Result<(), ResumeError> {
         let state: ExportedSession = serde_json::from_value(Value::Object(state))?;
         if state.offered != self.device.features() || state.rings.len() != self.rings.len() {
-            return Err(ResumeError::Session("the device has other features or another number of queues".into()));
+            return Err(ResumeError::Session(
+                "the device has other features or another number of queues".into(),
+            ));
         }
         self.protocol_features = state.protocol_features;
         self.features = state.features;

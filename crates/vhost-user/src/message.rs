@@ -5,8 +5,8 @@
 use std::os::fd::OwnedFd;
 
 use sidecore_spec_virtio::vhost_user::{
-    ConfigHeader, FLAGS_NEED_REPLY, FLAGS_REPLY, FLAGS_VERSION, FLAGS_VERSION_MASK, MemoryTableHeader, MessageHeader,
-    SingleMemoryRegion,
+    ConfigHeader, FLAGS_NEED_REPLY, FLAGS_REPLY, FLAGS_VERSION, FLAGS_VERSION_MASK,
+    MemoryTableHeader, MessageHeader, SingleMemoryRegion,
 };
 pub use sidecore_spec_virtio::vhost_user::{
     MAX_CONFIG_BYTES, MAX_FDS, MemoryRegion, NO_FD, Request, VringAddress, VringState,
@@ -80,7 +80,8 @@ impl Header {
     /// # Errors
     /// [`MessageError::Version`], [`MessageError::Oversized`].
     pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, MessageError> {
-        let MessageHeader { request, flags, payload_bytes: size_bytes } = MessageHeader::decode(bytes);
+        let MessageHeader { request, flags, payload_bytes: size_bytes } =
+            MessageHeader::decode(bytes);
         let request = Request::from_code(request);
         let version = flags & FLAGS_VERSION_MASK;
         if version != FLAGS_VERSION {
@@ -89,7 +90,10 @@ impl Header {
         match usize::try_from(size_bytes) {
             Ok(payload_bytes) if payload_bytes <= MAX_PAYLOAD_BYTES => Ok(Self {
                 request,
-                flags: Flags { reply: flags & FLAGS_REPLY != 0, need_reply: flags & FLAGS_NEED_REPLY != 0 },
+                flags: Flags {
+                    reply: flags & FLAGS_REPLY != 0,
+                    need_reply: flags & FLAGS_NEED_REPLY != 0,
+                },
                 payload_bytes,
             }),
             _ => Err(MessageError::Oversized { request, size_bytes }),
@@ -146,7 +150,8 @@ impl Body {
     fn parse(request: Request, flags: Flags, payload: &[u8]) -> Result<Self, MessageError> {
         let mut reader = Reader(payload);
         let body = if flags.reply { reader.reply(request) } else { reader.request(request) };
-        body.filter(|_| reader.0.is_empty()).ok_or(MessageError::Malformed { request, size_bytes: payload.len() })
+        body.filter(|_| reader.0.is_empty())
+            .ok_or(MessageError::Malformed { request, size_bytes: payload.len() })
     }
 
     fn write(&self, to: &mut Vec<u8>) {
@@ -156,10 +161,14 @@ impl Body {
             Self::VringState(state) => to.extend_from_slice(&state.encode()),
             Self::VringAddress(address) => to.extend_from_slice(&address.encode()),
             Self::MemoryTable(regions) => {
-                to.extend_from_slice(&MemoryTableHeader { regions: count_u32(regions.len()) }.encode());
+                to.extend_from_slice(
+                    &MemoryTableHeader { regions: count_u32(regions.len()) }.encode(),
+                );
                 regions.iter().for_each(|region| to.extend_from_slice(&region.encode()));
             }
-            Self::MemoryRegion(region) => to.extend_from_slice(&SingleMemoryRegion { region: *region }.encode()),
+            Self::MemoryRegion(region) => {
+                to.extend_from_slice(&SingleMemoryRegion { region: *region }.encode())
+            }
             Self::Config(config) => {
                 let size_bytes = count_u32(config.data.len());
                 let ConfigSpace { offset_bytes, flags, .. } = *config;
@@ -225,9 +234,10 @@ impl Message {
         let count = self.fds.len();
         let fits = match (self.request, &self.body) {
             _ if self.flags.reply => count == 0,
-            (Request::SetVringKick | Request::SetVringCall | Request::SetVringErr, Body::U64(value)) => {
-                count == usize::from(value & NO_FD == 0)
-            }
+            (
+                Request::SetVringKick | Request::SetVringCall | Request::SetVringErr,
+                Body::U64(value),
+            ) => count == usize::from(value & NO_FD == 0),
             (Request::SetMemTable, Body::MemoryTable(regions)) => count == regions.len(),
             (Request::AddMemReg | Request::SetBackendReqFd, _) => count == 1,
             // "No file descriptors SHOULD be passed [...] the back-end MAY accept messages with
@@ -246,7 +256,8 @@ impl Message {
         let mut payload = Vec::new();
         self.body.write(&mut payload);
         let mut bytes = Vec::with_capacity(HEADER_BYTES.saturating_add(payload.len()));
-        Header { request: self.request, flags: self.flags, payload_bytes: payload.len() }.write(&mut bytes);
+        Header { request: self.request, flags: self.flags, payload_bytes: payload.len() }
+            .write(&mut bytes);
         bytes.extend_from_slice(&payload);
         bytes
     }
@@ -274,10 +285,14 @@ impl Reader<'_> {
             | R::SetVringCall
             | R::SetVringErr
             | R::SetStatus => self.u64().map(Body::U64),
-            R::SetVringNum | R::SetVringBase | R::GetVringBase | R::SetVringEnable => self.vring_state(),
+            R::SetVringNum | R::SetVringBase | R::GetVringBase | R::SetVringEnable => {
+                self.vring_state()
+            }
             R::SetVringAddr => Some(Body::VringAddress(VringAddress::decode(self.take()?))),
             R::SetMemTable => self.memory_table(),
-            R::AddMemReg | R::RemMemReg => Some(Body::MemoryRegion(SingleMemoryRegion::decode(self.take()?).region)),
+            R::AddMemReg | R::RemMemReg => {
+                Some(Body::MemoryRegion(SingleMemoryRegion::decode(self.take()?).region))
+            }
             R::GetConfig | R::SetConfig => self.config(),
             _ => Some(self.rest()),
         }
@@ -324,7 +339,8 @@ impl Reader<'_> {
     /// SPDK always sends [`MAX_CONFIG_BYTES`] of data.
     fn config(&mut self) -> Option<Body> {
         let ConfigHeader { offset_bytes, size_bytes, flags } = ConfigHeader::decode(self.take()?);
-        let size_bytes = usize::try_from(size_bytes).ok().filter(|size| *size <= MAX_CONFIG_BYTES)?;
+        let size_bytes =
+            usize::try_from(size_bytes).ok().filter(|size| *size <= MAX_CONFIG_BYTES)?;
         let room = std::mem::take(&mut self.0);
         let data = room.get(..size_bytes)?.to_vec();
         Some(Body::Config(ConfigSpace { offset_bytes, flags, data }))

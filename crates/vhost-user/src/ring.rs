@@ -164,7 +164,11 @@ impl Ring {
     }
 
     /// Takes over the ring of another process, and does not start it yet.
-    pub(crate) fn resume(&mut self, state: RingSnapshot, fds: &mut ResumeFds) -> Result<(), ResumeError> {
+    pub(crate) fn resume(
+        &mut self,
+        state: RingSnapshot,
+        fds: &mut ResumeFds,
+    ) -> Result<(), ResumeError> {
         self.size = state.size;
         self.areas = state.areas.map(|[descriptor, driver, device]| Areas {
             descriptor: UserAddress(descriptor),
@@ -234,7 +238,9 @@ impl Ring {
     /// ring's base is checked against its size, at the start.
     pub(crate) fn bad_base(&self, features: u64) -> Option<u32> {
         match self.position {
-            Position::Base(base) if format(features) == RingFormat::Split && base >> 16 != 0 => Some(base),
+            Position::Base(base) if format(features) == RingFormat::Split && base >> 16 != 0 => {
+                Some(base)
+            }
             _ => None,
         }
     }
@@ -305,7 +311,9 @@ impl Ring {
             return Err(StartError::Loss { index: self.index, why });
         }
         let eventfds = duplicate(kick)
-            .and_then(|kick| Ok((kick, duplicate(self.call.as_ref())?, duplicate(self.err.as_ref())?)))
+            .and_then(|kick| {
+                Ok((kick, duplicate(self.call.as_ref())?, duplicate(self.err.as_ref())?))
+            })
             .map_err(|error| StartError::Io { index: self.index, error });
         let started = eventfds.and_then(|(kick, call, err)| {
             let resources = QueueResources {
@@ -332,7 +340,10 @@ impl Ring {
         };
         match self.device.stop_queue(self.index) {
             Some(state) => self.position = Position::Stopped(state, format),
-            None => tracing::error!(ring = self.index, "the device does not have a queue that it started"),
+            None => tracing::error!(
+                ring = self.index,
+                "the device does not have a queue that it started"
+            ),
         }
         self.phase = Phase::Stopped;
         true

@@ -5,7 +5,9 @@ mod error;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use sidecore_memory::{GuestAddress, GuestMemory, MAX_REGIONS, MemoryError, MemoryFile, RegionSpec, UserAddress};
+use sidecore_memory::{
+    GuestAddress, GuestMemory, MAX_REGIONS, MemoryError, MemoryFile, RegionSpec, UserAddress,
+};
 use sidecore_socket::cause;
 use sidecore_spec_virtio::status::DEVICE_NEEDS_RESET;
 use sidecore_spec_virtio::vhost_user::{PROTOCOL_FEATURES, protocol};
@@ -13,7 +15,9 @@ use sidecore_spec_virtio::{MAX_QUEUE_SIZE, MMIO_CONFIG_OFFSET};
 use sidecore_virtio::{StartError, VirtioDevice};
 
 use crate::backend_channel::BackendChannel;
-use crate::message::{Body, ConfigSpace, MemoryRegion, Message, NO_FD, Request, VringAddress, VringState};
+use crate::message::{
+    Body, ConfigSpace, MemoryRegion, Message, NO_FD, Request, VringAddress, VringState,
+};
 use crate::ring::Ring;
 
 pub use error::ProtocolError;
@@ -71,7 +75,8 @@ impl Session {
     /// Makes a session that has negotiated nothing yet.
     #[must_use]
     pub fn new(device: Arc<dyn VirtioDevice>) -> Self {
-        let rings = (0..device.queue_count()).map(|index| Ring::new(Arc::clone(&device), index)).collect();
+        let rings =
+            (0..device.queue_count()).map(|index| Ring::new(Arc::clone(&device), index)).collect();
         Self {
             device,
             protocol_features: 0,
@@ -121,8 +126,9 @@ impl Session {
         let (request, flags) = (message.request, message.flags);
         tracing::debug!(%request, body = ?message.body, "request");
         let answer = self.answer(message);
-        let acknowledged =
-            flags.need_reply && self.protocol_features & protocol::REPLY_ACK != 0 && !request.has_reply();
+        let acknowledged = flags.need_reply
+            && self.protocol_features & protocol::REPLY_ACK != 0
+            && !request.has_reply();
         match answer {
             Ok(Some(body)) => Ok(Some(Message::reply(request, body))),
             Ok(None) => Ok(acknowledged.then(|| Message::reply(request, Body::U64(0)))),
@@ -171,7 +177,10 @@ impl Session {
     }
 
     /// Maps the regions and starts the rings of another process.
-    pub(crate) fn restart(&mut self, regions: Vec<(MemoryRegion, OwnedFd)>) -> Result<(), ProtocolError> {
+    pub(crate) fn restart(
+        &mut self,
+        regions: Vec<(MemoryRegion, OwnedFd)>,
+    ) -> Result<(), ProtocolError> {
         let (regions, fds): (Vec<_>, Vec<_>) = regions.into_iter().unzip();
         self.set_memory_table(&regions, fds)?;
         if self.features.is_some() { self.start_all() } else { Ok(()) }
@@ -188,7 +197,9 @@ impl Session {
         let reply = match (request, body) {
             (Request::GetFeatures, Body::Empty) => Some(Body::U64(self.offered())),
             (Request::GetProtocolFeatures, Body::Empty) => Some(Body::U64(OFFERED_PROTOCOL)),
-            (Request::GetQueueNum, Body::Empty) => Some(Body::U64(self.device.queue_count().into())),
+            (Request::GetQueueNum, Body::Empty) => {
+                Some(Body::U64(self.device.queue_count().into()))
+            }
             (Request::GetMaxMemSlots, Body::Empty) => Some(Body::U64(MAX_REGIONS as u64)),
             (Request::GetStatus, Body::Empty) => Some(Body::U64(self.status().into())),
             (Request::GetConfig, Body::Config(config)) => Some(self.read_config(config)),
@@ -202,7 +213,12 @@ impl Session {
     }
 
     /// Serves the requests whose only reply is an acknowledgement.
-    fn serve(&mut self, request: Request, body: Body, fds: Vec<OwnedFd>) -> Result<(), ProtocolError> {
+    fn serve(
+        &mut self,
+        request: Request,
+        body: Body,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), ProtocolError> {
         match (request, body) {
             (Request::SetFeatures, Body::U64(bits)) => self.set_features(bits),
             (Request::SetProtocolFeatures, Body::U64(bits)) => self.set_protocol_features(bits),
@@ -221,7 +237,9 @@ impl Session {
             (Request::SetStatus, Body::U64(status)) => self.set_status(status),
             (Request::SetConfig, Body::Config(config)) => self.write_config(&config),
             (Request::SetBackendReqFd, Body::Empty) => self.set_backend_channel(fds),
-            (Request::SetMemTable, Body::MemoryTable(regions)) => self.set_memory_table(&regions, fds),
+            (Request::SetMemTable, Body::MemoryTable(regions)) => {
+                self.set_memory_table(&regions, fds)
+            }
             (Request::AddMemReg, Body::MemoryRegion(region)) => self.add_region(&region, fds),
             (Request::RemMemReg, Body::MemoryRegion(region)) => self.remove_region(&region),
             (Request::SetVringNum, Body::VringState(state)) => self.set_size(state),
@@ -242,10 +260,16 @@ impl Session {
             Request::GetConfig | Request::SetConfig => protocol::CONFIG,
             Request::GetStatus | Request::SetStatus => protocol::STATUS,
             Request::SetBackendReqFd => protocol::BACKEND_REQ,
-            Request::GetMaxMemSlots | Request::AddMemReg | Request::RemMemReg => protocol::CONFIGURE_MEM_SLOTS,
+            Request::GetMaxMemSlots | Request::AddMemReg | Request::RemMemReg => {
+                protocol::CONFIGURE_MEM_SLOTS
+            }
             _ => return Ok(()),
         };
-        if self.protocol_features & feature == 0 { Err(ProtocolError::NotNegotiated { request }) } else { Ok(()) }
+        if self.protocol_features & feature == 0 {
+            Err(ProtocolError::NotNegotiated { request })
+        } else {
+            Ok(())
+        }
     }
 
     // Features and status.
@@ -257,7 +281,10 @@ impl Session {
     fn set_features(&mut self, bits: u64) -> Result<(), ProtocolError> {
         let unoffered = bits & !self.offered();
         if unoffered != 0 {
-            return Err(ProtocolError::FeaturesNotOffered { request: Request::SetFeatures, bits: unoffered });
+            return Err(ProtocolError::FeaturesNotOffered {
+                request: Request::SetFeatures,
+                bits: unoffered,
+            });
         }
         // QEMU repeats the features at each start of the device.
         if self.features != Some(bits) && self.rings.iter().any(Ring::is_running) {
@@ -274,7 +301,10 @@ impl Session {
     fn set_protocol_features(&mut self, bits: u64) -> Result<(), ProtocolError> {
         let unoffered = bits & !OFFERED_PROTOCOL;
         if unoffered != 0 {
-            return Err(ProtocolError::FeaturesNotOffered { request: Request::SetProtocolFeatures, bits: unoffered });
+            return Err(ProtocolError::FeaturesNotOffered {
+                request: Request::SetProtocolFeatures,
+                bits: unoffered,
+            });
         }
         self.protocol_features = bits;
         Ok(())
@@ -324,7 +354,11 @@ impl Session {
                 Err(_) => data.fill(0),
             }
         }
-        tracing::warn!(offset_bytes, len_bytes = config.data.len(), "GET_CONFIG outside the configuration space");
+        tracing::warn!(
+            offset_bytes,
+            len_bytes = config.data.len(),
+            "GET_CONFIG outside the configuration space"
+        );
         Body::Empty
     }
 
@@ -345,20 +379,35 @@ impl Session {
 
     // Memory.
 
-    fn set_memory_table(&mut self, regions: &[MemoryRegion], fds: Vec<OwnedFd>) -> Result<(), ProtocolError> {
-        let kept = regions.iter().zip(&fds).map(|(region, file)| keep(region, file)).collect::<Result<Vec<_>, _>>()?;
-        let specs = regions.iter().zip(fds).map(|(region, file)| region_spec(region, file)).collect();
+    fn set_memory_table(
+        &mut self,
+        regions: &[MemoryRegion],
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), ProtocolError> {
+        let kept = regions
+            .iter()
+            .zip(&fds)
+            .map(|(region, file)| keep(region, file))
+            .collect::<Result<Vec<_>, _>>()?;
+        let specs =
+            regions.iter().zip(fds).map(|(region, file)| region_spec(region, file)).collect();
         let memory = GuestMemory::map(specs).map_err(memory_error(Request::SetMemTable))?;
         self.regions = kept;
         self.replace_memory(memory)
     }
 
-    fn add_region(&mut self, region: &MemoryRegion, fds: Vec<OwnedFd>) -> Result<(), ProtocolError> {
+    fn add_region(
+        &mut self,
+        region: &MemoryRegion,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), ProtocolError> {
         // `check_fds` has found exactly one.
         for file in fds {
             let kept = keep(region, &file)?;
-            let memory =
-                self.memory.with_region(region_spec(region, file)).map_err(memory_error(Request::AddMemReg))?;
+            let memory = self
+                .memory
+                .with_region(region_spec(region, file))
+                .map_err(memory_error(Request::AddMemReg))?;
             self.regions.push(kept);
             self.replace_memory(memory)?;
         }
@@ -369,7 +418,8 @@ impl Session {
     /// removal fails: so a ring that loses its memory here stays stopped until the memory is added
     /// again.
     fn remove_region(&mut self, region: &MemoryRegion) -> Result<(), ProtocolError> {
-        let (guest_address, user_address) = (GuestAddress(region.guest_address), UserAddress(region.user_address));
+        let (guest_address, user_address) =
+            (GuestAddress(region.guest_address), UserAddress(region.user_address));
         let memory = self
             .memory
             .without_region(guest_address, user_address, region.len_bytes)
@@ -454,7 +504,10 @@ impl Session {
 
     fn set_base(&mut self, state: VringState) -> Result<(), ProtocolError> {
         if !self.ring(state.index.into())?.set_base(state.num) {
-            return Err(ProtocolError::RingRuns { request: Request::SetVringBase, index: state.index });
+            return Err(ProtocolError::RingRuns {
+                request: Request::SetVringBase,
+                index: state.index,
+            });
         }
         self.check_base(state.index.into())?;
         self.start(state.index.into())
@@ -486,7 +539,9 @@ impl Session {
                 ring.set_enabled(true);
                 self.start(state.index.into())
             }
-            num => Err(ProtocolError::BadValue { request: Request::SetVringEnable, value: num.into() }),
+            num => {
+                Err(ProtocolError::BadValue { request: Request::SetVringEnable, value: num.into() })
+            }
         }
     }
 
@@ -498,7 +553,9 @@ impl Session {
     }
 
     fn set_call(&mut self, value: u64, fds: Vec<OwnedFd>) -> Result<(), ProtocolError> {
-        self.ring(vring_index(value))?.set_call(fds.into_iter().next()).map_err(ProtocolError::Descriptor)
+        self.ring(vring_index(value))?
+            .set_call(fds.into_iter().next())
+            .map_err(ProtocolError::Descriptor)
     }
 
     fn set_err(&mut self, value: u64, fds: Vec<OwnedFd>) -> Result<(), ProtocolError> {
@@ -538,7 +595,10 @@ const fn config_offset(offset_bytes: u32) -> u32 {
 }
 
 /// Returns the region and a duplicate of its file's descriptor.
-fn keep(region: &MemoryRegion, file: &OwnedFd) -> Result<(MemoryRegion, MemoryFile), ProtocolError> {
+fn keep(
+    region: &MemoryRegion,
+    file: &OwnedFd,
+) -> Result<(MemoryRegion, MemoryFile), ProtocolError> {
     let file = file.try_clone().map_err(ProtocolError::Descriptor)?;
     Ok((*region, MemoryFile::new(file)))
 }

@@ -147,10 +147,18 @@ impl VirtioDevice for Recorder {
         Ok(())
     }
 
-    fn start_queue(&self, index: u16, resources: QueueResources, state: RingState) -> Result<(), StartError> {
+    fn start_queue(
+        &self,
+        index: u16,
+        resources: QueueResources,
+        state: RingState,
+    ) -> Result<(), StartError> {
         let layout = resources.layout;
         for area in [layout.descriptor_area, layout.driver_area, layout.device_area] {
-            resources.memory.window(area, 64, 4).map_err(|error| StartError::Memory { index, error })?;
+            resources
+                .memory
+                .window(area, 64, 4)
+                .map_err(|error| StartError::Memory { index, error })?;
         }
         let mut this = self.state();
         this.events.push(Event::Start {
@@ -259,7 +267,12 @@ pub const SOON: Duration = Duration::from_secs(10);
 
 /// A region of `len_bytes` at guest address `guest`, and at [`USER`] + `guest` in the front end.
 pub fn region(guest: u64, len_bytes: u64) -> MemoryRegion {
-    MemoryRegion { guest_address: guest, len_bytes, user_address: USER + guest, file_offset_bytes: 0 }
+    MemoryRegion {
+        guest_address: guest,
+        len_bytes,
+        user_address: USER + guest,
+        file_offset_bytes: 0,
+    }
 }
 
 pub const USER: u64 = 0x7000_0000_0000;
@@ -320,7 +333,11 @@ pub fn memory_table(regions: &[MemoryRegion], name: &str) -> Message {
 }
 
 pub fn add_region(region: MemoryRegion, name: &str) -> Message {
-    Message::request(Request::AddMemReg, Body::MemoryRegion(region), vec![memfd(name, region.len_bytes)])
+    Message::request(
+        Request::AddMemReg,
+        Body::MemoryRegion(region),
+        vec![memfd(name, region.len_bytes)],
+    )
 }
 
 pub fn remove_region(region: MemoryRegion) -> Message {

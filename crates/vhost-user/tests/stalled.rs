@@ -74,11 +74,18 @@ fn a_stalled_connection_costs_no_time() {
     let directory = tempfile::tempdir().unwrap();
     let service = Service::start(NonZeroUsize::MIN).unwrap();
     let path = directory.path().join("socket");
-    let socket = service.serve(&path, Access::default(), VirtioEndpoint(Arc::new(Idle)), None).unwrap();
+    let socket =
+        service.serve(&path, Access::default(), VirtioEndpoint(Arc::new(Idle)), None).unwrap();
     let mut front = UnixStream::connect(&path).unwrap();
-    front.write_all(&Message::request(Request::GetFeatures, Body::Empty, Vec::new()).to_bytes()).unwrap();
+    front
+        .write_all(&Message::request(Request::GetFeatures, Body::Empty, Vec::new()).to_bytes())
+        .unwrap();
     front.read_exact(&mut [0; 20]).unwrap();
-    front.write_all(&Message::request(Request::SetFeatures, Body::U64(0), Vec::new()).to_bytes()[..14]).unwrap();
+    front
+        .write_all(
+            &Message::request(Request::SetFeatures, Body::U64(0), Vec::new()).to_bytes()[..14],
+        )
+        .unwrap();
     let before = cpu_time();
     std::thread::sleep(Duration::from_millis(50));
     let spent = cpu_time().saturating_sub(before);

@@ -127,7 +127,12 @@ pub trait VirtioDevice: Send + Sync {
     ///
     /// # Errors
     /// See [`StartError`]; the queue stays stopped.
-    fn start_queue(&self, index: u16, resources: QueueResources, state: RingState) -> Result<(), StartError>;
+    fn start_queue(
+        &self,
+        index: u16,
+        resources: QueueResources,
+        state: RingState,
+    ) -> Result<(), StartError>;
 
     /// Takes no more requests from a queue, waits for those in flight, and hands back where it
     /// stands; `None` if it was not started. A queue that broke hands its state back too.

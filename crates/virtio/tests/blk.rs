@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::mpsc;
 
 use sidecore_block::{
-    Batch, BlockChannel, BlockDevice, BlockError, Geometry, Operation, RamStore, Readiness, dropped_tags,
+    Batch, BlockChannel, BlockDevice, BlockError, Geometry, Operation, RamStore, Readiness,
+    dropped_tags,
 };
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 use sidecore_reactor::{Arm, CoreContext, EventFd, IdleMode, Pollable, Polled, Unit};
@@ -28,7 +29,9 @@ const DATA: u64 = 0x5_0000;
 const SIZE: u16 = 8;
 
 fn memory() -> (GuestMemory, std::fs::File) {
-    let file = std::fs::File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    let file = std::fs::File::from(
+        rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap(),
+    );
     file.set_len(MEMORY_BYTES).unwrap();
     let spec = RegionSpec {
         guest_address: GuestAddress(0),
@@ -75,7 +78,10 @@ impl Default for Setup {
         Self {
             format: RingFormat::Split,
             store: Arc::new(RamStore::new(Geometry::new(DISK_BYTES, 512)).unwrap()),
-            options: BlkOptions { serial: "serial-0123456789abcdef".into(), ..BlkOptions::default() },
+            options: BlkOptions {
+                serial: "serial-0123456789abcdef".into(),
+                ..BlkOptions::default()
+            },
             refused: 0,
             mode: IdleMode::Interrupt,
         }
@@ -96,7 +102,8 @@ impl Rig {
             event_idx: true,
             indirect: true,
         };
-        let (kick, call, err) = (EventFd::new().unwrap(), EventFd::new().unwrap(), EventFd::new().unwrap());
+        let (kick, call, err) =
+            (EventFd::new().unwrap(), EventFd::new().unwrap(), EventFd::new().unwrap());
         let resources = QueueResources {
             memory: memory.clone(),
             layout,
@@ -109,7 +116,9 @@ impl Rig {
         let driver = DriverRing::new(&memory, &layout_for_driver, 2, 4, None).unwrap();
         let channel = setup.store.open_channel(&CoreContext::default(), SIZE.into()).unwrap();
         let state = RingState::fresh(setup.format);
-        let queue = BlkQueue::new(&device, 0, resources, state, channel, setup.mode, EventFd::peer_signal).unwrap();
+        let queue =
+            BlkQueue::new(&device, 0, resources, state, channel, setup.mode, EventFd::peer_signal)
+                .unwrap();
         Self { memory, file, device, queue, driver, layout, kick, call, err, now: 0, answered: 0 }
     }
 
@@ -119,7 +128,9 @@ impl Rig {
 
     fn read(&self, address: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
-        self.memory.read_slice(GuestAddress(address), &mut bytes, &mut RegionHint::default()).unwrap();
+        self.memory
+            .read_slice(GuestAddress(address), &mut bytes, &mut RegionHint::default())
+            .unwrap();
         bytes
     }
 
@@ -180,8 +191,11 @@ fn what_is_written_is_read_back_in_both_formats_and_any_framing() {
         // Header, data and status need not have buffers of their own (2.7.4.2).
         rig.header(OUT, 100);
         rig.write(HEADER + 16, &pattern[..1024]);
-        let merged =
-            [Buffer::to_device(HEADER, 10), Buffer::to_device(HEADER + 10, 1030), Buffer::from_device(STATUS, 1)];
+        let merged = [
+            Buffer::to_device(HEADER, 10),
+            Buffer::to_device(HEADER + 10, 1030),
+            Buffer::from_device(STATUS, 1),
+        ];
         assert_eq!(rig.run(&merged), Some((0, 1)));
         rig.header(IN, 100);
         let merged = [Buffer::to_device(HEADER, 16), Buffer::from_device(STATUS - 1024, 1025)];
@@ -220,8 +234,16 @@ fn what_the_specification_has_a_status_for_gets_it() {
     let page = [Buffer::to_device(DATA, 512)];
     assert_eq!(rig.request(99, 0, &[]), Some((2, 1)), "an unknown type");
     assert_eq!(rig.request(IN, 0, &[]), Some((1, 1)), "a read of nothing");
-    assert_eq!(rig.request(OUT, 0, &[Buffer::to_device(DATA, 100)]), Some((1, 1)), "not whole blocks");
-    assert_eq!(rig.request(GET_ID, 0, &[Buffer::from_device(DATA, 19)]), Some((1, 1)), "no room for the id");
+    assert_eq!(
+        rig.request(OUT, 0, &[Buffer::to_device(DATA, 100)]),
+        Some((1, 1)),
+        "not whole blocks"
+    );
+    assert_eq!(
+        rig.request(GET_ID, 0, &[Buffer::from_device(DATA, 19)]),
+        Some((1, 1)),
+        "no room for the id"
+    );
     assert_eq!(rig.request(DISCARD, 0, &page), Some((1, 1)), "more segments than one");
     let mut clear = |flags: u32, sectors: u32, kind: u32| {
         rig.write(DATA, &0_u64.to_le_bytes());
@@ -238,7 +260,11 @@ fn what_the_specification_has_a_status_for_gets_it() {
     let options = BlkOptions { read_only: true, ..BlkOptions::default() };
     let mut rig = Rig::new(Setup { options, ..Setup::default() });
     assert_eq!(rig.request(OUT, 0, &page), Some((1, 1)), "a write to a read-only disk");
-    assert_eq!(rig.request(DISCARD, 0, &[Buffer::to_device(DATA, 16)]), Some((2, 1)), "not offered");
+    assert_eq!(
+        rig.request(DISCARD, 0, &[Buffer::to_device(DATA, 16)]),
+        Some((2, 1)),
+        "not offered"
+    );
 
     let store = Arc::new(RamStore::new(Geometry::new(DISK_BYTES, 4096)).unwrap());
     let mut rig = Rig::new(Setup { store, ..Setup::default() });
@@ -297,14 +323,17 @@ const LIES: &[Lie] = &[
         rig.poll();
     }),
     ("a chain that loops", "looping", |rig| {
-        let entry = RawDescriptor { address: DATA, len_bytes: 16, flags: descriptor::NEXT, next_or_id: 0 };
+        let entry =
+            RawDescriptor { address: DATA, len_bytes: 16, flags: descriptor::NEXT, next_or_id: 0 };
         rig.raw().set_descriptor(0, entry);
         rig.raw().set_available_index(1);
         rig.poll();
     }),
     ("memory that shrinks", "truncated", |rig| {
         rig.header(FLUSH, 0);
-        rig.driver.describe(0, &[Buffer::to_device(HEADER, 16), Buffer::from_device(STATUS, 1)]).unwrap();
+        rig.driver
+            .describe(0, &[Buffer::to_device(HEADER, 16), Buffer::from_device(STATUS, 1)])
+            .unwrap();
         rig.driver.push(0).unwrap();
         rig.driver.publish();
         // The ring's first pages stay: the device finds the request, then nothing behind it.
@@ -361,7 +390,9 @@ fn calls_come_after_the_batch_and_only_if_wanted() {
 fn arming_notices_work_that_came_before() {
     let mut rig = Rig::new(Setup::default());
     rig.header(FLUSH, 0);
-    rig.driver.describe(0, &[Buffer::to_device(HEADER, 16), Buffer::from_device(STATUS, 1)]).unwrap();
+    rig.driver
+        .describe(0, &[Buffer::to_device(HEADER, 16), Buffer::from_device(STATUS, 1)])
+        .unwrap();
     assert_eq!(rig.poll(), Polled::Idle);
     rig.driver.push(0).unwrap();
     rig.driver.publish();
@@ -388,14 +419,27 @@ struct SlowDisk {
     error: Option<BlockError>,
 }
 
-struct SlowStore(Arc<std::sync::Mutex<Vec<Operation>>>, Arc<std::sync::atomic::AtomicBool>, Option<BlockError>);
+struct SlowStore(
+    Arc<std::sync::Mutex<Vec<Operation>>>,
+    Arc<std::sync::atomic::AtomicBool>,
+    Option<BlockError>,
+);
 
 impl BlockDevice for SlowStore {
     fn geometry(&self) -> Geometry {
         Geometry { volatile_cache: true, ..Geometry::new(DISK_BYTES, 512) }
     }
-    fn open_channel(&self, _core: &CoreContext, _depth: usize) -> std::io::Result<Box<dyn BlockChannel>> {
-        Ok(Box::new(SlowDisk { held: vec![], log: self.0.clone(), open: self.1.clone(), error: self.2 }))
+    fn open_channel(
+        &self,
+        _core: &CoreContext,
+        _depth: usize,
+    ) -> std::io::Result<Box<dyn BlockChannel>> {
+        Ok(Box::new(SlowDisk {
+            held: vec![],
+            log: self.0.clone(),
+            open: self.1.clone(),
+            error: self.2,
+        }))
     }
 }
 
@@ -457,7 +501,9 @@ fn without_a_cache_a_write_is_flushed_before_it_completes() {
 
 #[test]
 fn a_failing_store_fails_that_request_and_is_counted() {
-    for (error, status) in [(BlockError::EIO, 1), (BlockError::NoSpace, 1), (BlockError::Unsupported, 2)] {
+    for (error, status) in
+        [(BlockError::EIO, 1), (BlockError::NoSpace, 1), (BlockError::Unsupported, 2)]
+    {
         let (store, _) = slow(Some(error));
         let mut rig = Rig::new(Setup { store, ..Setup::default() });
         assert_eq!(rig.request(OUT, 0, &[Buffer::to_device(DATA, 512)]), Some((status, 1)));
@@ -475,7 +521,9 @@ fn stopping_waits_for_what_is_in_flight_and_takes_nothing_new() {
     assert_eq!(rig.request(OUT, 0, &[Buffer::to_device(DATA, 512)]), None, "in flight");
     let (reply, answer) = mpsc::channel();
     rig.queue.stop(Box::new(move |state| reply.send(state).unwrap()));
-    rig.driver.describe(1, &[Buffer::to_device(HEADER, 16), Buffer::from_device(STATUS + 1, 1)]).unwrap();
+    rig.driver
+        .describe(1, &[Buffer::to_device(HEADER, 16), Buffer::from_device(STATUS + 1, 1)])
+        .unwrap();
     rig.driver.push(1).unwrap();
     rig.driver.publish();
     for _ in 0..3 {
@@ -538,10 +586,22 @@ fn a_queue_that_cannot_be_started_says_why() {
         };
         let channel = store.open_channel(&CoreContext::default(), size.into()).unwrap();
         let state = RingState::fresh(RingFormat::Split);
-        BlkQueue::new(&device, index, resources, state, channel, IdleMode::Poll, EventFd::peer_signal).err()
+        BlkQueue::new(
+            &device,
+            index,
+            resources,
+            state,
+            channel,
+            IdleMode::Poll,
+            EventFd::peer_signal,
+        )
+        .err()
     };
     assert!(start(0, 8, None).is_none());
-    assert!(matches!(start(1, 8, None), Some(StartError::NoSuchQueue { index: 1, queue_count: 1 })));
+    assert!(matches!(
+        start(1, 8, None),
+        Some(StartError::NoSuchQueue { index: 1, queue_count: 1 })
+    ));
     assert!(matches!(start(0, 7, None), Some(StartError::Ring { .. })));
     let not_an_eventfd = std::fs::File::open("/dev/null").unwrap().into();
     assert!(matches!(start(0, 8, Some(not_an_eventfd)), Some(StartError::Io { .. })));

@@ -97,7 +97,13 @@ pub(crate) struct Allocator {
 
 impl Allocator {
     /// An allocator for what is in use: `used` is data and nodes together.
-    pub(crate) fn new(geometry: Geometry, used: &RangeSet, data_blocks: u64, nodes: u64, shares: Shares) -> Self {
+    pub(crate) fn new(
+        geometry: Geometry,
+        used: &RangeSet,
+        data_blocks: u64,
+        nodes: u64,
+        shares: Shares,
+    ) -> Self {
         let mut free = FreeSpace::new(geometry.node_blocks());
         let mut at = geometry.first_block();
         for (first, count) in used.iter() {
@@ -106,7 +112,8 @@ impl Allocator {
         }
         free.insert(at, geometry.total_blocks.saturating_sub(at));
         let all_nodes = geometry.total_blocks.checked_div(geometry.node_blocks()).unwrap_or(0);
-        let reserve = all_nodes.checked_div(64).unwrap_or(0).clamp(RESERVE_NODES.0, RESERVE_NODES.1);
+        let reserve =
+            all_nodes.checked_div(64).unwrap_or(0).clamp(RESERVE_NODES.0, RESERVE_NODES.1);
         Self {
             geometry,
             free,
@@ -315,7 +322,10 @@ impl Allocator {
     }
 
     pub(crate) fn pending_blocks(&self) -> u64 {
-        self.pending.blocks().saturating_add(self.committing.blocks()).saturating_add(self.waiting.blocks())
+        self.pending
+            .blocks()
+            .saturating_add(self.committing.blocks())
+            .saturating_add(self.waiting.blocks())
     }
 
     pub(crate) fn granted_blocks(&self) -> u64 {
@@ -392,7 +402,9 @@ impl Allocator {
         });
         let mut goals = [behind, before];
         goals.sort_unstable_by_key(|goal| goal.map_or(u64::MAX, |(distance, _)| distance));
-        for (distance, goal) in goals.into_iter().flatten().filter(|(distance, _)| *distance <= window) {
+        for (distance, goal) in
+            goals.into_iter().flatten().filter(|(distance, _)| *distance <= window)
+        {
             let Some(run) = self.free.containing(goal) else { continue };
             // The free blocks behind another part of the volume belong to that part's neighbour,
             // unless there are many.
@@ -408,7 +420,11 @@ impl Allocator {
         if let Some((first, count)) = self.free.best(wanted) {
             let start = self.in_step(wish.first.saturating_sub(into), (first, count));
             let roomy = start.saturating_sub(first).saturating_add(into) < count;
-            let at = if roomy { start.saturating_add(into) } else { self.in_step(wish.first, (first, count)) };
+            let at = if roomy {
+                start.saturating_add(into)
+            } else {
+                self.in_step(wish.first, (first, count))
+            };
             if let Some(found) = self.take_at(wish, at, (first, count), window) {
                 return Some(found);
             }
@@ -426,13 +442,23 @@ impl Allocator {
     /// `like`, if it is inside, else `first`.
     fn in_step(&self, like: u64, (first, count): (u64, u64)) -> u64 {
         let position = |block: u64| block.checked_rem(self.geometry.node_blocks()).unwrap_or(0);
-        let step = position(position(like).saturating_add(self.geometry.node_blocks()).saturating_sub(position(first)));
+        let step = position(
+            position(like)
+                .saturating_add(self.geometry.node_blocks())
+                .saturating_sub(position(first)),
+        );
         if step < count { first.saturating_add(step) } else { first }
     }
 
     /// Takes blocks from `at` on out of the free range `run`, and makes a window of those around
     /// them: the part of the volume of `window` blocks that they are in.
-    fn take_at(&mut self, wish: &Wish, at: u64, run: (u64, u64), window: u64) -> Option<(u64, u64)> {
+    fn take_at(
+        &mut self,
+        wish: &Wish,
+        at: u64,
+        run: (u64, u64),
+        window: u64,
+    ) -> Option<(u64, u64)> {
         let run_end = run.0.saturating_add(run.1);
         let into = wish.first.checked_rem(window).unwrap_or(0);
         let end = at.saturating_add(wish.count.max(window.saturating_sub(into))).min(run_end);
@@ -444,7 +470,9 @@ impl Allocator {
             }
             if taken < count {
                 let first = wish.first.saturating_sub(at.saturating_sub(start));
-                for (first, count) in self.windows.open(wish.volume, first, (start, count), (at, taken)) {
+                for (first, count) in
+                    self.windows.open(wish.volume, first, (start, count), (at, taken))
+                {
                     self.free.insert(first, count);
                 }
             }
@@ -464,7 +492,8 @@ impl Allocator {
             self.free.slots_in(run.0, run.1).saturating_sub(left).saturating_sub(right)
         };
         // Taking less loses less: two nodes' worth below is always enough.
-        let mut count = count.min(spare.saturating_add(2).saturating_mul(self.geometry.node_blocks()));
+        let mut count =
+            count.min(spare.saturating_add(2).saturating_mul(self.geometry.node_blocks()));
         while count > 0 && lost(count) > spare {
             count = count.saturating_sub(1);
         }
@@ -474,7 +503,8 @@ impl Allocator {
     /// The blocks of a window: twice the length of the sequential run, within bounds, and a small
     /// part of the free blocks; a power of two, at least a node's.
     fn window_blocks(&self, row_blocks: u64) -> u64 {
-        let blocks = |bytes: u64| bytes.checked_div(u64::from(self.geometry.block_bytes)).unwrap_or(0);
+        let blocks =
+            |bytes: u64| bytes.checked_div(u64::from(self.geometry.block_bytes)).unwrap_or(0);
         let (least, most) = (blocks(WINDOW_BYTES.0), blocks(WINDOW_BYTES.1));
         let wanted = row_blocks.saturating_mul(2).clamp(least, most).min(self.free.blocks() / 64);
         let power = 1_u64.checked_shl(wanted.checked_ilog2().unwrap_or(0)).unwrap_or(1);
@@ -538,8 +568,14 @@ mod tests {
         assert!(allocator.grant(&wish(1, 0, 1, None)).is_none());
         assert!(allocator.nodes(33, Need::Growth).is_none());
         assert_eq!(allocator.nodes(32, Need::Growth).map(|nodes| nodes.len()), Some(32));
-        assert!(allocator.nodes(1, Need::Growth).is_none() && allocator.nodes(16, Need::Shrink).is_some());
-        assert!(allocator.nodes(1, Need::Shrink).is_none() && allocator.nodes(16, Need::Delete).is_some());
+        assert!(
+            allocator.nodes(1, Need::Growth).is_none()
+                && allocator.nodes(16, Need::Shrink).is_some()
+        );
+        assert!(
+            allocator.nodes(1, Need::Shrink).is_none()
+                && allocator.nodes(16, Need::Delete).is_some()
+        );
         assert!(allocator.nodes(1, Need::Delete).is_none());
     }
 

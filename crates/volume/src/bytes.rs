@@ -51,7 +51,10 @@ mod tests {
         put_u64(&mut bytes, 8, 0x0102_0304_0506_0708);
         put_u64(&mut bytes, 9, u64::MAX);
         assert_eq!(u64_at(&bytes, 8), 0x0102_0304_0506_0708);
-        assert_eq!((u8_at(&bytes, 8), u16_at(&bytes, 8), u32_at(&bytes, 8)), (8, 0x0708, 0x0506_0708));
+        assert_eq!(
+            (u8_at(&bytes, 8), u16_at(&bytes, 8), u32_at(&bytes, 8)),
+            (8, 0x0708, 0x0506_0708)
+        );
         assert_eq!((u64_at(&bytes, 9), u8_at(&bytes, 16)), (0, 0));
     }
 

@@ -24,7 +24,12 @@ struct Current<'a> {
 }
 
 impl Source for Current<'_> {
-    fn node(&mut self, pointer: Pointer, kind: Kind, level: u8) -> Result<(Arc<Node>, bool), TreeError> {
+    fn node(
+        &mut self,
+        pointer: Pointer,
+        kind: Kind,
+        level: u8,
+    ) -> Result<(Arc<Node>, bool), TreeError> {
         if let Some(node) = self.nodes.unwritten(pointer.address) {
             if node.kind != kind || node.level != level {
                 let what = "it is of another tree".to_owned();
@@ -76,7 +81,9 @@ pub(crate) fn check(volumes: &Volumes, disk: &mut dyn Disk) -> Report {
     walk.problems = problems;
     walk.catalogue(volumes.catalogue.root);
     compare_records(volumes, &mut walk);
-    for volume in volumes.volumes.values().filter(|volume| volume.info.state == VolumeState::Healthy) {
+    for volume in
+        volumes.volumes.values().filter(|volume| volume.info.state == VolumeState::Healthy)
+    {
         let _ = walk.volume(&volume.record());
     }
     let _ = walk.conflicts();
@@ -90,7 +97,8 @@ pub(crate) fn check(volumes: &Volumes, disk: &mut dyn Disk) -> Report {
     report.data_references = walk.references;
     report.shared_data_blocks = walk.shared_data();
     let Problems { list, more } = walk.problems;
-    report.problems = list.into_iter().map(|damage| Problem { place: damage.place, what: damage.what }).collect();
+    report.problems =
+        list.into_iter().map(|damage| Problem { place: damage.place, what: damage.what }).collect();
     report.more_problems = more;
     report
 }
@@ -103,8 +111,10 @@ fn check_slots(volumes: &Volumes, disk: &mut dyn Disk, problems: &mut Problems) 
     match newest(disk) {
         Ok(newest) => {
             if newest.superblock.generation != volumes.generation && volumes.read_only.is_none() {
-                let what =
-                    format!("the disk has generation {}, not {}", newest.superblock.generation, volumes.generation);
+                let what = format!(
+                    "the disk has generation {}, not {}",
+                    newest.superblock.generation, volumes.generation
+                );
                 problems.add(Place::Store, what);
             }
             for damage in newest.damage {
@@ -120,7 +130,8 @@ fn compare_records(volumes: &Volumes, walk: &mut Walk<'_>) {
     let records: HashMap<u64, Record> =
         std::mem::take(&mut walk.records).into_iter().map(|record| (record.id, record)).collect();
     if records.len() != volumes.volumes.len() {
-        let what = format!("the catalogue lists {} volumes, not {}", records.len(), volumes.volumes.len());
+        let what =
+            format!("the catalogue lists {} volumes, not {}", records.len(), volumes.volumes.len());
         walk.problems.add(Place::Store, what);
     }
     for (id, volume) in &volumes.volumes {
@@ -146,12 +157,16 @@ fn compare_references(volumes: &Volumes, walk: &mut Walk<'_>) {
     wrong.extend(kept.into_iter().map(|(address, kept)| (address, 0, kept)));
     wrong.sort_unstable();
     for (address, found, kept) in wrong {
-        walk.problems.add(Place::Node(address), format!("it has {found} references, and {kept} are counted"));
+        walk.problems.add(
+            Place::Node(address),
+            format!("it has {found} references, and {kept} are counted"),
+        );
     }
     // Both keep their ranges joined, so equal counts are equal ranges.
     if *volumes.forest.allocator.shares() != walk.shares {
         let mut ours = volumes.forest.allocator.shares().iter();
-        let differs = walk.shares.iter().map(Some).chain([None]).find(|found| ours.next() != *found);
+        let differs =
+            walk.shares.iter().map(Some).chain([None]).find(|found| ours.next() != *found);
         let block = differs.flatten().map_or(0, |(first, ..)| first);
         walk.problems.add(Place::Block(block), "its references are not those that are counted");
     }
@@ -195,7 +210,8 @@ fn account(volumes: &Volumes, walk: &mut Walk<'_>) -> Report {
     let space = volumes.space();
     let metadata = count(Use::Superblock).saturating_add(count(Use::Node));
     if (space.data, space.metadata) != (count(Use::Data), metadata) {
-        let what = format!("{} blocks of data and {} of metadata are counted", space.data, space.metadata);
+        let what =
+            format!("{} blocks of data and {} of metadata are counted", space.data, space.metadata);
         walk.problems.add(Place::Store, what);
     }
     Report {

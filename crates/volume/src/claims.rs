@@ -62,8 +62,10 @@ impl Search<'_> {
     /// Adds the ranges that these blocks overlap.
     fn touched(&self, (first, count): (u64, u64), found: &mut BTreeSet<usize>) {
         let end = first.saturating_add(count);
-        let from = self.ranges.partition_point(|(start, count)| start.saturating_add(*count) <= first);
-        let overlapping = self.ranges.iter().enumerate().skip(from).take_while(|(_, (start, _))| *start < end);
+        let from =
+            self.ranges.partition_point(|(start, count)| start.saturating_add(*count) <= first);
+        let overlapping =
+            self.ranges.iter().enumerate().skip(from).take_while(|(_, (start, _))| *start < end);
         found.extend(overlapping.map(|(index, _)| index));
     }
 }

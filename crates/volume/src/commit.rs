@@ -66,7 +66,8 @@ pub struct CommitError {
 impl CommitError {
     /// A write failed.
     fn of_write(error: io::Error) -> Self {
-        let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+        let is_full =
+            matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
         Self { error, is_full }
     }
 
@@ -102,21 +103,27 @@ pub struct Commit {
 
 impl Commit {
     /// A commit of these nodes (address, contents).
-    pub(crate) fn new(superblock: &Superblock, mut nodes: Vec<(u64, Vec<u8>)>, geometry: &Geometry) -> Self {
+    pub(crate) fn new(
+        superblock: &Superblock,
+        mut nodes: Vec<(u64, Vec<u8>)>,
+        geometry: &Geometry,
+    ) -> Self {
         nodes.sort_unstable_by_key(|(address, _)| *address);
         let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
         for (address, bytes) in nodes {
             let offset = geometry.offset_bytes(address);
             match runs.last_mut() {
                 Some((start, run))
-                    if start.saturating_add(run.len() as u64) == offset && run.len() < MAX_WRITE_BYTES =>
+                    if start.saturating_add(run.len() as u64) == offset
+                        && run.len() < MAX_WRITE_BYTES =>
                 {
                     run.extend_from_slice(&bytes);
                 }
                 _ => runs.push((offset, bytes)),
             }
         }
-        let slots = slots_of(superblock.generation).map(|slot| (slot_offset_bytes(slot), superblock.encode(slot)));
+        let slots = slots_of(superblock.generation)
+            .map(|slot| (slot_offset_bytes(slot), superblock.encode(slot)));
         Self { generation: superblock.generation, nodes: runs, slots: slots.into() }
     }
 
@@ -129,7 +136,10 @@ impl Commit {
     /// Nodes that it writes.
     #[must_use]
     pub fn nodes(&self) -> usize {
-        self.nodes.iter().map(|(_, run)| run.len().checked_div(NODE_BYTES).unwrap_or(0)).fold(0, usize::saturating_add)
+        self.nodes
+            .iter()
+            .map(|(_, run)| run.len().checked_div(NODE_BYTES).unwrap_or(0))
+            .fold(0, usize::saturating_add)
     }
 
     /// Makes it durable: nodes, flush, superblocks, flush.

@@ -51,9 +51,8 @@ impl Families {
     pub(crate) fn may_be_related(&self, one: u64, other: u64) -> bool {
         match (self.ancestor(one), self.ancestor(other)) {
             (Ancestor::First(one), Ancestor::First(other)) => one == other,
-            (Ancestor::First(first), Ancestor::Gone(gone)) | (Ancestor::Gone(gone), Ancestor::First(first)) => {
-                first < gone
-            }
+            (Ancestor::First(first), Ancestor::Gone(gone))
+            | (Ancestor::Gone(gone), Ancestor::First(first)) => first < gone,
             (Ancestor::Gone(_), Ancestor::Gone(_)) => true,
         }
     }
@@ -90,12 +89,15 @@ impl Unread<'_> {
             last.min(self.next_volume.saturating_sub(1))
         });
         for record in self.records {
-            let hidden = youngest_hidden.is_some_and(|hidden| families.may_be_related(record.id, hidden));
+            let hidden =
+                youngest_hidden.is_some_and(|hidden| families.may_be_related(record.id, hidden));
             let mut doubt = RangeSet::default();
             if !self.only_copies || hidden {
                 doubt.insert(0, u64::MAX);
             } else {
-                for (_, unread) in self.volumes.iter().filter(|(id, _)| families.may_be_related(record.id, *id)) {
+                for (_, unread) in
+                    self.volumes.iter().filter(|(id, _)| families.may_be_related(record.id, *id))
+                {
                     unread.iter().for_each(|(first, count)| drop(doubt.cover(first, count)));
                 }
             }
@@ -135,8 +137,15 @@ mod tests {
     #[test]
     fn relatives_are_found_also_where_what_they_come_from_is_gone() {
         // 1 and its copies 4 and 5; 2; 6, a copy of 3, which is gone; 7, a copy of itself.
-        let records =
-            [record(1, 0), record(2, 0), record(4, 1), record(5, 4), record(6, 3), record(7, 7), record(8, 0)];
+        let records = [
+            record(1, 0),
+            record(2, 0),
+            record(4, 1),
+            record(5, 4),
+            record(6, 3),
+            record(7, 7),
+            record(8, 0),
+        ];
         let families = Families::of(&records);
         let related = |one, other| families.may_be_related(one, other);
         assert!(related(1, 5) && related(4, 5) && related(2, 2));
@@ -153,7 +162,13 @@ mod tests {
         let records = [record(1, 0), record(2, 1), record(3, 0)];
         let volumes = [(2, unread(&[(5, 3)]))];
         let none = RangeSet::default();
-        let all = Unread { records: &records, volumes: &volumes, hidden: &none, next_volume: 9, only_copies: true };
+        let all = Unread {
+            records: &records,
+            volumes: &volumes,
+            hidden: &none,
+            next_volume: 9,
+            only_copies: true,
+        };
         let doubts = all.doubts();
         assert_eq!(doubts[&1], unread(&[(5, 3)]));
         assert!(!doubts.contains_key(&3));
@@ -162,7 +177,13 @@ mod tests {
         // A record that was not read, of volume 2: it cannot come from 3, which is younger.
         let (hidden, volumes) = (unread(&[(2, 1)]), []);
         let records = [record(1, 0), record(3, 0)];
-        let all = Unread { records: &records, volumes: &volumes, hidden: &hidden, next_volume: 9, only_copies: true };
+        let all = Unread {
+            records: &records,
+            volumes: &volumes,
+            hidden: &hidden,
+            next_volume: 9,
+            only_copies: true,
+        };
         let doubts = all.doubts();
         assert!(doubts.contains_key(&1) && !doubts.contains_key(&3));
         assert!(Unread { hidden: &none, only_copies: false, ..all }.doubts().is_empty());

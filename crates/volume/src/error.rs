@@ -121,7 +121,9 @@ pub enum RepairError {
     #[error("volume \"{0}\" claims no block that another one claims: it has nothing to lose")]
     NoRival(String),
     /// There is no room for the nodes of the repaired trees.
-    #[error("the store has no room for the {nodes} nodes of the repaired trees: make the disk larger first")]
+    #[error(
+        "the store has no room for the {nodes} nodes of the repaired trees: make the disk larger first"
+    )]
     NoSpace {
         /// How many are needed.
         nodes: usize,
@@ -146,7 +148,9 @@ pub enum VolumeError {
     #[error("there is a volume called {0} already")]
     NameTaken(String),
     /// Not 1 to 64 of letters, digits, `.`, `_`, `-`, or it begins with `.` or `-`.
-    #[error("{0:?} is no name for a volume: 1 to 64 letters, digits, '.', '_', '-', not beginning with '.' or '-'")]
+    #[error(
+        "{0:?} is no name for a volume: 1 to 64 letters, digits, '.', '_', '-', not beginning with '.' or '-'"
+    )]
     BadName(String),
     /// A volume has 1 block to 256 TiB.
     #[error("a volume of {blocks} blocks: 1 to {max_blocks} are possible")]

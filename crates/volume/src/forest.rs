@@ -137,7 +137,10 @@ impl Forest {
     }
 
     fn one_node(&mut self, need: Need) -> Result<u64, TreeError> {
-        self.allocator.nodes(1, need).and_then(|nodes| nodes.first().copied()).ok_or(TreeError::NoSpace)
+        self.allocator
+            .nodes(1, need)
+            .and_then(|nodes| nodes.first().copied())
+            .ok_or(TreeError::NoSpace)
     }
 
     /// Makes a child of a writable node writable.
@@ -162,8 +165,12 @@ impl Forest {
 
     /// A child of a writable node.
     fn child(&mut self, address: u64, index: usize) -> Result<Child, TreeError> {
-        let child = self.nodes.change(address).and_then(|node| node.body.children().get(index).copied());
-        child.ok_or_else(|| TreeError::Damaged { block: address, what: "a child of it is gone".to_owned() })
+        let child =
+            self.nodes.change(address).and_then(|node| node.body.children().get(index).copied());
+        child.ok_or_else(|| TreeError::Damaged {
+            block: address,
+            what: "a child of it is gone".to_owned(),
+        })
     }
 }
 

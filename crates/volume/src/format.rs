@@ -6,7 +6,10 @@ use crate::bytes::{all_zero, array_at};
 use crate::disk::Disk;
 use crate::error::FormatError;
 use crate::geometry::SLOTS;
-use crate::limits::{BLOCK_BYTES, DEFAULT_BLOCK_BYTES, MAX_LABEL_BYTES, MAX_STORE_BLOCKS, MIN_STORE_BYTES, NODE_BYTES};
+use crate::limits::{
+    BLOCK_BYTES, DEFAULT_BLOCK_BYTES, MAX_LABEL_BYTES, MAX_STORE_BLOCKS, MIN_STORE_BYTES,
+    NODE_BYTES,
+};
 use crate::superblock::{MAGIC, Superblock, slot_offset_bytes, slots_of};
 
 /// As much at either end of a disk is looked at, and zeroed by formatting: every format in the
@@ -101,7 +104,9 @@ pub fn probe(disk: &mut dyn Disk) -> io::Result<Content> {
             return Ok(Content::Ours);
         }
     }
-    let has = |bytes: &[u8], at: usize, mark: &[u8]| bytes.get(at..).is_some_and(|rest| rest.starts_with(mark));
+    let has = |bytes: &[u8], at: usize, mark: &[u8]| {
+        bytes.get(at..).is_some_and(|rest| rest.starts_with(mark))
+    };
     if let Some((.., name)) = MARKS.iter().find(|(at, mark, _)| has(&head, *at, mark)) {
         return Ok(Content::Foreign(name));
     }
@@ -134,7 +139,10 @@ pub fn format(disk: &mut dyn Disk, options: &FormatOptions) -> Result<(), Format
     }
     let size_bytes = whole_nodes(disk.size_bytes());
     if size_bytes < MIN_STORE_BYTES {
-        return Err(FormatError::TooSmall { size_bytes: disk.size_bytes(), min_bytes: MIN_STORE_BYTES });
+        return Err(FormatError::TooSmall {
+            size_bytes: disk.size_bytes(),
+            min_bytes: MIN_STORE_BYTES,
+        });
     }
     if !force {
         match probe(disk)? {
@@ -155,7 +163,10 @@ pub fn format(disk: &mut dyn Disk, options: &FormatOptions) -> Result<(), Format
         uuid,
         label,
         generation: FIRST_GENERATION,
-        total_blocks: size_bytes.checked_div(u64::from(block_bytes)).unwrap_or(0).min(MAX_STORE_BLOCKS),
+        total_blocks: size_bytes
+            .checked_div(u64::from(block_bytes))
+            .unwrap_or(0)
+            .min(MAX_STORE_BLOCKS),
         next_volume: 1,
         volume_count: 0,
         catalogue: None,

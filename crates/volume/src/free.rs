@@ -156,7 +156,10 @@ mod tests {
             }
             let all: Vec<(u64, u64)> = free.iter().collect();
             assert_eq!(all.len(), free.roomy.len() + free.scraps.len());
-            assert_eq!(free.slots(), all.iter().map(|(first, count)| free.slots_in(*first, *count)).sum::<u64>());
+            assert_eq!(
+                free.slots(),
+                all.iter().map(|(first, count)| free.slots_in(*first, *count)).sum::<u64>()
+            );
             assert_eq!(free.roomy.len(), free.roomy_firsts.len());
             assert_eq!(free.highest_slots().next(), free.highest_slot());
             assert_eq!(free.highest_slots().count() as u64, free.slots());

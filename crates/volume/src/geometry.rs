@@ -48,7 +48,8 @@ impl Geometry {
 
     /// Whether these blocks are inside, and behind the superblocks.
     pub(crate) fn data_fits(&self, first: u64, count: u64) -> bool {
-        first >= self.first_block() && first.checked_add(count).is_some_and(|end| end <= self.total_blocks)
+        first >= self.first_block()
+            && first.checked_add(count).is_some_and(|end| end <= self.total_blocks)
     }
 
     /// The offset of a block's first byte.
@@ -72,7 +73,10 @@ mod tests {
     fn nodes_lie_aligned_behind_the_superblocks_and_inside() {
         for (block_bytes, node_blocks) in [(512, 8), (1024, 4), (4096, 1)] {
             let geometry = Geometry { block_bytes, total_blocks: 100 * node_blocks, tag: 0 };
-            assert_eq!((geometry.node_blocks(), geometry.first_block()), (node_blocks, 4 * node_blocks));
+            assert_eq!(
+                (geometry.node_blocks(), geometry.first_block()),
+                (node_blocks, 4 * node_blocks)
+            );
             assert!(!geometry.node_fits(3 * node_blocks) && geometry.node_fits(4 * node_blocks));
             assert!(geometry.node_fits(99 * node_blocks) && !geometry.node_fits(100 * node_blocks));
             assert_eq!(geometry.node_fits(5 * node_blocks + 1), node_blocks == 1);

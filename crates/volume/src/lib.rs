@@ -122,7 +122,9 @@ pub use format::{Content, FormatOptions, format, probe};
 pub use grant::{Grant, Mapped, PhysicalRange};
 pub use info::{NewVolume, Space, VolumeId, VolumeInfo, VolumeState};
 pub use limits::*;
-pub use log::{HeapMemory, LOG_ENTRY_BYTES, LOG_HEADER_BYTES, LogMemory, LogPlace, MIN_LOG_BYTES, Survives};
+pub use log::{
+    HeapMemory, LOG_ENTRY_BYTES, LOG_HEADER_BYTES, LogMemory, LogPlace, MIN_LOG_BYTES, Survives,
+};
 pub use open::{in_use_under, probe_size};
 pub use repair::{Loss, Repair, Rivals, plan_repair};
 pub use report::{Problem, Report};

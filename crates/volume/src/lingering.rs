@@ -44,7 +44,9 @@ impl<T: Default> Lingering<T> {
 
     /// All that there is.
     fn all(&self) -> impl Iterator<Item = &T> {
-        [&self.now, &self.committing].into_iter().chain(self.settling.iter().map(|(_, settling)| settling))
+        [&self.now, &self.committing]
+            .into_iter()
+            .chain(self.settling.iter().map(|(_, settling)| settling))
     }
 }
 

@@ -244,7 +244,10 @@ impl Node {
         }
         if u8_at(bytes, 8) != kind.code() || u8_at(bytes, 9) != level {
             let (kind_found, level_found) = (u8_at(bytes, 8), u8_at(bytes, 9));
-            return Err(format!("it is of kind {kind_found} and level {level_found}, not {} and {level}", kind.code()));
+            return Err(format!(
+                "it is of kind {kind_found} and level {level_found}, not {} and {level}",
+                kind.code()
+            ));
         }
         let (capacity, entry_bytes) = match (kind, level) {
             (Kind::Catalogue, 0) => (RECORDS, RECORD_BYTES),
@@ -258,7 +261,9 @@ impl Node {
             .get(HEADER_BYTES..)
             .and_then(|body| body.split_at_checked(count.saturating_mul(entry_bytes)))
             .unwrap_or_default();
-        if !all_zero(rest) || !all_zero(bytes.get(48..HEADER_BYTES).unwrap_or_default()) || u64_at(bytes, 8) >> 32 != 0
+        if !all_zero(rest)
+            || !all_zero(bytes.get(48..HEADER_BYTES).unwrap_or_default())
+            || u64_at(bytes, 8) >> 32 != 0
         {
             return Err("there is something in its unused bytes".to_owned());
         }
@@ -272,8 +277,10 @@ impl Node {
 }
 
 fn records(body: &[u8], geometry: &Geometry) -> Result<Vec<Record>, String> {
-    let records: Vec<Record> =
-        body.chunks_exact(RECORD_BYTES).map(|slot| Record::decode(slot, geometry)).collect::<Result<_, _>>()?;
+    let records: Vec<Record> = body
+        .chunks_exact(RECORD_BYTES)
+        .map(|slot| Record::decode(slot, geometry))
+        .collect::<Result<_, _>>()?;
     if !records.is_sorted_by(|a, b| a.id < b.id) {
         return Err("its volumes are not in order".to_owned());
     }
@@ -281,14 +288,24 @@ fn records(body: &[u8], geometry: &Geometry) -> Result<Vec<Record>, String> {
 }
 
 fn entries(body: &[u8], geometry: &Geometry) -> Result<Vec<Entry>, String> {
-    let entry = |slot: &[u8]| Entry { first: u64_at(slot, 0), count: u64_at(slot, 8), physical: u64_at(slot, 16) };
+    let entry = |slot: &[u8]| Entry {
+        first: u64_at(slot, 0),
+        count: u64_at(slot, 8),
+        physical: u64_at(slot, 16),
+    };
     let entries: Vec<Entry> = body.chunks_exact(ENTRY_BYTES).map(entry).collect();
     for entry in &entries {
         if entry.count == 0 || entry.first.checked_add(entry.count).is_none() {
-            return Err(format!("it maps {} blocks from virtual block {} on", entry.count, entry.first));
+            return Err(format!(
+                "it maps {} blocks from virtual block {} on",
+                entry.count, entry.first
+            ));
         }
         if !geometry.data_fits(entry.physical, entry.count) {
-            return Err(format!("it maps to {} blocks from block {} on, outside", entry.count, entry.physical));
+            return Err(format!(
+                "it maps to {} blocks from block {} on, outside",
+                entry.count, entry.physical
+            ));
         }
     }
     if !entries.is_sorted_by(|a, b| a.end() <= b.first) {
@@ -304,7 +321,10 @@ fn children(body: &[u8], geometry: &Geometry) -> Result<Vec<Child>, String> {
     };
     let children: Vec<Child> = body.chunks_exact(ENTRY_BYTES).map(child).collect();
     if let Some(child) = children.iter().find(|child| !geometry.node_fits(child.pointer.address)) {
-        return Err(format!("it has a child at block {}, where none can be", child.pointer.address));
+        return Err(format!(
+            "it has a child at block {}, where none can be",
+            child.pointer.address
+        ));
     }
     if !children.is_sorted_by(|a, b| a.key < b.key) {
         return Err("its children are not in order".to_owned());

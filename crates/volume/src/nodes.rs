@@ -67,7 +67,10 @@ impl Nodes {
             return if node.kind == kind && node.level == level {
                 Ok(node)
             } else {
-                Err(TreeError::Damaged { block: pointer.address, what: "it is of another tree".to_owned() })
+                Err(TreeError::Damaged {
+                    block: pointer.address,
+                    what: "it is of another tree".to_owned(),
+                })
             };
         }
         let node = Arc::new(read_node(disk, &self.geometry, pointer, kind, level)?);
@@ -176,7 +179,8 @@ impl Nodes {
     /// The addresses of the dirty nodes of a kind, leaves first.
     pub(crate) fn dirty_by_level(&self, kind: Kind) -> Vec<u64> {
         let of_kind = self.dirty.iter().filter(|(_, node)| node.kind == kind);
-        let mut nodes: Vec<(u8, u64)> = of_kind.map(|(address, node)| (node.level, *address)).collect();
+        let mut nodes: Vec<(u8, u64)> =
+            of_kind.map(|(address, node)| (node.level, *address)).collect();
         nodes.sort_unstable();
         nodes.into_iter().map(|(_, address)| address).collect()
     }

@@ -38,7 +38,12 @@ pub(crate) struct FromDisk<'a> {
 }
 
 impl Source for FromDisk<'_> {
-    fn node(&mut self, pointer: Pointer, kind: Kind, level: u8) -> Result<(Arc<Node>, bool), TreeError> {
+    fn node(
+        &mut self,
+        pointer: Pointer,
+        kind: Kind,
+        level: u8,
+    ) -> Result<(Arc<Node>, bool), TreeError> {
         let node = read_node(self.disk, &self.geometry, pointer, kind, level)?;
         Ok((Arc::new(node), true))
     }
@@ -89,7 +94,9 @@ pub(crate) fn newest(disk: &mut dyn Disk) -> Result<Newest, OpenError> {
         let ours = slots_of(superblock.generation).contains(slot);
         match content {
             // The copy that the slots had before: the program was killed between the two writes.
-            Ok(old) if ours && old.generation.saturating_add(2) == superblock.generation => is_half_written = true,
+            Ok(old) if ours && old.generation.saturating_add(2) == superblock.generation => {
+                is_half_written = true
+            }
             Err(SlotError::Blank) if ours && superblock.generation == 2 => is_half_written = true,
             // A copy that was lost.
             Ok(old) if ours && old.generation != superblock.generation => {
@@ -98,9 +105,14 @@ pub(crate) fn newest(disk: &mut dyn Disk) -> Result<Newest, OpenError> {
             }
             Ok(other) if ours && *other != superblock => {
                 let place = Place::Superblock(*slot);
-                return Err(OpenError::Invalid(Damage { place, what: "it contradicts its copy".to_owned() }));
+                return Err(OpenError::Invalid(Damage {
+                    place,
+                    what: "it contradicts its copy".to_owned(),
+                }));
             }
-            Err(error) if ours => damage.push(Damage { place: Place::Superblock(*slot), what: describe(error) }),
+            Err(error) if ours => {
+                damage.push(Damage { place: Place::Superblock(*slot), what: describe(error) })
+            }
             _ => {}
         }
     }
@@ -115,7 +127,9 @@ fn no_superblock(
     let ours = |error: &SlotError| !matches!(error, SlotError::Blank | SlotError::NotOurs);
     let damage: Vec<Damage> = found
         .iter()
-        .filter_map(|(slot, content)| Some((*slot, content.as_ref().err().filter(|error| ours(error))?)))
+        .filter_map(|(slot, content)| {
+            Some((*slot, content.as_ref().err().filter(|error| ours(error))?))
+        })
         .map(|(slot, error)| Damage { place: Place::Superblock(slot), what: describe(error) })
         .collect();
     match (failed, damage.is_empty()) {
@@ -124,7 +138,9 @@ fn no_superblock(
         (None, true) => match probe(disk) {
             Ok(Content::Blank) => OpenError::NotFormatted("nothing".to_owned()),
             Ok(Content::Foreign(name)) => OpenError::NotFormatted(name.to_owned()),
-            Ok(Content::Ours | Content::Unknown) => OpenError::NotFormatted("something unknown".to_owned()),
+            Ok(Content::Ours | Content::Unknown) => {
+                OpenError::NotFormatted("something unknown".to_owned())
+            }
             Err(error) => OpenError::Io(error),
         },
     }
@@ -179,14 +195,16 @@ fn flush(disk: &mut dyn Disk) -> Option<String> {
 }
 
 pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes, OpenError> {
-    let mut read_only = if options.read_only { Some("it was opened so".to_owned()) } else { flush(disk) };
+    let mut read_only =
+        if options.read_only { Some("it was opened so".to_owned()) } else { flush(disk) };
     let Newest { mut superblock, mut damage, is_half_written } = newest(disk)?;
     let bad_slots = is_half_written || !damage.is_empty();
     if superblock.features != 0 {
         return Err(OpenError::UnknownFeatures(superblock.features));
     }
     if superblock.features_to_write != 0 {
-        read_only = Some(format!("it uses unknown features (bits {:#x})", superblock.features_to_write));
+        read_only =
+            Some(format!("it uses unknown features (bits {:#x})", superblock.features_to_write));
     }
     let disk_blocks = blocks_on(disk, &superblock)?;
 
@@ -256,7 +274,10 @@ fn damage_of(Problems { mut list, more }: Problems) -> Vec<Damage> {
 
 /// The volumes of records that are [healthy](Trees::healthy) or not, and their names. Of two
 /// records of one name the first has it.
-fn volumes_of(records: Vec<Record>, healthy: Vec<bool>) -> (BTreeMap<VolumeId, Volume>, HashMap<String, VolumeId>) {
+fn volumes_of(
+    records: Vec<Record>,
+    healthy: Vec<bool>,
+) -> (BTreeMap<VolumeId, Volume>, HashMap<String, VolumeId>) {
     let mut volumes = BTreeMap::new();
     let mut names = HashMap::new();
     for (record, healthy) in records.into_iter().zip(healthy) {
@@ -286,13 +307,19 @@ fn walk_trees(walk: &mut Walk<'_>, superblock: &Superblock) -> Trees {
     let volumes: Vec<(u64, RangeSet)> =
         records.iter().zip(health).map(|(record, health)| (record.id, health.unread)).collect();
     let (next_volume, only_copies) = (superblock.next_volume, superblock.only_copies);
-    let unread = Unread { records: &records, volumes: &volumes, hidden: &hidden, next_volume, only_copies };
+    let unread =
+        Unread { records: &records, volumes: &volumes, hidden: &hidden, next_volume, only_copies };
     let doubts = unread.doubts();
     Trees { records, healthy, doubts }
 }
 
 /// The forest that a walk has seen, for the transaction after the superblock's.
-fn forest_of(walk: Walk<'_>, superblock: &Superblock, cache_nodes: usize, doubts: HashMap<u64, RangeSet>) -> Forest {
+fn forest_of(
+    walk: Walk<'_>,
+    superblock: &Superblock,
+    cache_nodes: usize,
+    doubts: HashMap<u64, RangeSet>,
+) -> Forest {
     let geometry = superblock.geometry();
     let mut nodes = Nodes::new(geometry, cache_nodes);
     for (address, node) in walk.catalogue {
@@ -303,7 +330,8 @@ fn forest_of(walk: Walk<'_>, superblock: &Superblock, cache_nodes: usize, doubts
         used.cover(*address, geometry.node_blocks());
         nodes.set_references(*address, seen.references);
     }
-    let allocator = Allocator::new(geometry, &used, walk.data.blocks(), walk.seen.len() as u64, walk.shares);
+    let allocator =
+        Allocator::new(geometry, &used, walk.data.blocks(), walk.seen.len() as u64, walk.shares);
     Forest { nodes, allocator, generation: superblock.generation.saturating_add(1), doubts }
 }
 
@@ -311,7 +339,8 @@ fn forest_of(walk: Walk<'_>, superblock: &Superblock, cache_nodes: usize, doubts
 /// here tells which: the volumes that have the one or the other are not used.
 fn refuse_rivals(walk: &mut Walk<'_>, records: &[Record], healthy: &mut [bool]) {
     let node_blocks = walk.geometry.node_blocks();
-    let rivals: Vec<(u64, u64)> = walk.conflicts().into_iter().map(|address| (address, node_blocks)).collect();
+    let rivals: Vec<(u64, u64)> =
+        walk.conflicts().into_iter().map(|address| (address, node_blocks)).collect();
     if rivals.is_empty() {
         return;
     }
@@ -338,16 +367,27 @@ pub(crate) fn heal(disk: &mut dyn Disk, superblock: &Superblock) -> std::io::Res
 }
 
 /// Checks the catalogue as a whole.
-pub(crate) fn check_catalogue(superblock: &Superblock, records: &[Record], problems: &mut Problems) {
+pub(crate) fn check_catalogue(
+    superblock: &Superblock,
+    records: &[Record],
+    problems: &mut Problems,
+) {
     if records.len() as u64 != superblock.volume_count {
-        let what = format!("{} volumes are listed, and there should be {}", records.len(), superblock.volume_count);
+        let what = format!(
+            "{} volumes are listed, and there should be {}",
+            records.len(),
+            superblock.volume_count
+        );
         problems.add(Place::Store, what);
     }
     let mut names = BTreeSet::new();
     for record in records {
         let place = Place::Volume(VolumeId(record.id));
         if record.id >= superblock.next_volume || record.origin >= superblock.next_volume {
-            problems.add(place, format!("its number was not given out: the next is {}", superblock.next_volume));
+            problems.add(
+                place,
+                format!("its number was not given out: the next is {}", superblock.next_volume),
+            );
         }
         if !names.insert(&record.name) {
             problems.add(place, format!("another volume is called {} as well", record.name));

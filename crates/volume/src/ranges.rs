@@ -46,7 +46,8 @@ impl RangeSet {
             return None;
         }
         let mut joined = Joined { whole: (first, count), left: None, right: None };
-        if let Some((start, before)) = self.ranges.range(..first).next_back().map(|(start, count)| (*start, *count))
+        if let Some((start, before)) =
+            self.ranges.range(..first).next_back().map(|(start, count)| (*start, *count))
             && start.saturating_add(before) == first
         {
             joined.left = Some((start, before));
@@ -84,7 +85,9 @@ impl RangeSet {
     pub(crate) fn inside(&self, first: u64, count: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
         let end = first.saturating_add(count);
         let from = self.containing(first).map_or(first, |(start, _)| start);
-        self.ranges.range(from..end.max(from)).filter_map(move |(start, had)| clip((*start, *had), first, end))
+        self.ranges
+            .range(from..end.max(from))
+            .filter_map(move |(start, had)| clip((*start, *had), first, end))
     }
 
     /// Takes out whatever of these blocks is in it, and returns it.

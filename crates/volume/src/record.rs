@@ -31,7 +31,9 @@ pub(crate) struct Record {
 /// Whether a volume may be called so.
 pub(crate) fn is_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-    (1..=MAX_NAME_BYTES).contains(&name.len()) && name.bytes().all(allowed) && !name.starts_with(['.', '-'])
+    (1..=MAX_NAME_BYTES).contains(&name.len())
+        && name.bytes().all(allowed)
+        && !name.starts_with(['.', '-'])
 }
 
 /// The most blocks that a volume can have.
@@ -47,7 +49,8 @@ impl Record {
         put_u64(bytes, 16, self.quota_blocks.unwrap_or(NO_QUOTA));
         put_u64(bytes, 24, self.allocated_blocks);
         put_u64(bytes, 32, self.extents);
-        let (pointer, level) = self.root.map_or((Pointer::default(), 0), |root| (root.pointer, root.level));
+        let (pointer, level) =
+            self.root.map_or((Pointer::default(), 0), |root| (root.pointer, root.level));
         put_u64(bytes, 40, pointer.address);
         put_u64(bytes, 48, pointer.checksum);
         put_u64(bytes, 56, self.origin);
@@ -90,7 +93,10 @@ impl Record {
         if let Some(root) = record.root
             && (root.level > MAX_LEVELS || !geometry.node_fits(root.pointer.address))
         {
-            return Err(format!("volume {id} has its tree at block {}, level {}", root.pointer.address, root.level));
+            return Err(format!(
+                "volume {id} has its tree at block {}, level {}",
+                root.pointer.address, root.level
+            ));
         }
         Ok(record)
     }
@@ -125,7 +131,13 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        let longest = Record { name: "x".repeat(64), quota_blocks: None, root: None, read_only: false, ..example() };
+        let longest = Record {
+            name: "x".repeat(64),
+            quota_blocks: None,
+            root: None,
+            read_only: false,
+            ..example()
+        };
         for record in [example(), longest] {
             assert_eq!(round(&record), Ok(record));
         }

@@ -90,7 +90,9 @@ pub fn plan_repair(disk: &mut dyn Disk, losers: &[String]) -> Result<Repair, Rep
     let newest = newest(disk)?;
     let superblock = newest.superblock;
     if superblock.features != 0 || superblock.features_to_write != 0 {
-        return Err(OpenError::UnknownFeatures(superblock.features | superblock.features_to_write).into());
+        return Err(
+            OpenError::UnknownFeatures(superblock.features | superblock.features_to_write).into()
+        );
     }
     let disk_blocks = disk.size_bytes().checked_div(u64::from(superblock.block_bytes)).unwrap_or(0);
     if disk_blocks < superblock.total_blocks {
@@ -225,8 +227,10 @@ impl Repair {
                     .map(|index| format!("repaired-{}-{index}", record.id))
                     .find(|name| !names.contains(name))
                     .unwrap_or_default();
-                self.notes
-                    .push(format!("volume {}, the second one called {}, is called {name}", record.id, record.name));
+                self.notes.push(format!(
+                    "volume {}, the second one called {}, is called {name}",
+                    record.id, record.name
+                ));
                 names.insert(name.clone());
                 record.name = name;
             }
@@ -248,9 +252,15 @@ impl Repair {
         let generation = self.generation.saturating_add(1);
         let volume_count = records.len() as u64;
         let catalogue = plant_catalogue(&mut fresh, generation, records);
-        let mut superblock =
-            Superblock { generation, volume_count, catalogue, in_use: None, ..self.superblock.clone() };
-        let nodes = fresh.settle(&geometry, free_space(&geometry, used), &mut superblock.catalogue)?;
+        let mut superblock = Superblock {
+            generation,
+            volume_count,
+            catalogue,
+            in_use: None,
+            ..self.superblock.clone()
+        };
+        let nodes =
+            fresh.settle(&geometry, free_space(&geometry, used), &mut superblock.catalogue)?;
         verify(source, &superblock, &nodes)?;
         self.commit = Some(Commit::new(&superblock, nodes, &geometry));
         Ok(())
@@ -297,7 +307,12 @@ struct Overlay<'a, 'b> {
 }
 
 impl Source for Overlay<'_, '_> {
-    fn node(&mut self, pointer: Pointer, kind: Kind, level: u8) -> Result<(Arc<Node>, bool), TreeError> {
+    fn node(
+        &mut self,
+        pointer: Pointer,
+        kind: Kind,
+        level: u8,
+    ) -> Result<(Arc<Node>, bool), TreeError> {
         let Some(bytes) = self.nodes.get(&pointer.address) else {
             return self.below.node(pointer, kind, level);
         };
@@ -305,13 +320,18 @@ impl Source for Overlay<'_, '_> {
         if checksum(bytes) != pointer.checksum {
             return Err(damaged("its checksum is wrong".to_owned()));
         }
-        let node = Node::decode(bytes, pointer.address, kind, level, &self.below.geometry).map_err(damaged)?;
+        let node = Node::decode(bytes, pointer.address, kind, level, &self.below.geometry)
+            .map_err(damaged)?;
         Ok((Arc::new(node), true))
     }
 }
 
 /// Looks at the repaired store before any of it is written.
-fn verify(source: &mut FromDisk<'_>, superblock: &Superblock, nodes: &[(u64, Vec<u8>)]) -> Result<(), RepairError> {
+fn verify(
+    source: &mut FromDisk<'_>,
+    superblock: &Superblock,
+    nodes: &[(u64, Vec<u8>)],
+) -> Result<(), RepairError> {
     let geometry = superblock.geometry();
     let nodes = nodes.iter().map(|(address, bytes)| (*address, bytes.as_slice())).collect();
     let mut overlay = Overlay { nodes, below: source };

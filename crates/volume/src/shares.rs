@@ -36,7 +36,9 @@ impl Shares {
         for (first, count, references) in self.counted(first, count) {
             let shared = references > 1;
             match pieces.last_mut() {
-                Some(last) if last.shared == shared => last.count = last.count.saturating_add(count),
+                Some(last) if last.shared == shared => {
+                    last.count = last.count.saturating_add(count)
+                }
                 _ => pieces.push(Piece { first, count, shared }),
             }
         }
@@ -142,7 +144,10 @@ mod tests {
         shares.add(10, 10);
         shares.add(12, 2);
         let piece = |first, count, shared| Piece { first, count, shared };
-        assert_eq!(shares.pieces(5, 20), [piece(5, 5, false), piece(10, 10, true), piece(20, 5, false)]);
+        assert_eq!(
+            shares.pieces(5, 20),
+            [piece(5, 5, false), piece(10, 10, true), piece(20, 5, false)]
+        );
         assert_eq!(shares.pieces(12, 1), [piece(12, 1, true)]);
         assert_eq!(shares.pieces(30, 1), [piece(30, 1, false)]);
     }
@@ -164,10 +169,14 @@ mod tests {
                 cells.iter_mut().for_each(|cell| *cell -= 1);
             }
             let counted = shares.counted(0, 64);
-            let flat: Vec<u64> = counted.iter().flat_map(|(_, count, n)| vec![*n; *count as usize]).collect();
+            let flat: Vec<u64> =
+                counted.iter().flat_map(|(_, count, n)| vec![*n; *count as usize]).collect();
             assert_eq!(flat, array, "step {step}");
             let joined = list(&shares);
-            assert!(joined.windows(2).all(|w| w[0].0 + w[0].1 < w[1].0 || w[0].2 != w[1].2), "step {step}");
+            assert!(
+                joined.windows(2).all(|w| w[0].0 + w[0].1 < w[1].0 || w[0].2 != w[1].2),
+                "step {step}"
+            );
         }
     }
 }

@@ -7,7 +7,8 @@
 use crate::bytes::{array_at, put, put_u64, u8_at, u32_at, u64_at};
 use crate::geometry::{Geometry, SLOTS, checksum, is_whole, tag_of};
 use crate::limits::{
-    BLOCK_BYTES, MAX_LABEL_BYTES, MAX_LEVELS, MAX_STORE_BLOCKS, MAX_VOLUMES, MIN_STORE_BYTES, NODE_BYTES,
+    BLOCK_BYTES, MAX_LABEL_BYTES, MAX_LEVELS, MAX_STORE_BLOCKS, MAX_VOLUMES, MIN_STORE_BYTES,
+    NODE_BYTES,
 };
 use crate::log::SuperblockId;
 use crate::node::{Pointer, Root};
@@ -77,7 +78,11 @@ pub(crate) const MAX_NUMBER: u64 = 1 << 63;
 
 impl Superblock {
     pub(crate) fn geometry(&self) -> Geometry {
-        Geometry { block_bytes: self.block_bytes, total_blocks: self.total_blocks, tag: tag_of(&self.uuid) }
+        Geometry {
+            block_bytes: self.block_bytes,
+            total_blocks: self.total_blocks,
+            tag: tag_of(&self.uuid),
+        }
     }
 
     /// The identity of this superblock among all of the store.
@@ -97,7 +102,8 @@ impl Superblock {
         put_u64(&mut bytes, 40, self.total_blocks);
         put_u64(&mut bytes, 48, self.next_volume);
         put_u64(&mut bytes, 56, self.volume_count);
-        let (pointer, level) = self.catalogue.map_or((Pointer::default(), 0), |root| (root.pointer, root.level));
+        let (pointer, level) =
+            self.catalogue.map_or((Pointer::default(), 0), |root| (root.pointer, root.level));
         put_u64(&mut bytes, 64, pointer.address);
         put_u64(&mut bytes, 72, pointer.checksum);
         put(&mut bytes, 80, &[level, u8::from(self.only_copies)]);
@@ -130,7 +136,10 @@ impl Superblock {
         }
         let generation = u64_at(bytes, 32);
         if u32_at(bytes, 104) != slot || !slots_of(generation).contains(&slot) || slot >= SLOTS {
-            return Err(SlotError::Damaged(format!("it holds slot {} of generation {generation}", u32_at(bytes, 104))));
+            return Err(SlotError::Damaged(format!(
+                "it holds slot {} of generation {generation}",
+                u32_at(bytes, 104)
+            )));
         }
         Self::fields(bytes, generation).map_err(SlotError::Invalid)
     }
@@ -143,7 +152,8 @@ impl Superblock {
             return Err(format!("a label of {label_bytes} bytes"));
         }
         let label = bytes.get(112..).and_then(|rest| rest.get(..label_bytes)).unwrap_or_default();
-        let label = std::str::from_utf8(label).map_err(|_| "the label is not text".to_owned())?.to_owned();
+        let label =
+            std::str::from_utf8(label).map_err(|_| "the label is not text".to_owned())?.to_owned();
         let superblock = Self {
             block_bytes: u32_at(bytes, 12),
             uuid: array_at(bytes, 16).unwrap_or_default(),
@@ -174,14 +184,21 @@ impl Superblock {
         if !(1..MAX_NUMBER).contains(&self.generation) {
             return Err(format!("generation {}", self.generation));
         }
-        let too_many = self.volume_count > MAX_VOLUMES as u64 || self.volume_count >= self.next_volume;
+        let too_many =
+            self.volume_count > MAX_VOLUMES as u64 || self.volume_count >= self.next_volume;
         if too_many || self.next_volume >= MAX_NUMBER {
-            return Err(format!("{} volumes, the next one being number {}", self.volume_count, self.next_volume));
+            return Err(format!(
+                "{} volumes, the next one being number {}",
+                self.volume_count, self.next_volume
+            ));
         }
         if let Some(root) = self.catalogue
             && (root.level > MAX_LEVELS || !self.geometry().node_fits(root.pointer.address))
         {
-            return Err(format!("a catalogue at block {}, level {}", root.pointer.address, root.level));
+            return Err(format!(
+                "a catalogue at block {}, level {}",
+                root.pointer.address, root.level
+            ));
         }
         Ok(())
     }
@@ -200,7 +217,10 @@ mod tests {
             total_blocks: 4096,
             next_volume: 9,
             volume_count: 3,
-            catalogue: Some(Root { pointer: Pointer { address: 4000, checksum: 0xabcd }, level: 1 }),
+            catalogue: Some(Root {
+                pointer: Pointer { address: 4000, checksum: 0xabcd },
+                level: 1,
+            }),
             only_copies: true,
             features: 0,
             features_to_write: 0,
@@ -211,7 +231,8 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         assert_eq!(Superblock::decode(&example().encode(1), 1), Ok(example()));
-        let empty = Superblock { catalogue: None, label: String::new(), generation: 7, ..example() };
+        let empty =
+            Superblock { catalogue: None, label: String::new(), generation: 7, ..example() };
         assert_eq!(Superblock::decode(&empty.encode(2), 2), Ok(empty));
         let in_use = Superblock { in_use: Some(*b"the second boot."), ..example() };
         assert_eq!(Superblock::decode(&in_use.encode(1), 1), Ok(in_use));

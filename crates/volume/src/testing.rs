@@ -158,7 +158,8 @@ pub(crate) fn random(seed: u64) -> impl FnMut() -> u64 {
 /// A formatted disk and its open store.
 pub(crate) fn store(size_bytes: u64, block_bytes: u32) -> (MemoryDisk, Volumes) {
     let mut disk = MemoryDisk::new(size_bytes);
-    let options = FormatOptions { block_bytes, uuid: *b"a store for test", ..FormatOptions::default() };
+    let options =
+        FormatOptions { block_bytes, uuid: *b"a store for test", ..FormatOptions::default() };
     format(&mut disk, &options).unwrap();
     let volumes = Volumes::open(&mut disk).unwrap();
     (disk, volumes)
@@ -220,7 +221,8 @@ pub(crate) fn clean(volumes: &Volumes, disk: &mut MemoryDisk) -> crate::Report {
     ];
     assert_eq!(parts.iter().sum::<u64>(), report.total_blocks);
     let space = volumes.space();
-    let parts = [space.free, space.data, space.metadata, space.reserved, space.granted, space.pending];
+    let parts =
+        [space.free, space.data, space.metadata, space.reserved, space.granted, space.pending];
     assert_eq!(parts.iter().sum::<u64>(), space.total);
     report
 }
@@ -233,9 +235,17 @@ pub(crate) fn reopen(volumes: Volumes, disk: &mut MemoryDisk) -> Volumes {
 }
 
 /// All of a volume, as (first, count, physical, shared).
-pub(crate) fn mapping(volumes: &mut Volumes, disk: &mut MemoryDisk, id: VolumeId) -> Vec<(u64, u64, u64, bool)> {
+pub(crate) fn mapping(
+    volumes: &mut Volumes,
+    disk: &mut MemoryDisk,
+    id: VolumeId,
+) -> Vec<(u64, u64, u64, bool)> {
     let blocks = volumes.get(id).unwrap().blocks;
     let mapped = volumes.map(disk, id, range(0, blocks), usize::MAX - 1).unwrap();
     assert_eq!(mapped.covered, range(0, blocks));
-    mapped.extents.iter().map(|extent| (extent.first.0, extent.count, extent.physical.0, extent.shared)).collect()
+    mapped
+        .extents
+        .iter()
+        .map(|extent| (extent.first.0, extent.count, extent.physical.0, extent.shared))
+        .collect()
 }

@@ -58,7 +58,8 @@ impl Durable {
     /// # Errors
     /// A node cannot be read, or was overwritten.
     pub fn usage(&self, disk: &mut dyn Disk) -> std::io::Result<Usage> {
-        let walk = Walk { disk, geometry: self.0.geometry(), owners: HashMap::new(), leaves: Vec::new() };
+        let walk =
+            Walk { disk, geometry: self.0.geometry(), owners: HashMap::new(), leaves: Vec::new() };
         walk.run(&self.0).map_err(|error| match error {
             TreeError::Io(error) => error,
             TreeError::Damaged { block, what } => {
@@ -105,7 +106,9 @@ impl Walk<'_> {
         let mut claims = Vec::new();
         for (address, extents) in &self.leaves {
             let owner = self.owners.get(address).copied().unwrap_or(Owner::Many);
-            claims.extend(extents.iter().map(|(first, count)| (*first, first.saturating_add(*count), owner)));
+            claims.extend(
+                extents.iter().map(|(first, count)| (*first, first.saturating_add(*count), owner)),
+            );
         }
         let owned = owned(&mut claims);
         for (first, end, owner) in &owned {
@@ -126,7 +129,12 @@ impl Walk<'_> {
         read_node(self.disk, &self.geometry, pointer, kind, level)
     }
 
-    fn catalogue(&mut self, pointer: Pointer, level: u8, roots: &mut Vec<Record>) -> Result<(), TreeError> {
+    fn catalogue(
+        &mut self,
+        pointer: Pointer,
+        level: u8,
+        roots: &mut Vec<Record>,
+    ) -> Result<(), TreeError> {
         let node = self.node(pointer, Kind::Catalogue, level)?;
         if let crate::node::Body::Records(records) = &node.body {
             roots.extend(records.iter().cloned());
@@ -153,7 +161,8 @@ impl Walk<'_> {
         }
         let node = self.node(pointer, Kind::Extents, level)?;
         if level == 0 {
-            let extents = node.body.entries().iter().map(|entry| (entry.physical, entry.count)).collect();
+            let extents =
+                node.body.entries().iter().map(|entry| (entry.physical, entry.count)).collect();
             self.leaves.push((pointer.address, extents));
         }
         for child in node.body.children() {
@@ -183,8 +192,9 @@ impl Own {
         for (first, end, owner) in owned {
             if let Owner::One(id) = owner {
                 let ranges = own.entry(*id).or_default();
-                let before =
-                    ranges.last().map_or(0, |(first, end, before)| before.saturating_add(end.saturating_sub(*first)));
+                let before = ranges.last().map_or(0, |(first, end, before)| {
+                    before.saturating_add(end.saturating_sub(*first))
+                });
                 ranges.push((*first, *end, before));
             }
         }
@@ -200,7 +210,9 @@ impl Own {
         let Some(ranges) = self.0.get(&id) else { return 0 };
         let begun = ranges.partition_point(|(first, ..)| *first < at);
         let last = begun.checked_sub(1).and_then(|last| ranges.get(last));
-        last.map_or(0, |(first, end, before)| before.saturating_add(at.min(*end).saturating_sub(*first)))
+        last.map_or(0, |(first, end, before)| {
+            before.saturating_add(at.min(*end).saturating_sub(*first))
+        })
     }
 }
 
@@ -246,7 +258,8 @@ mod tests {
     fn what_two_claim_is_manys_and_what_one_claims_twice_is_its_own() {
         let (a, b) = (Owner::One(1), Owner::One(2));
         let claims = vec![(0, 10, a), (5, 15, b), (20, 30, a), (22, 24, a), (40, 41, Owner::Many)];
-        let expected = [(0, 5, a), (5, 10, Owner::Many), (10, 15, b), (20, 30, a), (40, 41, Owner::Many)];
+        let expected =
+            [(0, 5, a), (5, 10, Owner::Many), (10, 15, b), (20, 30, a), (40, 41, Owner::Many)];
         let mut claims = claims;
         assert_eq!(owned(&mut claims), expected);
         assert_eq!(owned(&mut []), []);

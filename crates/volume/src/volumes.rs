@@ -187,7 +187,8 @@ impl Volumes {
     pub fn takes_writes(&self, id: VolumeId) -> bool {
         let Some(volume) = self.volumes.get(&id) else { return false };
         let (info, doubt) = (&volume.info, self.forest.doubts.get(&id.0));
-        let in_doubt = doubt.is_some_and(|doubt| doubt.inside(0, info.blocks).eq([(0, info.blocks)]));
+        let in_doubt =
+            doubt.is_some_and(|doubt| doubt.inside(0, info.blocks).eq([(0, info.blocks)]));
         let usable = !info.read_only && info.state == VolumeState::Healthy;
         usable && (self.read_only.is_none() || (self.frozen && !in_doubt))
     }
@@ -322,7 +323,12 @@ impl Volumes {
         self.change_catalogue(id, vec![Item::Volume(record)], need)
     }
 
-    fn change_catalogue(&mut self, id: u64, items: Vec<Item>, need: Need) -> Result<(), VolumeError> {
+    fn change_catalogue(
+        &mut self,
+        id: u64,
+        items: Vec<Item>,
+        need: Need,
+    ) -> Result<(), VolumeError> {
         self.changed = true;
         let keys = (id, id.saturating_add(1));
         let changed = self.forest.replace(&mut NoDisk, &mut self.catalogue, keys, items, need);

@@ -35,7 +35,12 @@ impl Problems {
 /// Where nodes come from.
 pub(crate) trait Source {
     /// The node there, and whether its checksum has been compared with the pointer's.
-    fn node(&mut self, pointer: Pointer, kind: Kind, level: u8) -> Result<(Arc<Node>, bool), TreeError>;
+    fn node(
+        &mut self,
+        pointer: Pointer,
+        kind: Kind,
+        level: u8,
+    ) -> Result<(Arc<Node>, bool), TreeError>;
 }
 
 /// Facts about a node and everything below it.
@@ -132,22 +137,29 @@ impl<'a> Walk<'a> {
             let unread = self.unread_of(root.pointer.address, &visit, (0, u64::MAX));
             (visit.seen, unread)
         });
-        let (seen, unread) = visit.map_or((None, RangeSet::default()), |(seen, unread)| (Some(seen), unread));
+        let (seen, unread) =
+            visit.map_or((None, RangeSet::default()), |(seen, unread)| (Some(seen), unread));
         let is_healthy = !seen.is_some_and(|seen| seen.damaged) && self.record_agrees(volume, seen);
         TreeHealth { is_healthy, unread }
     }
 
     /// Whether the record says of the tree what the tree is.
     fn record_agrees(&mut self, volume: &Record, seen: Option<Seen>) -> bool {
-        let (extents, blocks, end) = seen.map_or((0, 0, 0), |seen| (seen.extents, seen.blocks, seen.end));
+        let (extents, blocks, end) =
+            seen.map_or((0, 0, 0), |seen| (seen.extents, seen.blocks, seen.end));
         let place = Place::Volume(VolumeId(volume.id));
         if end > volume.blocks {
-            self.problems.add(place, format!("it has {} blocks, and blocks up to {end} are mapped", volume.blocks));
+            self.problems.add(
+                place,
+                format!("it has {} blocks, and blocks up to {end} are mapped", volume.blocks),
+            );
             return false;
         }
         if (extents, blocks) != (volume.extents, volume.allocated_blocks) {
             let (has_extents, has_blocks) = (volume.extents, volume.allocated_blocks);
-            let what = format!("it has {extents} extents of {blocks} blocks, not {has_extents} of {has_blocks}");
+            let what = format!(
+                "it has {extents} extents of {blocks} blocks, not {has_extents} of {has_blocks}"
+            );
             self.problems.add(place, what);
             return false;
         }
@@ -162,9 +174,12 @@ impl<'a> Walk<'a> {
         for (first, count, _) in self.shares.iter() {
             shared.cover(first, count);
         }
-        let nodes = self.seen.iter().filter(|(_, seen)| seen.references > 1 && seen.kind == Kind::Extents);
+        let nodes =
+            self.seen.iter().filter(|(_, seen)| seen.references > 1 && seen.kind == Kind::Extents);
         let mut left: Vec<(Pointer, u8)> = nodes
-            .map(|(address, seen)| (Pointer { address: *address, checksum: seen.checksum.unwrap_or(0) }, seen.level))
+            .map(|(address, seen)| {
+                (Pointer { address: *address, checksum: seen.checksum.unwrap_or(0) }, seen.level)
+            })
             .collect();
         let mut visited = HashSet::new();
         while let Some((pointer, level)) = left.pop() {
@@ -172,8 +187,13 @@ impl<'a> Walk<'a> {
                 continue;
             }
             let Ok((node, _)) = self.source.node(pointer, Kind::Extents, level) else { continue };
-            node.body.entries().iter().for_each(|entry| drop(shared.cover(entry.physical, entry.count)));
-            left.extend(node.body.children().iter().map(|child| (child.pointer, level.saturating_sub(1))));
+            node.body
+                .entries()
+                .iter()
+                .for_each(|entry| drop(shared.cover(entry.physical, entry.count)));
+            left.extend(
+                node.body.children().iter().map(|child| (child.pointer, level.saturating_sub(1))),
+            );
         }
         shared.blocks()
     }
@@ -181,8 +201,12 @@ impl<'a> Walk<'a> {
     /// The nodes that lie where data does, in order.
     pub(crate) fn conflicts(&mut self) -> Vec<u64> {
         let count = self.geometry.node_blocks();
-        let mut twice: Vec<u64> =
-            self.seen.keys().copied().filter(|address| self.data.overlaps(*address, count)).collect();
+        let mut twice: Vec<u64> = self
+            .seen
+            .keys()
+            .copied()
+            .filter(|address| self.data.overlaps(*address, count))
+            .collect();
         twice.sort_unstable();
         for address in &twice {
             self.problems.add(Place::Node(*address), "an extent says that there is data");
@@ -210,12 +234,17 @@ impl<'a> Walk<'a> {
             seen.references = seen.references.saturating_add(1);
             let mut seen = *seen;
             let another = seen.checksum.is_some_and(|checksum| checksum != pointer.checksum);
-            let is_meant = kind != Kind::Catalogue && seen.kind == kind && seen.level == level && !another;
+            let is_meant =
+                kind != Kind::Catalogue && seen.kind == kind && seen.level == level && !another;
             if !is_meant && seen.is_read {
                 self.problems.add(Place::Node(address), "two pointers to it do not agree");
                 seen.damaged = true;
             }
-            return self.not_newer(Visit { seen, is_meant: is_meant && seen.is_read }, address, newest);
+            return self.not_newer(
+                Visit { seen, is_meant: is_meant && seen.is_read },
+                address,
+                newest,
+            );
         }
         let mut seen = Seen {
             checksum: None,
@@ -240,7 +269,9 @@ impl<'a> Walk<'a> {
                 }
             }
             Err(TreeError::Damaged { what, .. }) => self.problems.add(Place::Node(address), what),
-            Err(TreeError::Io(error)) => self.problems.add(Place::Node(address), format!("it cannot be read: {error}")),
+            Err(TreeError::Io(error)) => {
+                self.problems.add(Place::Node(address), format!("it cannot be read: {error}"))
+            }
             Err(TreeError::NoSpace) => {}
         }
         self.seen.insert(address, seen);
@@ -250,7 +281,10 @@ impl<'a> Walk<'a> {
     /// A node is never newer than what refers to it: that had to be written with it.
     fn not_newer(&mut self, mut visit: Visit, address: u64, newest: u64) -> Visit {
         if visit.is_meant && visit.seen.generation > newest {
-            let what = format!("it is of generation {}, and what refers to it of {newest}", visit.seen.generation);
+            let what = format!(
+                "it is of generation {}, and what refers to it of {newest}",
+                visit.seen.generation
+            );
             self.problems.add(Place::Node(address), what);
             visit.seen.damaged = true;
             visit.is_meant = false;
@@ -279,10 +313,14 @@ impl<'a> Walk<'a> {
         for (index, child) in children.iter().enumerate() {
             let upper = children.get(index.saturating_add(1)).map_or(u64::MAX, |next| next.key);
             if seen.end > child.key {
-                self.problems.add(Place::Node(address), format!("what is in front of key {} overlaps it", child.key));
+                self.problems.add(
+                    Place::Node(address),
+                    format!("what is in front of key {} overlaps it", child.key),
+                );
                 seen.damaged = true;
             }
-            let mut visit = self.visit(child.pointer, node.kind, node.level.saturating_sub(1), node.generation);
+            let mut visit =
+                self.visit(child.pointer, node.kind, node.level.saturating_sub(1), node.generation);
             let below = visit.seen;
             if visit.is_meant && below.first != child.key {
                 let what = format!(
@@ -293,7 +331,9 @@ impl<'a> Walk<'a> {
                 seen.damaged = true;
                 visit.is_meant = false;
             }
-            for (first, count) in self.unread_of(child.pointer.address, &visit, (child.key, upper)).iter() {
+            for (first, count) in
+                self.unread_of(child.pointer.address, &visit, (child.key, upper)).iter()
+            {
                 self.unread.entry(address).or_default().cover(first, count);
             }
             seen.damaged |= below.damaged || !visit.is_meant;

@@ -49,7 +49,8 @@ impl Windows {
         let windows = self.of.get_mut(&volume)?;
         for index in (0..windows.len()).rev() {
             let Some(window) = windows.get(index).copied() else { continue };
-            let Some(into) = first.checked_sub(window.first).filter(|into| *into < window.count) else {
+            let Some(into) = first.checked_sub(window.first).filter(|into| *into < window.count)
+            else {
                 continue;
             };
             let at = window.physical.saturating_add(into);
@@ -94,7 +95,10 @@ impl Windows {
     /// Gives up the windows of a volume.
     pub(crate) fn close(&mut self, volume: u64) -> Vec<(u64, u64)> {
         let windows = self.of.remove(&volume).unwrap_or_default();
-        windows.into_iter().flat_map(|window| self.kept.take(window.physical, window.count)).collect()
+        windows
+            .into_iter()
+            .flat_map(|window| self.kept.take(window.physical, window.count))
+            .collect()
     }
 
     /// Gives up all windows.
@@ -115,7 +119,10 @@ mod tests {
         assert_eq!(windows.take(1, 100, 16), Some((1000, 8)));
         assert_eq!(windows.take(1, 108, 4), None);
         assert_eq!(windows.take(1, 112, 100), Some((1012, 4)));
-        assert_eq!((windows.take(1, 99, 1), windows.take(1, 116, 1), windows.take(2, 100, 1)), (None, None, None));
+        assert_eq!(
+            (windows.take(1, 99, 1), windows.take(1, 116, 1), windows.take(2, 100, 1)),
+            (None, None, None)
+        );
         assert_eq!(windows.blocks(), 0);
     }
 

@@ -81,8 +81,15 @@ impl SlowDisk {
         let fuse = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         let directory = tempfile::tempdir()?;
         let options = format!("fd={},rootmode=40000,user_id=0,group_id=0\0", fuse.as_raw_fd());
-        let options = std::ffi::CStr::from_bytes_with_nul(options.as_bytes()).map_err(io::Error::other)?;
-        mount("sidecore-test", directory.path(), "fuse", MountFlags::NOSUID | MountFlags::NODEV, options)?;
+        let options =
+            std::ffi::CStr::from_bytes_with_nul(options.as_bytes()).map_err(io::Error::other)?;
+        mount(
+            "sidecore-test",
+            directory.path(),
+            "fuse",
+            MountFlags::NOSUID | MountFlags::NODEV,
+            options,
+        )?;
         let state = State {
             bytes: vec![0; len_bytes],
             hold: None,
@@ -138,7 +145,11 @@ impl SlowDisk {
     /// The operation and offset of each held request.
     #[must_use]
     pub fn held(&self) -> Vec<(Operation, u64)> {
-        self.state().held.iter().map(|request| (request.operation(), request.offset_bytes())).collect()
+        self.state()
+            .held
+            .iter()
+            .map(|request| (request.operation(), request.offset_bytes()))
+            .collect()
     }
 
     /// The operation and offset of each request that was carried out, in order.
@@ -164,13 +175,20 @@ impl SlowDisk {
         let deadline = Instant::now() + PATIENCE;
         let mut state = self.state();
         loop {
-            let held: Vec<_> = state.held.iter().map(|held| (held.operation(), held.offset_bytes())).collect();
+            let held: Vec<_> =
+                state.held.iter().map(|held| (held.operation(), held.offset_bytes())).collect();
             if condition(&held) {
                 return;
             }
             let left = deadline.checked_duration_since(Instant::now());
-            let left = left.unwrap_or_else(|| panic!("the awaited requests do not arrive; held: {held:?}"));
-            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            let left = left
+                .unwrap_or_else(|| panic!("the awaited requests do not arrive; held: {held:?}"));
+            state = self
+                .shared
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 
@@ -224,7 +242,8 @@ impl Shared {
                 state = self.state();
             }
             let second = Duration::from_secs(1);
-            state = self.changed.wait_timeout(state, second).unwrap_or_else(PoisonError::into_inner).0;
+            state =
+                self.changed.wait_timeout(state, second).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -234,7 +253,9 @@ impl Shared {
         loop {
             let len = match rustix::io::read(fuse, &mut buffer) {
                 Ok(len) => len,
-                Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN | rustix::io::Errno::NOENT) => continue,
+                Err(
+                    rustix::io::Errno::INTR | rustix::io::Errno::AGAIN | rustix::io::Errno::NOENT,
+                ) => continue,
                 Err(_) => return,
             };
             let Some(request) = buffer.get(..len).and_then(Request::parse) else { continue };

@@ -55,7 +55,12 @@ pub struct Request {
 impl Request {
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         let body = bytes.get(40..)?.to_vec();
-        Some(Self { opcode: u32_at(bytes, 4), unique: u64_at(bytes, 8), node: u64_at(bytes, 16), body })
+        Some(Self {
+            opcode: u32_at(bytes, 4),
+            unique: u64_at(bytes, 8),
+            node: u64_at(bytes, 16),
+            body,
+        })
     }
 
     /// The operation that the opcode stands for.
@@ -86,7 +91,11 @@ impl Request {
     /// The data of a write; empty for other requests.
     #[must_use]
     pub fn data(&self) -> &[u8] {
-        if self.operation() == Operation::Write { self.body.get(40..).unwrap_or_default() } else { &[] }
+        if self.operation() == Operation::Write {
+            self.body.get(40..).unwrap_or_default()
+        } else {
+            &[]
+        }
     }
 
     /// Whether the kernel expects an answer: not to FORGET, BATCH_FORGET and INTERRUPT.
@@ -115,7 +124,9 @@ impl Request {
         let size_bytes = content.len() as u64;
         match self.operation() {
             Operation::Init => Ok(init(u32_at(&self.body, 8))),
-            Operation::Lookup if self.node == ROOT && self.body.strip_suffix(b"\0") == Some(name.as_bytes()) => {
+            Operation::Lookup
+                if self.node == ROOT && self.body.strip_suffix(b"\0") == Some(name.as_bytes()) =>
+            {
                 // Node, generation, and the times for which the kernel may cache the entry and the
                 // attributes: zero.
                 let mut entry = words(&[FILE, 0, 0, 0, 0]);
@@ -145,7 +156,9 @@ impl Request {
             Operation::Sync => Ok(Vec::new()),
             Operation::Allocate => Err(EOPNOTSUPP),
             // STATFS: a filesystem of one full file.
-            Operation::Other(17) => Ok(words(&[size_bytes / 4096, 0, 0, 1, 0, 4096 | 255 << 32, 4096, 0, 0, 0])),
+            Operation::Other(17) => {
+                Ok(words(&[size_bytes / 4096, 0, 0, 1, 0, 4096 | 255 << 32, 4096, 0, 0, 0]))
+            }
             // RELEASE, FLUSH, RELEASEDIR, DESTROY.
             Operation::Other(18 | 25 | 29 | 38) => Ok(Vec::new()),
             Operation::Other(_) => Err(ENOSYS),
@@ -183,9 +196,15 @@ fn words(values: &[u64]) -> Vec<u8> {
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u32::from_le_bytes(*bytes))
+    bytes
+        .get(at..)
+        .and_then(|rest| rest.first_chunk())
+        .map_or(0, |bytes| u32::from_le_bytes(*bytes))
 }
 
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes))
+    bytes
+        .get(at..)
+        .and_then(|rest| rest.first_chunk())
+        .map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }

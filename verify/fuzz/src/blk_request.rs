@@ -21,7 +21,9 @@ fuzz_target!(|input: &[u8]| {
     let memory = guest_memory();
     let mut poker = Poker::new(&memory, input);
     let block_bytes = if setup & 8 == 0 { 512 } else { 4096 };
-    let Ok(store) = RamStore::new(Geometry { volatile_cache: true, ..Geometry::new(32 << 10, block_bytes) }) else {
+    let Ok(store) =
+        RamStore::new(Geometry { volatile_cache: true, ..Geometry::new(32 << 10, block_bytes) })
+    else {
         return;
     };
     let options = BlkOptions {
@@ -45,7 +47,8 @@ fuzz_target!(|input: &[u8]| {
         return;
     };
     let state = RingState::fresh(layout.format);
-    let Ok(mut queue) = BlkQueue::new(&device, 0, resources, state, channel, IdleMode::Poll, EventFd::peer_signal)
+    let Ok(mut queue) =
+        BlkQueue::new(&device, 0, resources, state, channel, IdleMode::Poll, EventFd::peer_signal)
     else {
         return;
     };

@@ -22,7 +22,8 @@ fuzz_target!(|input: &[u8]| {
     assert!((1..=100).contains(&problems.list.len()), "{} problems", problems.list.len());
     let lines: Vec<&str> = text.split('\n').collect();
     for problem in &problems.list {
-        let (line, column) = problem.place.unwrap_or_else(|| panic!("no place: {}", problem.message));
+        let (line, column) =
+            problem.place.unwrap_or_else(|| panic!("no place: {}", problem.message));
         let characters = lines[line - 1].chars().count();
         assert!((1..=characters + 1).contains(&column), "{line}:{column}: {}", problem.message);
         assert!(!problem.message.is_empty() && !problem.message.contains('\n'), "{line}:{column}");
@@ -31,9 +32,15 @@ fuzz_target!(|input: &[u8]| {
 });
 
 fn check_plan(config: &Config) {
-    let plan = config.plan().unwrap_or_else(|error| panic!("accepted, and cannot be planned: {error}"));
-    let sidecores = config.spec.sidecores.iter().map(|sidecore| format!("start sidecore \"{}\"", sidecore.name));
-    let devices = config.spec.devices.iter().map(|device| format!("start device \"{}\"", device.name));
+    let plan =
+        config.plan().unwrap_or_else(|error| panic!("accepted, and cannot be planned: {error}"));
+    let sidecores = config
+        .spec
+        .sidecores
+        .iter()
+        .map(|sidecore| format!("start sidecore \"{}\"", sidecore.name));
+    let devices =
+        config.spec.devices.iter().map(|device| format!("start device \"{}\"", device.name));
     for start in sidecores.chain(devices) {
         assert_eq!(plan.iter().filter(|action| **action == start).count(), 1, "{start}: {plan:?}");
     }

@@ -15,7 +15,8 @@ use sidecore_extent::{BlockRange, Extent};
 use sidecore_fuzz::Input;
 use sidecore_units::Vlba;
 use sidecore_volume::{
-    Disk, FormatOptions, HeapMemory, LOG_ENTRY_BYTES, LOG_HEADER_BYTES, LogPlace, NewVolume, VolumeId, Volumes, format,
+    Disk, FormatOptions, HeapMemory, LOG_ENTRY_BYTES, LOG_HEADER_BYTES, LogPlace, NewVolume,
+    VolumeId, Volumes, format,
 };
 
 const DISK_BYTES: usize = 1 << 20;
@@ -68,7 +69,8 @@ struct Left {
 }
 
 fn write(volumes: &mut Volumes, disk: &mut MemoryDisk, id: VolumeId, first: u64, count: u64) {
-    let grant = volumes.allocate(disk, id, BlockRange { first: Vlba(first), count }).expect("blocks");
+    let grant =
+        volumes.allocate(disk, id, BlockRange { first: Vlba(first), count }).expect("blocks");
     volumes.link(disk, grant).expect("a mapping");
 }
 
@@ -82,7 +84,8 @@ fn commit(volumes: &mut Volumes, disk: &mut MemoryDisk) {
 
 fn left() -> Left {
     let mut disk = MemoryDisk(vec![0; DISK_BYTES]);
-    let options = FormatOptions { block_bytes: 4096, label: String::new(), uuid: [3; 16], force: false };
+    let options =
+        FormatOptions { block_bytes: 4096, label: String::new(), uuid: [3; 16], force: false };
     format(&mut disk, &options).expect("a store");
     let memory = Arc::new(HeapMemory::new(LOG_HEADER_BYTES + ENTRIES * LOG_ENTRY_BYTES));
     let mut volumes = Volumes::open(&mut disk).expect("a store");
@@ -102,8 +105,13 @@ fn left() -> Left {
     write(&mut volumes, &mut disk, ids[0], 20, 2);
     write(&mut volumes, &mut disk, ids[1], 40, 3);
     let generation = volumes.generation();
-    let mut known = vec![ids[0].0, ids[1].0, generation, generation + 1, generation + 2, VOLUME_BLOCKS];
-    known.extend(ids.iter().flat_map(|id| mapping(&mut volumes, &mut disk, *id)).map(|extent| extent.physical.0));
+    let mut known =
+        vec![ids[0].0, ids[1].0, generation, generation + 1, generation + 2, VOLUME_BLOCKS];
+    known.extend(
+        ids.iter()
+            .flat_map(|id| mapping(&mut volumes, &mut disk, *id))
+            .map(|extent| extent.physical.0),
+    );
     drop(sealed);
     Left { disk, words: memory.to_words(), known }
 }

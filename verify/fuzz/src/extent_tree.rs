@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use sidecore_extent::{
-    BlockRange, Content, Coverage, Extent, ExtentTree, FunctionId, LastExtent, Mapping, NodeMemory, Piece, SetError,
-    TranslationUnit,
+    BlockRange, Content, Coverage, Extent, ExtentTree, FunctionId, LastExtent, Mapping, NodeMemory,
+    Piece, SetError, TranslationUnit,
 };
 use sidecore_fuzz::Input;
 use sidecore_units::{Plba, Vlba};
@@ -101,7 +101,13 @@ fn translate(
 
 /// Compares the pieces, which must be contiguous from the first block on, with the model. Returns
 /// the number of blocks that they cover.
-fn compare(place: Place, model: &[Block], first: usize, pieces: &[Piece], perhaps_pruned: bool) -> u64 {
+fn compare(
+    place: Place,
+    model: &[Block],
+    first: usize,
+    pieces: &[Piece],
+    perhaps_pruned: bool,
+) -> u64 {
     let mut at = place.at(first);
     let mut block = first;
     for piece in pieces {
@@ -115,14 +121,21 @@ fn compare(place: Place, model: &[Block], first: usize, pieces: &[Piece], perhap
             let (told, model) = (place.at(block + 1).min(end) - at, model[block]);
             let (into_piece, into_block) = (at - piece.range.first.0, at - place.at(block));
             match piece.mapping {
-                Mapping::Pruned => assert!(perhaps_pruned || model.pruned != Pruned::No, "block {block} is {model:?}"),
+                Mapping::Pruned => assert!(
+                    perhaps_pruned || model.pruned != Pruned::No,
+                    "block {block} is {model:?}"
+                ),
                 _ if model.pruned == Pruned::Yes => {
                     panic!("block {block} is pruned, and not {piece:?}")
                 }
                 Mapping::Hole => assert_eq!(model.is, Is::Hole, "block {block}"),
                 Mapping::Mapped { physical, shared } => {
                     let physical = (physical.0 + into_piece).checked_sub(into_block);
-                    assert_eq!(Some(model.is), physical.map(|physical| Is::At { physical, shared }), "block {block}");
+                    assert_eq!(
+                        Some(model.is),
+                        physical.map(|physical| Is::At { physical, shared }),
+                        "block {block}"
+                    );
                 }
             }
             at += told;
@@ -146,7 +159,12 @@ impl Function {
         let of = |block| match self.model[block] {
             Block { is: Is::At { physical, shared }, .. } => {
                 let range = self.place.range(&(block..block + 1));
-                Some(Extent { first: range.first, count: range.count, physical: Plba(physical), shared })
+                Some(Extent {
+                    first: range.first,
+                    count: range.count,
+                    physical: Plba(physical),
+                    shared,
+                })
             }
             Block { is: Is::Hole, .. } => None,
         };
@@ -157,7 +175,8 @@ impl Function {
     /// not.
     fn set(&mut self, input: &mut Input<'_>, left: &mut usize) -> Option<()> {
         let blocks = self.part(input, left)?;
-        let (run, gap, start, step) = (input.byte()?, input.byte()? % 8, input.byte()?, input.byte()?);
+        let (run, gap, start, step) =
+            (input.byte()?, input.byte()? % 8, input.byte()?, input.byte()?);
         let (run, gap) = (usize::from(run % 32) + 1, usize::from(gap));
         let before = self.model[blocks.clone()].to_vec();
         for block in blocks.clone() {
@@ -167,7 +186,11 @@ impl Function {
             // Blocks of different runs are far from each other on the store.
             let physical = (u64::from(start) + number as u64 * u64::from(step)) * ROOM * 64
                 + (self.place.at(block) - self.place.at(first_of_run));
-            let is = if into < run { Is::At { physical, shared: step & 1 != 0 && number % 3 == 0 } } else { Is::Hole };
+            let is = if into < run {
+                Is::At { physical, shared: step & 1 != 0 && number % 3 == 0 }
+            } else {
+                Is::Hole
+            };
             self.model[block] = Block { is, pruned: Pruned::No };
         }
         self.put(&blocks, before);
@@ -180,11 +203,13 @@ impl Function {
         let (version, root) = (self.tree.root().version(), self.tree.root());
         match self.tree.set(self.place.range(blocks), &self.extents(blocks)) {
             Ok(()) => {
-                let moved = before
-                    .iter()
-                    .zip(&self.model[blocks.clone()])
-                    .any(|(old, new)| old.pruned == Pruned::No && old.is != Is::Hole && old.is != new.is);
-                assert!(!moved || root.version() != version, "a mapping that moved is still in the caches");
+                let moved = before.iter().zip(&self.model[blocks.clone()]).any(|(old, new)| {
+                    old.pruned == Pruned::No && old.is != Is::Hole && old.is != new.is
+                });
+                assert!(
+                    !moved || root.version() != version,
+                    "a mapping that moved is still in the caches"
+                );
             }
             Err(SetError::OutOfNodes(_)) => {
                 assert_eq!(root.version(), version);
@@ -202,7 +227,8 @@ impl Function {
 
     /// An update that the tree may refuse, which must then leave the tree as it was.
     fn set_wildly(&mut self, input: &mut Input<'_>) -> Option<()> {
-        let known = [self.tree.root().blocks(), self.place.at(1), self.place.at(2), 1 << 63, 1 << 32];
+        let known =
+            [self.tree.root().blocks(), self.place.at(1), self.place.at(2), 1 << 63, 1 << 32];
         let range = BlockRange::new(Vlba(input.number(&known)?), input.number(&known)?);
         let mut extents = Vec::new();
         for _ in 0..input.byte()? % 4 {
@@ -214,8 +240,12 @@ impl Function {
         let before: Vec<Extent> = self.tree.extents().collect();
         match self.tree.set(range, &extents) {
             Ok(()) => {
-                let now: u64 =
-                    self.tree.extents().filter_map(|extent| extent.clip(range)).map(|extent| extent.count).sum();
+                let now: u64 = self
+                    .tree
+                    .extents()
+                    .filter_map(|extent| extent.clip(range))
+                    .map(|extent| extent.count)
+                    .sum();
                 assert_eq!(now, extents.iter().map(|extent| extent.count).sum::<u64>());
                 // The update may also have changed blocks between the model's blocks. After the
                 // pruning the model is right again.
@@ -224,7 +254,10 @@ impl Function {
                 self.mark(0..self.model.len(), Pruned::Yes);
             }
             Err(_) => {
-                assert_eq!((self.tree.extents().collect::<Vec<_>>(), self.tree.root().version()), (before, version));
+                assert_eq!(
+                    (self.tree.extents().collect::<Vec<_>>(), self.tree.root().version()),
+                    (before, version)
+                );
             }
         }
         Some(())
@@ -251,14 +284,16 @@ impl Function {
         let after = self.tree.shape();
         assert_eq!(before.nodes - after.nodes, pruned);
         assert!(pruned >= wanted.min(before.nodes), "{pruned} of {wanted} nodes, {before:?}");
-        for block in self.model.iter_mut().filter(|block| block.pruned == Pruned::No && pruned > 0) {
+        for block in self.model.iter_mut().filter(|block| block.pruned == Pruned::No && pruned > 0)
+        {
             block.pruned = Pruned::Perhaps;
         }
         Some(())
     }
 
     fn resize(&mut self, input: &mut Input<'_>) -> Option<()> {
-        let blocks = (input.number(&[BLOCKS as u64, self.model.len() as u64])? as usize).clamp(1, BLOCKS);
+        let blocks =
+            (input.number(&[BLOCKS as u64, self.model.len() as u64])? as usize).clamp(1, BLOCKS);
         self.tree.resize(self.place.at(blocks));
         self.model.resize(blocks, Block { is: Is::Hole, pruned: Pruned::No });
         if self.tree.shape().depth == 0 {
@@ -280,7 +315,12 @@ impl Function {
     }
 
     /// Reads a part, perhaps past the end of the tree, perhaps stopping early.
-    fn read(&mut self, input: &mut Input<'_>, unit: &mut TranslationUnit, left: &mut usize) -> Option<()> {
+    fn read(
+        &mut self,
+        input: &mut Input<'_>,
+        unit: &mut TranslationUnit,
+        left: &mut usize,
+    ) -> Option<()> {
         let blocks = self.part(input, left)?;
         let (setup, patience) = (input.byte()?, input.byte()?);
         let mut range = self.place.range(&blocks);
@@ -289,7 +329,11 @@ impl Function {
         range.count += beyond;
         let stops = setup & 4 != 0;
         let (pieces, coverage) = translate(unit, self, usize::from(setup & 1), range, |told, _| {
-            if stops && told > usize::from(patience) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            if stops && told > usize::from(patience) {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
         });
         let told = compare(self.place, &self.model, blocks.start, &pieces, false);
         let inside = self.tree.root().blocks().saturating_sub(range.first.0).min(range.count);
@@ -302,27 +346,33 @@ impl Function {
     }
 
     /// Reads a part while the tree changes: each piece must be from before the change, or unknown.
-    fn read_meanwhile(&mut self, input: &mut Input<'_>, unit: &mut TranslationUnit, left: &mut usize) -> Option<()> {
+    fn read_meanwhile(
+        &mut self,
+        input: &mut Input<'_>,
+        unit: &mut TranslationUnit,
+        left: &mut usize,
+    ) -> Option<()> {
         let (blocks, other) = (self.part(input, left)?, self.part(input, left)?);
         let (setup, when) = (input.byte()?, usize::from(input.byte()?) + 1);
         let old = self.model.clone();
         let place = self.place;
         let changed = place.range(&other);
         let mut done = false;
-        let (pieces, coverage) = translate(unit, self, usize::from(setup & 1), place.range(&blocks), |told, tree| {
-            if told == when {
-                done = match setup % 5 {
-                    0 | 1 => tree.set(changed, &[]).is_ok(),
-                    2 => tree.prune(changed) == changed,
-                    3 => tree.prune_some(2) == usize::MAX,
-                    _ => {
-                        tree.prune_all();
-                        false
-                    }
-                };
-            }
-            ControlFlow::Continue(())
-        });
+        let (pieces, coverage) =
+            translate(unit, self, usize::from(setup & 1), place.range(&blocks), |told, tree| {
+                if told == when {
+                    done = match setup % 5 {
+                        0 | 1 => tree.set(changed, &[]).is_ok(),
+                        2 => tree.prune(changed) == changed,
+                        3 => tree.prune_some(2) == usize::MAX,
+                        _ => {
+                            tree.prune_all();
+                            false
+                        }
+                    };
+                }
+                ControlFlow::Continue(())
+            });
         assert_eq!(coverage, Coverage::Whole);
         compare(place, &old, blocks.start, &pieces, true);
         if pieces.len() >= when {
@@ -348,10 +398,16 @@ impl Function {
         let blocks = 0..self.model.len();
         let range = self.place.range(&blocks);
         let (pieces, coverage) = translate(unit, self, 0, range, |_, _| ControlFlow::Continue(()));
-        assert_eq!((coverage, compare(self.place, &self.model, 0, &pieces, false)), (Coverage::Whole, range.count));
+        assert_eq!(
+            (coverage, compare(self.place, &self.model, 0, &pieces, false)),
+            (Coverage::Whole, range.count)
+        );
         assert_eq!(self.tree.check(), Ok(()));
         let extents: Vec<Extent> = self.tree.extents().collect();
-        assert!(extents.windows(2).all(|pair| !pair[0].continues_in(pair[1])), "extents that could be one");
+        assert!(
+            extents.windows(2).all(|pair| !pair[0].continues_in(pair[1])),
+            "extents that could be one"
+        );
     }
 }
 
@@ -394,7 +450,8 @@ fn step(
             // The tree gets the model's mappings of pruned blocks again, which invalidates no
             // cached extent.
             let blocks = function.part(input, left)?;
-            let (version, before) = (function.tree.root().version(), function.model[blocks.clone()].to_vec());
+            let (version, before) =
+                (function.tree.root().version(), function.model[blocks.clone()].to_vec());
             function.mark(blocks.clone(), Pruned::No);
             function.put(&blocks, before);
             assert_eq!(function.tree.root().version(), version);

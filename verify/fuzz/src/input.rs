@@ -23,7 +23,9 @@ impl<'a> Input<'a> {
     /// them.
     pub fn number(&mut self, known: &[u64]) -> Option<u64> {
         let byte = self.byte()?;
-        let among = |index: u8| known.get(usize::from(index) % known.len().max(1)).copied().unwrap_or(u64::MAX);
+        let among = |index: u8| {
+            known.get(usize::from(index) % known.len().max(1)).copied().unwrap_or(u64::MAX)
+        };
         Some(match byte {
             0..128 => byte.into(),
             128..160 => u64::from(byte - 128) << 8 | u64::from(self.byte()?),

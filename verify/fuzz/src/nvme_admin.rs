@@ -23,9 +23,9 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use sidecore_block::{Geometry, RamStore};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 use sidecore_nvme::{
-    Activity, AllocatedNamespace, CompletionQueueSetup, CreateNamespace, Done, FlexibleResources, FunctionSetup,
-    Identity, Interrupts, Manager, Namespace, NvmeFunction, PciFunction, QueueEvent, QueueHost, Region, Reply,
-    Resource, SecondaryController, StartError, SubmissionQueueSetup,
+    Activity, AllocatedNamespace, CompletionQueueSetup, CreateNamespace, Done, FlexibleResources,
+    FunctionSetup, Identity, Interrupts, Manager, Namespace, NvmeFunction, PciFunction, QueueEvent,
+    QueueHost, Region, Reply, Resource, SecondaryController, StartError, SubmissionQueueSetup,
 };
 use sidecore_reactor::EventFd;
 use sidecore_ring::nvme::{DoorbellStride, Doorbells};
@@ -80,7 +80,8 @@ impl Host {
 
 impl QueueHost for Host {
     fn start_completion_queue(&self, setup: CompletionQueueSetup) -> Result<(), StartError> {
-        let window = setup.memory.window(UserAddress(setup.address.0), setup.entries as usize * 16, 4096);
+        let window =
+            setup.memory.window(UserAddress(setup.address.0), setup.entries as usize * 16, 4096);
         window.map_err(|error| StartError::Memory { id: setup.id, error })?;
         assert!(setup.id > 0 && setup.vector.is_none_or(|vector| vector < 64));
         assert!(self.books().completion.insert(setup.id), "started twice");
@@ -88,11 +89,15 @@ impl QueueHost for Host {
     }
 
     fn start_submission_queue(&self, setup: SubmissionQueueSetup) -> Result<(), StartError> {
-        let window = setup.memory.window(UserAddress(setup.address.0), setup.entries as usize * 64, 4096);
+        let window =
+            setup.memory.window(UserAddress(setup.address.0), setup.entries as usize * 64, 4096);
         window.map_err(|error| StartError::Memory { id: setup.id, error })?;
         let mut books = self.books();
         assert!(setup.id > 0 && books.completion.contains(&setup.completion_queue));
-        assert!(books.submission.insert(setup.id, setup.completion_queue).is_none(), "started twice");
+        assert!(
+            books.submission.insert(setup.id, setup.completion_queue).is_none(),
+            "started twice"
+        );
         Ok(())
     }
 
@@ -149,7 +154,10 @@ impl QueueHost for Host {
 
     fn set_doorbells(&self, _doorbells: Arc<Doorbells>) {
         let books = self.books();
-        assert!(books.submission.is_empty() && books.completion.is_empty(), "they look at other doorbells");
+        assert!(
+            books.submission.is_empty() && books.completion.is_empty(),
+            "they look at other doorbells"
+        );
     }
 
     fn kick(&self, queue: u16) {
@@ -191,8 +199,13 @@ impl Manager for Subsystem {
     }
 
     fn secondary_controllers(&self) -> Vec<SecondaryController> {
-        let controller =
-            |id| SecondaryController { id, online: id == 2, virtual_function: id, queues: 0, interrupts: 0 };
+        let controller = |id| SecondaryController {
+            id,
+            online: id == 2,
+            virtual_function: id,
+            queues: 0,
+            interrupts: 0,
+        };
         (2..4).map(controller).collect()
     }
 
@@ -316,7 +329,8 @@ impl Driver {
     fn connect(&mut self) {
         self.function.connect().unwrap();
         let file = self.function.area_file(0).ok();
-        self.doorbells = file.map(|file| Doorbells::from_file(file, 64, DoorbellStride::Line).unwrap());
+        self.doorbells =
+            file.map(|file| Doorbells::from_file(file, 64, DoorbellStride::Line).unwrap());
     }
 
     fn write32(&self, offset: u64, value: u32) {
@@ -324,7 +338,11 @@ impl Driver {
     }
 
     fn poke(&self, offset: u64, bytes: &[u8]) {
-        let _ = self.memory.write_slice(GuestAddress(offset % MEMORY_BYTES), bytes, &mut RegionHint::default());
+        let _ = self.memory.write_slice(
+            GuestAddress(offset % MEMORY_BYTES),
+            bytes,
+            &mut RegionHint::default(),
+        );
     }
 
     fn enable(&mut self) {
@@ -376,7 +394,8 @@ impl Driver {
                 self.connect();
             }
             STORES.. => {
-                let (queue, tail, head) = (u16::from(input.byte() % 65), input.array(), input.array());
+                let (queue, tail, head) =
+                    (u16::from(input.byte() % 65), input.array(), input.array());
                 if let Some(doorbells) = &self.doorbells {
                     doorbells.set_submission_tail(queue, u32::from_le_bytes(tail));
                     doorbells.set_completion_head(queue, u32::from_le_bytes(head));
@@ -453,5 +472,8 @@ fuzz_target!(|input: &[u8]| {
     assert!(over.load(Ordering::Relaxed), "the reset is not over");
     driver.host.release();
     let books = driver.host.books();
-    assert!(books.submission.is_empty() && books.completion.is_empty(), "queues run after the reset");
+    assert!(
+        books.submission.is_empty() && books.completion.is_empty(),
+        "queues run after the reset"
+    );
 });

@@ -15,7 +15,9 @@ use sidecore_block::{Geometry, RamStore, dropped_tags};
 use sidecore_fuzz::{Input, guest_memory};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 use sidecore_nvme::io::{IoOptions, MakeQueue, QueueRunner, QueueSet, SendTask};
-use sidecore_nvme::{Command, CompletionQueueSetup, Done, Namespace, QueueHost, StartError, SubmissionQueueSetup};
+use sidecore_nvme::{
+    Command, CompletionQueueSetup, Done, Namespace, QueueHost, StartError, SubmissionQueueSetup,
+};
 use sidecore_reactor::{CoreContext, EventFd, IdleMode, Reactor, Sleeper, WakeKey, mailbox};
 use sidecore_ring::nvme::Doorbells;
 use sidecore_stage_delay::DelayStore;
@@ -83,7 +85,8 @@ fn command(input: &mut Input<'_>) -> Option<Command> {
     let opcode = input.number(OPCODES)? as u32 & 0xFF;
     let flags = u32::from(input.byte()?);
     let id = u32::from(input.byte()?);
-    let mut command = Command::build(0, 0, input.number(&[1])? as u32).with_dword(0, opcode | flags << 8 | id << 16);
+    let mut command = Command::build(0, 0, input.number(&[1])? as u32)
+        .with_dword(0, opcode | flags << 8 | id << 16);
     let pointer = [input.number(ADDRESSES)?, input.number(ADDRESSES)?];
     command = command.with_prps(pointer[0], pointer[1]);
     let first = input.number(&[BLOCKS, 1 << 32])?;
@@ -107,21 +110,26 @@ fn act(
             let ring = SUBMISSIONS[usize::from(place & 1)];
             let entry = u64::from(place >> 1) % u64::from(ENTRIES);
             let command = command(input)?;
-            memory.write_slice(GuestAddress(ring + entry * 64), command.bytes(), hint).expect("in range");
+            memory
+                .write_slice(GuestAddress(ring + entry * 64), command.bytes(), hint)
+                .expect("in range");
         }
         6 | 7 => {
             let address = input.number(ADDRESSES)? % 0xFFF0;
             let low = input.number(ADDRESSES)?;
             let high = input.number(&[16 << 56 | 512, 32 << 56 | 32, 48 << 56 | 32, 4096])?;
             let bytes = u128::from(low) | u128::from(high) << 64;
-            memory.write_slice(GuestAddress(address), &bytes.to_le_bytes(), hint).expect("in range");
+            memory
+                .write_slice(GuestAddress(address), &bytes.to_le_bytes(), hint)
+                .expect("in range");
         }
         8 | 9 => doorbells.set_submission_tail(1, input.number(&[ENTRIES.into()])? as u32),
         10 => doorbells.set_submission_tail(2, input.number(&[ENTRIES.into()])? as u32),
         11 => doorbells.set_completion_head(1, input.number(&[ENTRIES.into()])? as u32),
-        12 => {
-            set.set_memory(&if input.byte()? & 1 == 0 { GuestMemory::empty() } else { memory.clone() }, Done::ignored())
-        }
+        12 => set.set_memory(
+            &if input.byte()? & 1 == 0 { GuestMemory::empty() } else { memory.clone() },
+            Done::ignored(),
+        ),
         13 => {
             let (queue, id) = (u16::from(input.byte()? & 3), u16::from(input.byte()?));
             set.abort(queue, id, |_| {});
@@ -132,13 +140,15 @@ fn act(
         }
         _ => match input.byte()? % 8 {
             0 => set.set_shadow_doorbells(None),
-            1 => set.set_shadow_doorbells(Some((GuestAddress(SHADOW), GuestAddress(SHADOW + 0x1000)))),
+            1 => set
+                .set_shadow_doorbells(Some((GuestAddress(SHADOW), GuestAddress(SHADOW + 0x1000)))),
             2 => set.set_namespace(None, Done::ignored()),
             3 => set.set_namespace(Some(Arc::clone(namespace)), Done::ignored()),
             4 => set.set_vector(0, None),
             5 => set.set_coalescing(u16::from(input.byte()?), 10),
             _ => {
-                let (word, value) = (u64::from(input.byte()? % 8), input.number(&[ENTRIES.into()])? as u32);
+                let (word, value) =
+                    (u64::from(input.byte()? % 8), input.number(&[ENTRIES.into()])? as u32);
                 let address = GuestAddress(SHADOW + word * 4);
                 memory.write_slice(address, &value.to_le_bytes(), hint).expect("in range");
             }
@@ -150,7 +160,13 @@ fn act(
 
 fn submission(id: u16, memory: &GuestMemory) -> SubmissionQueueSetup {
     let address = GuestAddress(SUBMISSIONS[usize::from(id - 1)]);
-    SubmissionQueueSetup { id, completion_queue: 1, memory: memory.clone(), address, entries: ENTRIES }
+    SubmissionQueueSetup {
+        id,
+        completion_queue: 1,
+        memory: memory.clone(),
+        address,
+        entries: ENTRIES,
+    }
 }
 
 fuzz_target!(|input: &[u8]| {

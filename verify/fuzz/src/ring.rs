@@ -21,7 +21,9 @@ fuzz_target!(|input: &[u8]| {
         match ring.pop(&memory, &mut chain) {
             Ok(Some(token)) => {
                 assert!(chain.readable().len() + chain.writable().len() <= 12);
-                assert!(chain.readable().iter().chain(chain.writable()).all(|part| part.len_bytes > 0));
+                assert!(
+                    chain.readable().iter().chain(chain.writable()).all(|part| part.len_bytes > 0)
+                );
                 tokens.push(token);
             }
             Ok(None) => {

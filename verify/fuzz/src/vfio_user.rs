@@ -20,7 +20,9 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use sidecore_memory::GuestMemory;
 use sidecore_nvme::{AccessError, BarInfo, Done, Interrupts, MappableArea, PciFunction, Region};
-use sidecore_vfio_user::{Command, HEADER_BYTES, Header, MAX_FDS, MAX_TRANSFER_BYTES, Message, Session};
+use sidecore_vfio_user::{
+    Command, HEADER_BYTES, Header, MAX_FDS, MAX_TRANSFER_BYTES, Message, Session,
+};
 
 const FILE_BYTES: u64 = 1 << 20;
 const BAR_BYTES: u64 = 1 << 16;
@@ -92,8 +94,11 @@ impl Function {
     }
 
     fn fds(&self, what: u8) -> Vec<OwnedFd> {
-        let fd: BorrowedFd<'_> = if what & 0x80 == 0 { self.files.memory.as_fd() } else { self.files.event.as_fd() };
-        (0..usize::from(what & 0x1f).min(MAX_FDS)).map(|_| fd.try_clone_to_owned().unwrap()).collect()
+        let fd: BorrowedFd<'_> =
+            if what & 0x80 == 0 { self.files.memory.as_fd() } else { self.files.event.as_fd() };
+        (0..usize::from(what & 0x1f).min(MAX_FDS))
+            .map(|_| fd.try_clone_to_owned().unwrap())
+            .collect()
     }
 }
 
@@ -125,7 +130,8 @@ impl PciFunction for Function {
     }
 
     fn bar(&self, index: u8) -> Option<BarInfo> {
-        let area = MappableArea { offset_bytes: 0x2000, len_bytes: 0x4000, file_offset_bytes: 0x2000 };
+        let area =
+            MappableArea { offset_bytes: 0x2000, len_bytes: 0x4000, file_offset_bytes: 0x2000 };
         (index == 0).then_some(BarInfo { len_bytes: BAR_BYTES, mappable: Some(area) })
     }
 
@@ -189,7 +195,11 @@ impl PciFunction for Function {
 fn check_reply(message: &Message, id: u16, command: Command) {
     assert!(message.flags.reply && !message.flags.no_reply);
     assert_eq!((message.id, message.command), (id, command));
-    assert_eq!(message.flags.error, message.errno != 0, "an error without an errno is a success to QEMU");
+    assert_eq!(
+        message.flags.error,
+        message.errno != 0,
+        "an error without an errno is a success to QEMU"
+    );
     assert!(message.fds.len() <= 1);
     let mut bytes = Vec::new();
     message.write(&mut bytes);
@@ -237,7 +247,8 @@ fn next_message<'a>(input: &'a [u8], function: &Function) -> Option<(Option<Mess
     let first = u32::from_ne_bytes([7, 0, *command, 0]);
     let words = [first, (HEADER_BYTES + size) as u32, flags, 0];
     let header: [u8; HEADER_BYTES] = words.map(u32::to_ne_bytes).as_flattened().try_into().unwrap();
-    let message = Header::parse(&header).map(|header| Message::parse(header, payload, function.fds(*fds)));
+    let message =
+        Header::parse(&header).map(|header| Message::parse(header, payload, function.fds(*fds)));
     Some((message.ok(), rest))
 }
 

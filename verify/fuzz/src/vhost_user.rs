@@ -52,7 +52,10 @@ impl VirtioDevice for Device {
 
     fn read_config(&self, offset_bytes: u32, data: &mut [u8]) -> Result<(), ConfigError> {
         let len_bytes = data.len() as u32;
-        match [1; CONFIG_BYTES].get(offset_bytes as usize..).and_then(|config| config.get(..data.len())) {
+        match [1; CONFIG_BYTES]
+            .get(offset_bytes as usize..)
+            .and_then(|config| config.get(..data.len()))
+        {
             Some(config) => {
                 data.copy_from_slice(config);
                 Ok(())
@@ -70,7 +73,12 @@ impl VirtioDevice for Device {
         if offset_bytes == 32 { Ok(()) } else { Err(ConfigError::ReadOnly { offset_bytes }) }
     }
 
-    fn start_queue(&self, index: u16, resources: QueueResources, state: RingState) -> Result<(), StartError> {
+    fn start_queue(
+        &self,
+        index: u16,
+        resources: QueueResources,
+        state: RingState,
+    ) -> Result<(), StartError> {
         let QueueResources { layout, memory, .. } = &resources;
         for area in [layout.descriptor_area, layout.driver_area, layout.device_area] {
             memory.window(area, 64, 4).map_err(|error| StartError::Memory { index, error })?;
@@ -82,12 +90,20 @@ impl VirtioDevice for Device {
     }
 
     fn stop_queue(&self, index: u16) -> Option<RingState> {
-        let (_, state) = self.queues()[usize::from(index)].take().expect("stopped without being started");
-        Some(RingState { next_avail: state.next_avail.wrapping_add(1), next_used: state.next_used.wrapping_add(1) })
+        let (_, state) =
+            self.queues()[usize::from(index)].take().expect("stopped without being started");
+        Some(RingState {
+            next_avail: state.next_avail.wrapping_add(1),
+            next_used: state.next_used.wrapping_add(1),
+        })
     }
 
     fn set_call(&self, index: u16, call: Option<OwnedFd>) {
-        self.queues()[usize::from(index)].as_mut().expect("a call for a queue that does not run").0.call = call;
+        self.queues()[usize::from(index)]
+            .as_mut()
+            .expect("a call for a queue that does not run")
+            .0
+            .call = call;
     }
 
     fn reset(&self) {
@@ -119,7 +135,11 @@ fn next_message(input: &[u8]) -> Option<(Option<Message>, &[u8])> {
     let ([request, flags, fds, size @ ..], rest) = input.split_first_chunk::<5>()?;
     let size = usize::from(u16::from_le_bytes(*size)).min(rest.len());
     let (payload, rest) = rest.split_at(size);
-    let words = [u32::from(*request), 1 | u32::from(flags & 1) << 3 | u32::from(flags & 2) << 1, size as u32];
+    let words = [
+        u32::from(*request),
+        1 | u32::from(flags & 1) << 3 | u32::from(flags & 2) << 1,
+        size as u32,
+    ];
     let header: [u8; HEADER_BYTES] = words.map(u32::to_ne_bytes).as_flattened().try_into().unwrap();
     let fds = (0..fds % 10).map(|_| descriptor(*request)).collect();
     let message = Header::parse(&header).and_then(|header| Message::parse(header, payload, fds));
@@ -140,7 +160,10 @@ fuzz_target!(|input: &[u8]| {
         // A session must also survive messages after the error that ends its connection.
         if let Ok(Some(reply)) = session.handle(message) {
             assert!(reply.flags.reply && reply.request == request && reply.fds.is_empty());
-            assert!(need_reply || request.has_reply(), "a reply that the front end does not wait for");
+            assert!(
+                need_reply || request.has_reply(),
+                "a reply that the front end does not wait for"
+            );
             let bytes = reply.to_bytes();
             let (header, payload) = bytes.split_first_chunk().unwrap();
             let read = Message::parse(Header::parse(header).unwrap(), payload, Vec::new()).unwrap();

@@ -39,9 +39,20 @@ pub struct Checks {
 impl Checks {
     /// Notes a check's result. The run continues, because a later check may show why this one
     /// failed.
-    pub(crate) fn note(&mut self, session: &Session<'_>, what: &str, ok: bool, found: impl Into<String>) {
+    pub(crate) fn note(
+        &mut self,
+        session: &Session<'_>,
+        what: &str,
+        ok: bool,
+        found: impl Into<String>,
+    ) {
         let check = Check { what: what.to_owned(), found: found.into(), ok };
-        session.say(format!("{}: {} ({})", if ok { "ok" } else { "NOT SO" }, check.what, check.found));
+        session.say(format!(
+            "{}: {} ({})",
+            if ok { "ok" } else { "NOT SO" },
+            check.what,
+            check.found
+        ));
         self.checks.push(check);
     }
 
@@ -78,10 +89,18 @@ mod tests {
 
     #[test]
     fn what_was_not_true_is_named_with_what_was_found() {
-        let check = |what: &str, ok| Check { what: what.to_owned(), found: "7 hits".to_owned(), ok };
-        let checks = Checks { checks: vec![check("good", true), check("none is found", false)], ..Checks::default() };
+        let check =
+            |what: &str, ok| Check { what: what.to_owned(), found: "7 hits".to_owned(), ok };
+        let checks = Checks {
+            checks: vec![check("good", true), check("none is found", false)],
+            ..Checks::default()
+        };
         assert_eq!(checks.faults(), ["not so: none is found; but: 7 hits"]);
         let text = checks.text("Title");
-        assert!(text.contains("  yes  good: 7 hits\n") && text.contains("  NO   none is found: 7 hits\n"), "{text}");
+        assert!(
+            text.contains("  yes  good: 7 hits\n")
+                && text.contains("  NO   none is found: 7 hits\n"),
+            "{text}"
+        );
     }
 }

@@ -77,7 +77,12 @@ impl Places<'_> {
 
     /// A disk on a thin volume larger than its store; the rest is configured at run time.
     pub(crate) fn volumes(&self) -> Result<String> {
-        Ok([self.head()?, self.pool()?, self.device(POOL, ORIGIN, VOLUME_MIB, "idle = \"adaptive\"")?].concat())
+        Ok([
+            self.head()?,
+            self.pool()?,
+            self.device(POOL, ORIGIN, VOLUME_MIB, "idle = \"adaptive\"")?,
+        ]
+        .concat())
     }
 
     /// Two NVMe functions, each of a thin volume of a controller on a file, and the physical
@@ -90,12 +95,22 @@ impl Places<'_> {
             "\n[[store]]\nname = \"{MANAGER}\"\ntype = \"pf\"\ncontroller = \"{POOL}\"\n\n[[device]]\n\
              name = \"{MANAGER}\"\nstore = \"{MANAGER}\"\nsocket = {socket}\nfront_end = \"nvme\"\nidle = \"adaptive\"\n"
         );
-        let functions = [self.function(VF, "poll", "msi-x")?, self.function(PLUGGED, "adaptive", "msi")?].concat();
-        Ok([self.head()?, self.pool()?, "physical_function = true\n".to_owned(), functions, manager].concat())
+        let functions =
+            [self.function(VF, "poll", "msi-x")?, self.function(PLUGGED, "adaptive", "msi")?]
+                .concat();
+        Ok([
+            self.head()?,
+            self.pool()?,
+            "physical_function = true\n".to_owned(),
+            functions,
+            manager,
+        ]
+        .concat())
     }
 
     fn head(&self) -> Result<String> {
-        let mut head = format!("control_socket = {}\n\n[[sidecore]]\nname = \"sc0\"\n", quoted(self.control)?);
+        let mut head =
+            format!("control_socket = {}\n\n[[sidecore]]\nname = \"sc0\"\n", quoted(self.control)?);
         if let Some(cpu) = self.sidecore_cpu {
             head.push_str(&format!("cpu = {cpu}\n"));
         }
@@ -113,7 +128,8 @@ impl Places<'_> {
 
     /// A volume with the NVMe function that serves it; both have the same name.
     fn function(&self, name: &str, idle: &str, interrupts: &str) -> Result<String> {
-        let device = format!("front_end = \"nvme\"\nidle = \"{idle}\"\ninterrupts = \"{interrupts}\"");
+        let device =
+            format!("front_end = \"nvme\"\nidle = \"{idle}\"\ninterrupts = \"{interrupts}\"");
         self.volume(POOL, name, FUNCTION_MIB, &device)
     }
 

@@ -163,7 +163,10 @@ mod tests {
             understood("SIDECORE disk file vda virtio0 1"),
             Message::Disk { disk: "file", device: "vda", virtio: "virtio0" }
         );
-        assert_eq!(understood("SIDECORE step ram mkfs.ext4"), Message::Step { disk: "ram", what: "mkfs.ext4" });
+        assert_eq!(
+            understood("SIDECORE step ram mkfs.ext4"),
+            Message::Step { disk: "ram", what: "mkfs.ext4" }
+        );
         assert_eq!(
             understood("SIDECORE verified ram tree true"),
             Message::Verified { disk: "ram", what: "tree", complaint: None }
@@ -173,12 +176,18 @@ mod tests {
             Message::Verified { disk: "ram", what: "read", complaint: Some("./x: FAILED") }
         );
         let window = Window { disk: "file", what: "read" };
-        assert_eq!(understood("SIDECORE window file read end"), Message::Window { window, edge: Edge::End });
+        assert_eq!(
+            understood("SIDECORE window file read end"),
+            Message::Window { window, edge: Edge::End }
+        );
         assert_eq!(
             understood("SIDECORE interrupts file read begin 24: 3 PCI-MSI virtio0-req.0"),
             Message::Interrupts { window, edge: Edge::Begin, line: "24: 3 PCI-MSI virtio0-req.0" }
         );
-        assert_eq!(understood("SIDECORE fio file read {\"a\": 1}"), Message::Fio { window, json: "{\"a\": 1}" });
+        assert_eq!(
+            understood("SIDECORE fio file read {\"a\": 1}"),
+            Message::Fio { window, json: "{\"a\": 1}" }
+        );
         assert_eq!(
             understood("SIDECORE value verdict false ./x"),
             Message::Value { key: "verdict", text: "false ./x" }

@@ -42,7 +42,12 @@ impl<W: Write> Archive<W> {
     }
 
     fn entry(&mut self, path: &str, mode: u32, content: &[u8]) -> io::Result<()> {
-        let too_large = |_| io::Error::new(io::ErrorKind::FileTooLarge, format!("{path} does not fit a cpio archive"));
+        let too_large = |_| {
+            io::Error::new(
+                io::ErrorKind::FileTooLarge,
+                format!("{path} does not fit a cpio archive"),
+            )
+        };
         let size = u32::try_from(content.len()).map_err(too_large)?;
         let name_size = u32::try_from(path.len() + 1).map_err(too_large)?;
         let inode = self.inode;

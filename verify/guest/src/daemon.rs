@@ -24,11 +24,19 @@ impl Daemon {
         configuration: &str,
     ) -> Result<Daemon> {
         let config = directory.join("sidecored.toml");
-        std::fs::write(&config, configuration).with_context(|| format!("cannot write {}", config.display()))?;
+        std::fs::write(&config, configuration)
+            .with_context(|| format!("cannot write {}", config.display()))?;
         // `sidecore keep` keeps the exported connections, and ends with the daemon.
         let (keeper, daemon) = (binaries.join("sidecore"), binaries.join("sidecored"));
-        let words = ["keep".as_ref(), "--".as_ref(), daemon.as_os_str(), "--config".as_ref(), config.as_os_str()];
-        let running = Running::start(inbox, keeper.as_os_str(), words, Source::Daemon, Source::Daemon)?;
+        let words = [
+            "keep".as_ref(),
+            "--".as_ref(),
+            daemon.as_os_str(),
+            "--config".as_ref(),
+            config.as_os_str(),
+        ];
+        let running =
+            Running::start(inbox, keeper.as_os_str(), words, Source::Daemon, Source::Daemon)?;
         let daemon = Daemon { running, sidecore };
         daemon.wait_ready(inbox)?;
         Ok(daemon)
@@ -60,7 +68,8 @@ impl Daemon {
         let deadline = Instant::now() + Duration::from_secs(60);
         // The daemon has two outputs. A later daemon's outputs close later, so they cannot be
         // mistaken.
-        let gone = inbox.wait_closed(Source::Daemon, deadline)? && inbox.wait_closed(Source::Daemon, deadline)?;
+        let gone = inbox.wait_closed(Source::Daemon, deadline)?
+            && inbox.wait_closed(Source::Daemon, deadline)?;
         ensure!(gone, "sidecored did not end within a minute of SIGTERM");
         let status = self.running.reap()?;
         ensure!(status.success(), "sidecored ended with {status} after SIGTERM");

@@ -42,13 +42,19 @@ pub(crate) fn kernel(cache: &Path, progress: &Progress) -> Result<Kernel> {
         }
         Ok(())
     })?;
-    find_kernel(&root).with_context(|| format!("the packages of {KERNEL} brought no kernel with modules"))
+    find_kernel(&root)
+        .with_context(|| format!("the packages of {KERNEL} brought no kernel with modules"))
 }
 
 /// A statically linked busybox, fetched unless it is in the cache.
 pub(crate) fn busybox(cache: &Path, progress: &Progress) -> Result<PathBuf> {
     let root = cache.join("busybox");
-    let find = || ["usr/bin/busybox", "bin/busybox"].iter().map(|path| root.join(path)).find(|path| path.is_file());
+    let find = || {
+        ["usr/bin/busybox", "bin/busybox"]
+            .iter()
+            .map(|path| root.join(path))
+            .find(|path| path.is_file())
+    };
     if let Some(busybox) = find() {
         return Ok(busybox);
     }
@@ -60,7 +66,9 @@ pub(crate) fn busybox(cache: &Path, progress: &Progress) -> Result<PathBuf> {
 fn find_kernel(root: &Path) -> Option<Kernel> {
     let version = fs::read_dir(root.join("boot"))
         .ok()?
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_prefix("vmlinuz-").map(str::to_owned))
+        .filter_map(|entry| {
+            entry.ok()?.file_name().to_str()?.strip_prefix("vmlinuz-").map(str::to_owned)
+        })
         .max()?;
     let modules = ["usr/lib/modules", "lib/modules"]
         .iter()
@@ -70,7 +78,10 @@ fn find_kernel(root: &Path) -> Option<Kernel> {
 }
 
 /// Lets `fill` unpack packages into a directory that gets its name only when it is complete.
-fn unpack_into(root: &Path, fill: impl FnOnce(&dyn Fn(&str) -> Result<()>) -> Result<()>) -> Result<()> {
+fn unpack_into(
+    root: &Path,
+    fill: impl FnOnce(&dyn Fn(&str) -> Result<()>) -> Result<()>,
+) -> Result<()> {
     let parent = root.parent().context("the cache has no parent directory")?;
     let work = tempfile::Builder::new().prefix("unpacking-").tempdir_in(parent)?;
     let tree = work.path().join("tree");
@@ -86,7 +97,10 @@ fn unpack_into(root: &Path, fill: impl FnOnce(&dyn Fn(&str) -> Result<()>) -> Re
         }
         for entry in fs::read_dir(packages.path())? {
             let status = Command::new("dpkg-deb").arg("-x").arg(entry?.path()).arg(&tree).status();
-            ensure!(status.context("cannot run dpkg-deb")?.success(), "dpkg-deb could not unpack {package}");
+            ensure!(
+                status.context("cannot run dpkg-deb")?.success(),
+                "dpkg-deb could not unpack {package}"
+            );
         }
         Ok(())
     };
@@ -110,7 +124,10 @@ fn download(package: &str, into: &Path) -> Result<bool> {
 /// The output of apt about a package's dependencies.
 fn dependencies(package: &str) -> Result<String> {
     let ask = || -> Result<Option<String>> {
-        let output = Command::new("apt-cache").args(["depends", package]).output().context("cannot run apt-cache")?;
+        let output = Command::new("apt-cache")
+            .args(["depends", package])
+            .output()
+            .context("cannot run apt-cache")?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         Ok((output.status.success() && text.contains("Depends:")).then_some(text))
     };
@@ -130,7 +147,11 @@ fn kernel_dependencies(listing: &str) -> Vec<String> {
         .lines()
         .filter_map(|line| line.trim().trim_start_matches('|').strip_prefix("Depends:"))
         .map(|package| package.trim().to_owned())
-        .filter(|package| ["linux-image-", "linux-modules-", "linux-binary-"].iter().any(|p| package.starts_with(p)))
+        .filter(|package| {
+            ["linux-image-", "linux-modules-", "linux-binary-"]
+                .iter()
+                .any(|p| package.starts_with(p))
+        })
         .collect()
 }
 

@@ -33,7 +33,10 @@ impl Emulator {
             return Ok(installed);
         }
         let fetched = Root::find_or_fetch(roots, |what| progress.say(what)).with_context(|| {
-            format!("the installed QEMU ({}) has no {VFIO_USER}, which came with 10.1", installed.version())
+            format!(
+                "the installed QEMU ({}) has no {VFIO_USER}, which came with 10.1",
+                installed.version()
+            )
         })?;
         let emulator = Emulator::in_root(&fetched)?;
         ensure!(emulator.has(VFIO_USER), "QEMU {} has no {VFIO_USER} either", emulator.version());
@@ -65,7 +68,8 @@ impl Emulator {
 
     fn ask(&self, arguments: &[&str]) -> Result<String> {
         let (program, words) = self.command.split_first().context("an empty command")?;
-        let words: Vec<&str> = words.iter().map(String::as_str).chain(arguments.iter().copied()).collect();
+        let words: Vec<&str> =
+            words.iter().map(String::as_str).chain(arguments.iter().copied()).collect();
         Ok(output_of(program, &words)?)
     }
 }
@@ -80,7 +84,8 @@ mod tests {
 
     #[test]
     fn a_device_is_known_if_there_is_help_on_it() {
-        let qemu = |script: &str| Emulator { command: ["sh", "-c", script].map(str::to_owned).to_vec() };
+        let qemu =
+            |script: &str| Emulator { command: ["sh", "-c", script].map(str::to_owned).to_vec() };
         // The shell takes `-device` for its own name, and the next word for its first argument.
         assert!(qemu("echo \"$1\" options:").has("vfio-user-pci"));
         assert!(!qemu("echo \"$1\" is not known >&2; exit 1").has("vfio-user-pci"));
@@ -88,7 +93,10 @@ mod tests {
 
     #[test]
     fn the_version_is_found_in_the_output() {
-        assert_eq!(version("QEMU emulator version 10.1.2 (Debian 1:10.1.2+ds-1)\nCopyright"), Some("10.1.2"));
+        assert_eq!(
+            version("QEMU emulator version 10.1.2 (Debian 1:10.1.2+ds-1)\nCopyright"),
+            Some("10.1.2")
+        );
         assert_eq!(version("nothing"), None);
     }
 }

@@ -52,7 +52,11 @@ impl Guest {
     }
 
     /// Starts a guest with ports for NVMe functions, and with queues that its driver may poll.
-    pub(crate) fn boot_nvme(session: &mut Session<'_>, emulator: &Emulator, ports: &[Port]) -> Result<Guest> {
+    pub(crate) fn boot_nvme(
+        session: &mut Session<'_>,
+        emulator: &Emulator,
+        ports: &[Port],
+    ) -> Result<Guest> {
         let equipment = Equipment { polled: true, disks: &[], ports };
         let qemu = session.boot(NVME, emulator, &equipment, "SIDECORE_PART=nvme")?;
         Ok(Guest { name: NVME, qemu })
@@ -86,7 +90,11 @@ impl Guest {
     pub(crate) fn off(mut self, session: &mut Session<'_>) -> Result<()> {
         self.qemu.write("off\n")?;
         let deadline = Instant::now() + Duration::from_secs(60);
-        ensure!(session.wait_for_power_off(self.name, deadline)?, "the {} guest did not power off", self.name);
+        ensure!(
+            session.wait_for_power_off(self.name, deadline)?,
+            "the {} guest did not power off",
+            self.name
+        );
         self.qemu.reap()?;
         Ok(())
     }
@@ -101,7 +109,10 @@ impl Guest {
                     answer.add(key, text);
                 }
                 Some(Message::Finished { order: finished }) => {
-                    ensure!(order.split(' ').next() == Some(finished), "the {name} guest did {finished}, not {order}");
+                    ensure!(
+                        order.split(' ').next() == Some(finished),
+                        "the {name} guest did {finished}, not {order}"
+                    );
                     return Ok(answer);
                 }
                 Some(Message::Failed { why }) => {
@@ -126,13 +137,18 @@ impl Answer {
 
     /// The text under a key.
     pub(crate) fn text(&self, key: &str) -> Result<&str> {
-        let text = self.values.get(key).with_context(|| format!("the guest gave no {key} for: {}", self.order))?;
+        let text = self
+            .values
+            .get(key)
+            .with_context(|| format!("the guest gave no {key} for: {}", self.order))?;
         Ok(text)
     }
 
     /// The number under a key.
     pub(crate) fn number<T: FromStr>(&self, key: &str) -> Result<T> {
         let text = self.text(key)?;
-        text.parse().ok().with_context(|| format!("the guest's {key} is '{text}', no number, for: {}", self.order))
+        text.parse().ok().with_context(|| {
+            format!("the guest's {key} is '{text}', no number, for: {}", self.order)
+        })
     }
 }

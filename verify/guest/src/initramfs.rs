@@ -35,9 +35,16 @@ const PROGRAMS: [(&str, &str); 5] = [
 /// Increased when this code makes another image from the same inputs.
 const LAYOUT: u32 = 3;
 
-pub(crate) fn build(cache: &Path, kernel: &Kernel, busybox: &Path, progress: &Progress) -> Result<PathBuf> {
-    let programs: Vec<(&str, PathBuf)> =
-        PROGRAMS.iter().map(|(inside, name)| Ok((*inside, install::require(name)?))).collect::<Result<_>>()?;
+pub(crate) fn build(
+    cache: &Path,
+    kernel: &Kernel,
+    busybox: &Path,
+    progress: &Progress,
+) -> Result<PathBuf> {
+    let programs: Vec<(&str, PathBuf)> = PROGRAMS
+        .iter()
+        .map(|(inside, name)| Ok((*inside, install::require(name)?)))
+        .collect::<Result<_>>()?;
     let mut libraries = BTreeSet::new();
     for (_, program) in &programs {
         libraries.extend(shared_libraries(program)?);
@@ -47,9 +54,11 @@ pub(crate) fn build(cache: &Path, kernel: &Kernel, busybox: &Path, progress: &Pr
     // the cache saves.
     let mut hasher = DefaultHasher::new();
     (LAYOUT, SCRIPTS, &kernel.version).hash(&mut hasher);
-    let files = libraries.iter().chain(programs.iter().map(|(_, program)| program)).map(PathBuf::as_path);
+    let files =
+        libraries.iter().chain(programs.iter().map(|(_, program)| program)).map(PathBuf::as_path);
     for file in files.chain([busybox, kernel.image.as_path()]) {
-        let metadata = fs::metadata(file).with_context(|| format!("cannot look at {}", file.display()))?;
+        let metadata =
+            fs::metadata(file).with_context(|| format!("cannot look at {}", file.display()))?;
         (file, metadata.size(), metadata.mtime(), metadata.mtime_nsec()).hash(&mut hasher);
     }
     let path = cache.join(format!("initramfs-{:016x}.cpio", hasher.finish()));
@@ -132,7 +141,8 @@ mod tests {
     fn libraries_and_the_loader_are_found_in_the_listing() {
         let listing = "\tlinux-vdso.so.1 (0x00007f64)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f64)\n\
                        \t/lib64/ld-linux-x86-64.so.2 (0x00007f64)\n";
-        let expected = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"].map(PathBuf::from);
+        let expected =
+            ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"].map(PathBuf::from);
         assert_eq!(parse_ldd(listing), expected);
         assert!(parse_ldd("\tstatically linked\n").is_empty());
     }

@@ -19,7 +19,8 @@ const NEEDED: [(&str, &str); 8] = [
 ];
 
 /// Administrators' programs are often missing from a user's PATH.
-const ALSO_SEARCHED: [&str; 6] = ["/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin"];
+const ALSO_SEARCHED: [&str; 6] =
+    ["/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin"];
 
 /// The path of a program, if it is installed.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
@@ -41,8 +42,11 @@ pub(crate) fn missing_packages(progress: &Progress) -> Result<()> {
 
 /// Installs the packages whose programs (or files, given by their paths) are missing.
 pub(crate) fn packages(needed: &[(&str, &str)], progress: &Progress) -> Result<()> {
-    let missing: Vec<&str> =
-        needed.iter().filter(|(program, _)| find(program).is_none()).map(|(_, package)| *package).collect();
+    let missing: Vec<&str> = needed
+        .iter()
+        .filter(|(program, _)| find(program).is_none())
+        .map(|(_, package)| *package)
+        .collect();
     if missing.is_empty() {
         return Ok(());
     }
@@ -62,10 +66,17 @@ pub(crate) fn packages(needed: &[(&str, &str)], progress: &Progress) -> Result<(
         // A fresh machine has no package lists, and an old one has outdated ones.
         progress.say("refreshing the package lists");
         update()?;
-        ensure!(install(&missing)?, "apt-get could not install {}; its messages above say why", missing.join(", "));
+        ensure!(
+            install(&missing)?,
+            "apt-get could not install {}; its messages above say why",
+            missing.join(", ")
+        );
     }
     for (program, package) in needed {
-        ensure!(find(program).is_some(), "{package} is installed, but {program} is nowhere to be found");
+        ensure!(
+            find(program).is_some(),
+            "{package} is installed, but {program} is nowhere to be found"
+        );
     }
     Ok(())
 }
@@ -83,7 +94,10 @@ fn apt_get(arguments: &[&str]) -> Result<bool> {
     } else if find("sudo").is_some() {
         &["sudo", "env"]
     } else {
-        bail!("packages can be installed by root only, and there is no sudo; run: apt-get {}", arguments.join(" "));
+        bail!(
+            "packages can be installed by root only, and there is no sudo; run: apt-get {}",
+            arguments.join(" ")
+        );
     };
     let status = Command::new(prefix[0])
         .args(&prefix[1..])

@@ -76,7 +76,13 @@ impl DemoOptions {
             Some(target) => workspace.join(target),
             None => workspace.join("target"),
         };
-        DemoOptions { workspace, target, binaries: None, window: Duration::from_secs(5), publish: false }
+        DemoOptions {
+            workspace,
+            target,
+            binaries: None,
+            window: Duration::from_secs(5),
+            publish: false,
+        }
     }
 }
 
@@ -93,7 +99,8 @@ pub fn demo(options: &DemoOptions) -> Result<()> {
     listen()?;
     let progress = progress::Progress::start();
     let cache = options.target.join("guest");
-    std::fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
+    std::fs::create_dir_all(&cache)
+        .with_context(|| format!("cannot create {}", cache.display()))?;
 
     install::missing_packages(&progress)?;
     interrupt::check()?;
@@ -101,7 +108,8 @@ pub fn demo(options: &DemoOptions) -> Result<()> {
     let busybox = download::busybox(&cache, &progress)?;
     interrupt::check()?;
     let installed = emulator::Emulator::installed()?;
-    let vfio_user = emulator::Emulator::with_vfio_user(&options.target.join(root::ROOTS), &progress)?;
+    let vfio_user =
+        emulator::Emulator::with_vfio_user(&options.target.join(root::ROOTS), &progress)?;
     interrupt::check()?;
     let initramfs = initramfs::build(&cache, &kernel, &busybox, &progress)?;
     interrupt::check()?;
@@ -115,7 +123,8 @@ pub fn demo(options: &DemoOptions) -> Result<()> {
     progress.say(accelerator.explanation());
     let (initramfs, binaries) = (&initramfs, &binaries);
     let (qemu, kernel, scratch, progress) = (&installed, &kernel.image, &cache, &progress);
-    let stage = session::Stage { accelerator, qemu, kernel, initramfs, binaries, scratch, progress };
+    let stage =
+        session::Stage { accelerator, qemu, kernel, initramfs, binaries, scratch, progress };
     let (mut rows, mut overheads) = measured::run(&stage, Mode::Interrupt, options.window)?;
     let polled = measured::run(&stage, Mode::Polled, options.window)?;
     rows.extend(polled.0);
@@ -129,9 +138,11 @@ pub fn demo(options: &DemoOptions) -> Result<()> {
     faults.extend([volumes.checks.faults(), nvme.faults()].concat());
     let rest = Rest { filesystem_overheads: overheads, volumes };
     let rows_json = report::json(&rows)?;
-    for (name, json) in
-        [("demo.json", rows_json), ("demo-volumes.json", json(&rest)?), ("demo-nvme.json", json(&nvme)?)]
-    {
+    for (name, json) in [
+        ("demo.json", rows_json),
+        ("demo-volumes.json", json(&rest)?),
+        ("demo-nvme.json", json(&nvme)?),
+    ] {
         write(options, name, &json)?;
         println!("\nWritten to {}", options.target.join(name).display());
     }
@@ -175,18 +186,31 @@ fn build_daemon(options: &DemoOptions, progress: &progress::Progress) -> Result<
     progress.say("building sidecored and sidecore (cargo build --release)");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = std::process::Command::new(cargo)
-        .args(["build", "--release", "--package", "sidecored", "--package", "sidecore", "--target-dir"])
+        .args([
+            "build",
+            "--release",
+            "--package",
+            "sidecored",
+            "--package",
+            "sidecore",
+            "--target-dir",
+        ])
         .arg(&options.target)
         .current_dir(&options.workspace)
         .status()
         .context("cannot run cargo; is Rust installed?")?;
-    ensure!(status.success(), "the daemon does not build ({status}); cargo's messages above say why");
+    ensure!(
+        status.success(),
+        "the daemon does not build ({status}); cargo's messages above say why"
+    );
     Ok(options.target.join("release"))
 }
 
 /// Notes the signals of a terminal or a service manager.
 fn listen() -> Result<()> {
-    interrupt::listen().and_then(|()| interrupt::listen_to_hang_up()).context("cannot handle signals")
+    interrupt::listen()
+        .and_then(|()| interrupt::listen_to_hang_up())
+        .context("cannot handle signals")
 }
 
 /// The path as text, for configuration files and command lines.

@@ -55,11 +55,15 @@ pub struct Inside {
 /// # Errors
 /// A program or file is not available, or the guest read other data than it wrote.
 pub fn libvirt(options: &DemoOptions, arguments: &[&str]) -> Result<()> {
-    ensure!(cfg!(all(target_os = "linux", target_arch = "x86_64")), "this boots an x86-64 guest on x86-64 Linux");
+    ensure!(
+        cfg!(all(target_os = "linux", target_arch = "x86_64")),
+        "this boots an x86-64 guest on x86-64 Linux"
+    );
     listen()?;
     let progress = Progress::start();
     let cache = options.target.join("guest");
-    std::fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
+    std::fs::create_dir_all(&cache)
+        .with_context(|| format!("cannot create {}", cache.display()))?;
     install::missing_packages(&progress)?;
     install::packages(&NEEDED, &progress)?;
     let kernel = download::kernel(&cache, &progress)?;
@@ -78,7 +82,15 @@ pub fn libvirt(options: &DemoOptions, arguments: &[&str]) -> Result<()> {
         command.arg("unshare");
         command
     };
-    command.args(["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+    command.args([
+        "--mount",
+        "--propagation",
+        "private",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+    ]);
     command.args(["sh", "-c", FIRST]).arg(std::env::current_exe()?).args(arguments).args([
         &kernel.image,
         &initramfs,
@@ -88,7 +100,10 @@ pub fn libvirt(options: &DemoOptions, arguments: &[&str]) -> Result<()> {
     let mut child = command.stdin(Stdio::piped()).spawn().context("cannot run unshare")?;
     loop {
         if let Some(status) = child.try_wait()? {
-            ensure!(status.success(), "the run with libvirt failed ({status}); its messages above say why");
+            ensure!(
+                status.success(),
+                "the run with libvirt failed ({status}); its messages above say why"
+            );
             return Ok(());
         }
         if let Err(interrupted) = interrupt::check() {
@@ -105,7 +120,10 @@ pub fn libvirt(options: &DemoOptions, arguments: &[&str]) -> Result<()> {
 /// # Errors
 /// A program or file is not available, or the guest read other data than it wrote.
 pub fn run_inside(inside: &Inside) -> Result<()> {
-    ensure!(std::os::unix::process::parent_id() == 1, "this is for the process that `cargo xtask libvirt` starts");
+    ensure!(
+        std::os::unix::process::parent_id() == 1,
+        "this is for the process that `cargo xtask libvirt` starts"
+    );
     end_with_the_parent();
     let progress = Progress::start();
     let mut place = Place::make(&inside.binaries)?;
@@ -116,7 +134,10 @@ pub fn run_inside(inside: &Inside) -> Result<()> {
     // connect to it.
     place.start_daemon(&progress)?;
     let (owner, mode) = place.socket_access(place::OTHER)?;
-    ensure!((owner, mode) == (0, 0o600), "a socket without a configured owner belongs to {owner}, with mode {mode:o}");
+    ensure!(
+        (owner, mode) == (0, 0o600),
+        "a socket without a configured owner belongs to {owner}, with mode {mode:o}"
+    );
 
     progress.say("defining the domain");
     let mut domain = Domain::start(&place, inside, accelerator)?;
@@ -124,7 +145,8 @@ pub fn run_inside(inside: &Inside) -> Result<()> {
     ensure!(boot.number::<u64>("mib")? == place::DISK_MIB, "the guest sees another disk: {boot:?}");
     let user = domain.user()?;
     ensure!(user == place.user(), "QEMU runs as user {user}, not {}", place.user());
-    progress.say(format!("libvirt runs QEMU as user {user}; the guest has its disk and writes to it"));
+    progress
+        .say(format!("libvirt runs QEMU as user {user}; the guest has its disk and writes to it"));
     domain.order("mkfs 48")?;
     let mut digest = domain.order("keep")?.text("digest")?.to_owned();
     for (kill, how) in [(false, "restarted"), (true, "killed and started again")] {
@@ -136,18 +158,29 @@ pub fn run_inside(inside: &Inside) -> Result<()> {
         place.stop_daemon(kill)?;
         place.start_daemon(&progress)?;
         let answered = domain.order(&format!("answered {fresh}"))?;
-        ensure!(answered.text("same")? == "true", "data of answered writes is not there: {answered:?}");
+        ensure!(
+            answered.text("same")? == "true",
+            "data of answered writes is not there: {answered:?}"
+        );
         domain.order("unmount")?;
         domain.order("mount")?;
         let check = domain.order(&format!("check {digest}"))?;
-        ensure!(check.text("verdict")? == "true", "the guest reads other data than it wrote: {check:?}");
-        progress.say(format!("the guest reads back its {} files, and changes them", check.text("files")?));
+        ensure!(
+            check.text("verdict")? == "true",
+            "the guest reads other data than it wrote: {check:?}"
+        );
+        progress.say(format!(
+            "the guest reads back its {} files, and changes them",
+            check.text("files")?
+        ));
         digest = domain.order("change")?.text("digest")?.to_owned();
     }
     domain.order("unmount")?;
     domain.off(&place)?;
     place.stop_daemon(false)?;
-    println!("\nlibvirt's guest kept its disk over two restarts of the daemon, with QEMU as user {user}");
+    println!(
+        "\nlibvirt's guest kept its disk over two restarts of the daemon, with QEMU as user {user}"
+    );
     Ok(())
 }
 

@@ -41,9 +41,15 @@ fn interrupts(line: &str, ours: impl Fn(&str) -> bool) -> Result<u64> {
 pub(crate) fn completed_requests(stat: &str) -> Result<u64> {
     let fields: Vec<u64> = stat
         .split_whitespace()
-        .map(|field| field.parse().with_context(|| format!("'{field}' in a disk's stat file is no number")))
+        .map(|field| {
+            field.parse().with_context(|| format!("'{field}' in a disk's stat file is no number"))
+        })
         .collect::<Result<_>>()?;
-    ensure!(fields.len() >= 11, "a disk's stat file has {} fields instead of 11 or more", fields.len());
+    ensure!(
+        fields.len() >= 11,
+        "a disk's stat file has {} fields instead of 11 or more",
+        fields.len()
+    );
     // Reads, writes, discards and flushes; older kernels lack the last two.
     Ok([0, 4, 11, 15].iter().filter_map(|field| fields.get(*field)).sum())
 }
@@ -89,16 +95,23 @@ pub(crate) fn fio_ios(json: &str) -> Result<Ios> {
         bail!("fio reports {} jobs instead of one", output.jobs.len());
     };
     ensure!(job.error == 0, "fio reports error {}", job.error);
-    let done: Vec<&Direction> = [&job.read, &job.write].into_iter().flatten().filter(|way| way.total_ios > 0).collect();
+    let done: Vec<&Direction> =
+        [&job.read, &job.write].into_iter().flatten().filter(|way| way.total_ios > 0).collect();
     let [done] = done.as_slice() else {
         bail!("fio did {}", if done.is_empty() { "nothing" } else { "both, reads and writes" });
     };
     let percentile_us = |wanted: f64| -> Result<f64> {
         let found = done.lat_ns.percentile.iter().find(|(key, _)| key.parse() == Ok(wanted));
-        let (_, nanoseconds) = found.with_context(|| format!("fio reports no {wanted}th percentile"))?;
+        let (_, nanoseconds) =
+            found.with_context(|| format!("fio reports no {wanted}th percentile"))?;
         Ok(*nanoseconds as f64 / 1000.0)
     };
-    Ok(Ios { iops: done.iops, p50_us: percentile_us(50.0)?, p99_us: percentile_us(99.0)?, total: done.total_ios })
+    Ok(Ios {
+        iops: done.iops,
+        p50_us: percentile_us(50.0)?,
+        p99_us: percentile_us(99.0)?,
+        total: done.total_ios,
+    })
 }
 
 #[cfg(test)]

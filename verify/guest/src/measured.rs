@@ -25,20 +25,30 @@ const CHECKS: [&str; 3] = ["tree", "write", "read"];
 const READ: &str = "read";
 
 /// Boots a guest and lets it check and measure both disks.
-pub(crate) fn run(stage: &Stage<'_>, mode: Mode, window: Duration) -> Result<(Vec<Row>, Vec<Overhead>)> {
+pub(crate) fn run(
+    stage: &Stage<'_>,
+    mode: Mode,
+    window: Duration,
+) -> Result<(Vec<Row>, Vec<Overhead>)> {
     Session::hold(stage, &mode.to_string(), |session| converse(session, mode, window))
 }
 
-fn converse(session: &mut Session<'_>, mode: Mode, window: Duration) -> Result<(Vec<Row>, Vec<Overhead>)> {
+fn converse(
+    session: &mut Session<'_>,
+    mode: Mode,
+    window: Duration,
+) -> Result<(Vec<Row>, Vec<Overhead>)> {
     let daemon = session.daemon(|places| places.measured(mode))?;
-    let sockets: Vec<PathBuf> = DISKS.iter().map(|disk| config::socket(session.directory, disk)).collect();
+    let sockets: Vec<PathBuf> =
+        DISKS.iter().map(|disk| config::socket(session.directory, disk)).collect();
     let disks: Vec<Disk<'_>> = DISKS
         .iter()
         .zip(&sockets)
         .zip(FIRST_SLOT..)
         .map(|((name, socket), slot)| Disk { name, socket, slot, packed: *name == RAM })
         .collect();
-    let slots: Vec<String> = disks.iter().map(|disk| format!("{}:{:02x}", disk.name, disk.slot)).collect();
+    let slots: Vec<String> =
+        disks.iter().map(|disk| format!("{}:{:02x}", disk.name, disk.slot)).collect();
     let settings = format!(
         "SIDECORE_PART=measure SIDECORE_DISKS={} SIDECORE_PACKED={RAM} SIDECORE_WRITES={FILE} SIDECORE_SECONDS={}",
         slots.join(","),
@@ -58,7 +68,8 @@ fn converse(session: &mut Session<'_>, mode: Mode, window: Duration) -> Result<(
             Reaction::Listen => {}
             Reaction::Tell(what) => session.say(what),
             Reaction::Meet { window, edge } => {
-                let counters = daemon.sidecore.counters(config::controller_of(window.disk), window.disk)?;
+                let counters =
+                    daemon.sidecore.counters(config::controller_of(window.disk), window.disk)?;
                 findings.sample(window, edge)?.counters = Some(counters);
                 qemu.write("go\n")?;
             }
@@ -136,26 +147,34 @@ impl Findings {
                 return self.step(format!("{files} files of {kib} KiB to copy"));
             }
             Message::Disk { disk, virtio, .. } => {
-                self.disks.insert(disk.to_owned(), Finding { virtio: virtio.to_owned(), ..Finding::default() });
+                self.disks.insert(
+                    disk.to_owned(),
+                    Finding { virtio: virtio.to_owned(), ..Finding::default() },
+                );
             }
             Message::Step { disk, what } => return self.step(format!("{disk}: {what}")),
             Message::Verified { disk, what, complaint } => {
                 let finding = self.finding(disk)?;
                 finding.checked.push(what.to_owned());
-                finding.complaints.extend(complaint.map(|complaint| format!("{what}: {complaint}")));
+                finding
+                    .complaints
+                    .extend(complaint.map(|complaint| format!("{what}: {complaint}")));
             }
             Message::Window { window, edge } => {
                 self.finding(window.disk)?;
                 return Ok(Reaction::Meet { window, edge });
             }
             Message::Interrupts { window, edge, line } => {
-                let interrupts = measure::request_interrupts(line, &self.finding(window.disk)?.virtio)?;
+                let interrupts =
+                    measure::request_interrupts(line, &self.finding(window.disk)?.virtio)?;
                 self.sample(window, edge)?.interrupts += interrupts;
             }
             Message::Stat { window, edge, line } => {
                 self.sample(window, edge)?.requests = Some(measure::completed_requests(line)?);
             }
-            Message::Fio { window, json } => self.counted(window)?.ios = Some(measure::fio_ios(json)?),
+            Message::Fio { window, json } => {
+                self.counted(window)?.ios = Some(measure::fio_ios(json)?)
+            }
             Message::Value { .. } | Message::Finished { .. } => {
                 bail!("the guest answers an order that it was not given")
             }
@@ -175,15 +194,20 @@ impl Findings {
             .iter()
             .map(|what| {
                 let counted = self.finding(FILE)?.windows.remove(*what);
-                let totals = counted.context("never measured")?.totals().with_context(|| format!("{mode}/{what}"))?;
+                let totals = counted
+                    .context("never measured")?
+                    .totals()
+                    .with_context(|| format!("{mode}/{what}"))?;
                 Overhead::new(mode, what, &totals)
             })
             .collect::<Result<_>>()?;
         let rows = DISKS
             .iter()
             .map(|disk| {
-                let finding =
-                    self.disks.remove(*disk).with_context(|| format!("the guest never saw the disk {disk}"))?;
+                let finding = self
+                    .disks
+                    .remove(*disk)
+                    .with_context(|| format!("the guest never saw the disk {disk}"))?;
                 finding.row(mode, disk).with_context(|| format!("{mode}/{disk}"))
             })
             .collect::<Result<_>>()?;
@@ -195,7 +219,8 @@ impl Finding {
     fn row(mut self, mode: Mode, disk: &str) -> Result<Row> {
         let counted = self.windows.remove(READ).context("the guest reported no measurement")?;
         let totals = counted.totals()?;
-        let missing: Vec<&str> = CHECKS.into_iter().filter(|check| !self.checked.iter().any(|c| c == check)).collect();
+        let missing: Vec<&str> =
+            CHECKS.into_iter().filter(|check| !self.checked.iter().any(|c| c == check)).collect();
         let mut complaints = self.complaints;
         complaints.extend(missing.iter().map(|check| format!("{check}: never checked")));
         let Totals { ios, requests, kicks, interrupts, .. } = totals;
@@ -235,10 +260,13 @@ pub(crate) struct Totals {
 impl Counted {
     fn totals(&self) -> Result<Totals> {
         let ios = self.ios.context("fio reported nothing")?;
-        let requests = difference(self.begin.requests, self.end.requests).context("requests in the guest")?;
-        let interrupts = difference(Some(self.begin.interrupts), Some(self.end.interrupts)).context("interrupts")?;
-        let counted =
-            |what: fn(Counters) -> u64| difference(self.begin.counters.map(what), self.end.counters.map(what));
+        let requests =
+            difference(self.begin.requests, self.end.requests).context("requests in the guest")?;
+        let interrupts = difference(Some(self.begin.interrupts), Some(self.end.interrupts))
+            .context("interrupts")?;
+        let counted = |what: fn(Counters) -> u64| {
+            difference(self.begin.counters.map(what), self.end.counters.map(what))
+        };
         let kicks = counted(|counters| counters.kicks).context("kicks")?;
         let served = counted(|counters| counters.requests).context("requests in the daemon")?;
         let misses = counted(|counters| counters.misses).context("misses")?;
@@ -253,7 +281,8 @@ impl Counted {
 }
 
 fn difference(begin: Option<u64>, end: Option<u64>) -> Result<u64> {
-    let (begin, end) = (begin.context("not counted at the beginning")?, end.context("not counted at the end")?);
+    let (begin, end) =
+        (begin.context("not counted at the beginning")?, end.context("not counted at the end")?);
     end.checked_sub(begin).with_context(|| format!("the count went back from {begin} to {end}"))
 }
 
@@ -305,7 +334,13 @@ mod tests {
 
     #[test]
     fn a_window_with_foreign_requests_is_refused() {
-        assert!(session(50, 101).row(Mode::Interrupt, "ram").unwrap_err().to_string().contains("not quiet"));
+        assert!(
+            session(50, 101)
+                .row(Mode::Interrupt, "ram")
+                .unwrap_err()
+                .to_string()
+                .contains("not quiet")
+        );
         let mut finding = session(50, 100);
         finding.windows.get_mut("read").unwrap().ios.as_mut().unwrap().total = 99;
         assert!(finding.row(Mode::Interrupt, "ram").unwrap_err().to_string().contains("not quiet"));
@@ -328,7 +363,10 @@ mod tests {
         let mut findings = Findings::default();
         hear(&mut findings, &["SIDECORE disk ram vdb virtio1 1", "SIDECORE step ram copy"]);
         let window = console::parse("SIDECORE window ram read begin").unwrap().unwrap();
-        assert_eq!(findings.note(&window).unwrap(), Reaction::Meet { window: WINDOW, edge: Edge::Begin });
+        assert_eq!(
+            findings.note(&window).unwrap(),
+            Reaction::Meet { window: WINDOW, edge: Edge::Begin }
+        );
         let failed = console::parse("SIDECORE failed no disk").unwrap().unwrap();
         let error = findings.note(&failed).unwrap_err().to_string();
         assert!(error.contains("no disk") && error.contains("ram: copy"), "{error}");

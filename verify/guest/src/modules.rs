@@ -27,16 +27,22 @@ pub(crate) struct Module {
 /// The modules in a kernel's directory for its disks and ext4, each after its dependencies.
 pub(crate) fn collect(directory: &Path) -> Result<Vec<Module>> {
     let available = list(directory)?;
-    let builtin = builtin(&fs::read_to_string(directory.join("modules.builtin")).unwrap_or_default());
+    let builtin =
+        builtin(&fs::read_to_string(directory.join("modules.builtin")).unwrap_or_default());
     let mut loaded = BTreeMap::new();
     let wanted = WANTED.iter().filter(|name| !builtin.contains(**name)).copied();
-    let wanted: Vec<&str> =
-        WANTED_IF_THERE.iter().filter(|name| available.contains_key(**name)).copied().chain(wanted).collect();
+    let wanted: Vec<&str> = WANTED_IF_THERE
+        .iter()
+        .filter(|name| available.contains_key(**name))
+        .copied()
+        .chain(wanted)
+        .collect();
     let order = order(&wanted, |name| {
         if builtin.contains(name) {
             return Ok(Vec::new());
         }
-        let path = available.get(name).with_context(|| format!("the kernel has no module {name}"))?;
+        let path =
+            available.get(name).with_context(|| format!("the kernel has no module {name}"))?;
         let content = read(path)?;
         let dependencies = dependencies(&content);
         loaded.insert(name.to_owned(), content);
@@ -61,7 +67,9 @@ fn list(directory: &Path) -> Result<BTreeMap<String, PathBuf>> {
     let mut found = BTreeMap::new();
     let mut directories = vec![directory.join("kernel")];
     while let Some(directory) = directories.pop() {
-        for entry in fs::read_dir(&directory).with_context(|| format!("cannot list {}", directory.display()))? {
+        for entry in fs::read_dir(&directory)
+            .with_context(|| format!("cannot list {}", directory.display()))?
+        {
             let entry = entry?;
             if entry.file_type()?.is_dir() {
                 directories.push(entry.path());
@@ -85,7 +93,8 @@ fn read(path: &Path) -> Result<Vec<u8>> {
         _ => return fs::read(path).with_context(|| format!("cannot read {}", path.display())),
     };
     let output = Command::new(tool).arg("-dc").arg(path).stderr(Stdio::inherit()).output();
-    let output = output.with_context(|| format!("cannot run {tool} to unpack {}", path.display()))?;
+    let output =
+        output.with_context(|| format!("cannot run {tool} to unpack {}", path.display()))?;
     ensure!(output.status.success(), "{tool} could not unpack {}", path.display());
     Ok(output.stdout)
 }
@@ -103,12 +112,16 @@ fn dependencies(module: &[u8]) -> Vec<String> {
 }
 
 /// Sorts the wanted modules and their dependencies so that each comes after its dependencies.
-fn order(wanted: &[&str], mut depends: impl FnMut(&str) -> Result<Vec<String>>) -> Result<Vec<String>> {
+fn order(
+    wanted: &[&str],
+    mut depends: impl FnMut(&str) -> Result<Vec<String>>,
+) -> Result<Vec<String>> {
     let mut done = Vec::new();
     let mut started = BTreeSet::new();
     // A name is on the stack first to visit its dependencies, and a second time, after them, to be
     // added itself.
-    let mut steps: Vec<(String, bool)> = wanted.iter().rev().map(|name| ((*name).to_owned(), false)).collect();
+    let mut steps: Vec<(String, bool)> =
+        wanted.iter().rev().map(|name| ((*name).to_owned(), false)).collect();
     while let Some((name, seen)) = steps.pop() {
         if seen {
             done.push(name);
@@ -147,13 +160,17 @@ mod tests {
             };
             Ok(names.iter().map(|name| (*name).to_owned()).collect())
         };
-        assert_eq!(order(&["pci", "blk"], table).unwrap(), ["ring", "virtio", "modern", "pci", "blk"]);
+        assert_eq!(
+            order(&["pci", "blk"], table).unwrap(),
+            ["ring", "virtio", "modern", "pci", "blk"]
+        );
         assert!(order(&["other"], table).is_err());
     }
 
     #[test]
     fn a_cycle_ends() {
-        let order = order(&["a"], |name| Ok(vec![if name == "a" { "b" } else { "a" }.to_owned()])).unwrap();
+        let order =
+            order(&["a"], |name| Ok(vec![if name == "a" { "b" } else { "a" }.to_owned()])).unwrap();
         assert_eq!(order, ["b", "a"]);
     }
 

@@ -66,7 +66,8 @@ pub struct Nvme {
 impl Nvme {
     /// The report.
     pub(crate) fn text(&self) -> String {
-        let title = format!("NVMe functions over vfio-user (QEMU {}), with Linux's nvme driver", self.qemu);
+        let title =
+            format!("NVMe functions over vfio-user (QEMU {}), with Linux's nvme driver", self.qemu);
         format!("{}\n{}", self.checks.text(&title), ways::table(&self.ways))
     }
 
@@ -89,7 +90,8 @@ pub(crate) fn run(stage: &Stage<'_>, emulator: &Emulator, window: Duration) -> R
         let qmp = session.qmp(NVME)?;
         let steps = Steps { session, guest, qmp, checks: &mut checks, can_unplug };
         let ways = steps.all(daemon, window)?;
-        let (clean, found) = session.sidecore().check(&["volume", "check", "--path", text(session.pool)?])?;
+        let (clean, found) =
+            session.sidecore().check(&["volume", "check", "--path", text(session.pool)?])?;
         checks.note(session, "the store is clean after the daemon's end", clean, found);
         Ok(Nvme { qemu: emulator.version(), can_unplug, ways, checks })
     })
@@ -142,14 +144,23 @@ impl Steps<'_, '_> {
     fn quiet(&mut self, during: &str) -> Result<()> {
         let said = self.guest.order(self.session, "log")?.text("lines")?.to_owned();
         let faults = log::faults(&said);
-        let found = if faults.is_empty() { format!("{} lines", log::lines(&said)) } else { faults.join("; ") };
-        self.note(&format!("the kernel's log has no nvme error or timeout: {during}"), faults.is_empty(), found);
+        let found = if faults.is_empty() {
+            format!("{} lines", log::lines(&said))
+        } else {
+            faults.join("; ")
+        };
+        self.note(
+            &format!("the kernel's log has no nvme error or timeout: {during}"),
+            faults.is_empty(),
+            found,
+        );
         Ok(())
     }
 
     fn find(&mut self, slot: u8) -> Result<Found> {
         let found = self.guest.order(self.session, &format!("find {slot:02x}"))?;
-        let (controller, dev) = (found.text("controller")?.to_owned(), found.text("dev")?.to_owned());
+        let (controller, dev) =
+            (found.text("controller")?.to_owned(), found.text("dev")?.to_owned());
         ensure!(found.text("polls")? == "1", "/dev/{dev} has no queue to poll");
         Ok(Found { controller, dev, mib: found.number("mib")? })
     }
@@ -159,7 +170,11 @@ impl Steps<'_, '_> {
         self.guest.booted(self.session)?;
         let found = self.find(PORT)?;
         let what = "the guest's nvme driver drives the function, and has queues to poll";
-        self.note(what, found.mib == FUNCTION_MIB, format!("/dev/{} of {} MiB", found.dev, found.mib));
+        self.note(
+            what,
+            found.mib == FUNCTION_MIB,
+            format!("/dev/{} of {} MiB", found.dev, found.mib),
+        );
         self.quiet("boot")?;
         Ok(found)
     }
@@ -171,7 +186,11 @@ impl Steps<'_, '_> {
         let digest = self.guest.order(self.session, "keep")?.text("digest")?.to_owned();
         self.guest.order(self.session, "unmount")?;
         let fsck = self.guest.order(self.session, "fsck")?;
-        self.note("e2fsck has nothing to say about ext4 on it", fsck.text("code")? == "0", fsck.text("words")?);
+        self.note(
+            "e2fsck has nothing to say about ext4 on it",
+            fsck.text("code")? == "0",
+            fsck.text("words")?,
+        );
         self.known_files("every file in ext4 has its checksum", &digest)?;
         Ok(digest)
     }
@@ -181,7 +200,11 @@ impl Steps<'_, '_> {
         let check = self.guest.order(self.session, &format!("check {digest}"))?;
         self.guest.order(self.session, "unmount")?;
         let verdict = check.text("verdict")?;
-        let found = if verdict == "true" { format!("{} files", check.text("files")?) } else { verdict.to_owned() };
+        let found = if verdict == "true" {
+            format!("{} files", check.text("files")?)
+        } else {
+            verdict.to_owned()
+        };
         self.note(what, verdict == "true", found);
         Ok(())
     }
@@ -202,7 +225,8 @@ impl Steps<'_, '_> {
         self.guest.order(self.session, "mount")?;
         self.guest.order(self.session, &format!("load {LOAD} {LOAD_SIZE}"))?;
         let rounds = self.guest.rounds_done(self.session, 1)?;
-        let reset = self.guest.order(self.session, &format!("nvme reset /dev/{}", found.controller))?;
+        let reset =
+            self.guest.order(self.session, &format!("nvme reset /dev/{}", found.controller))?;
         let words = format!("{}{}", reset.text("out")?, reset.text("err")?);
         self.note(
             "nvme reset, under load",
@@ -276,13 +300,18 @@ impl Steps<'_, '_> {
             self.guest.order(self.session, &format!("remove {slot:02x}"))?;
             "by the guest alone, since this QEMU aborts when it unplugs a vfio-user device with MSI-X"
         };
-        let gone = self.guest.order(self.session, &format!("gone {slot:02x}"))?.text("gone")?.to_owned();
+        let gone =
+            self.guest.order(self.session, &format!("gone {slot:02x}"))?.text("gone")?.to_owned();
         let took = start.elapsed().as_secs_f64();
         let pressed = self.guest.order(self.session, "pressed")?;
         let (code, words) = (pressed.text("code")?, pressed.text("words")?);
         let ok = gone == "true" && code != "0";
         let found = format!("{who}, {took:.1} s; fio ended with {code}: {words}");
-        self.note(&format!("{name} is unplugged under load: its disk goes, and its user is told"), ok, found);
+        self.note(
+            &format!("{name} is unplugged under load: its disk goes, and its user is told"),
+            ok,
+            found,
+        );
         self.quiet("a hot-unplug under load")
     }
 
@@ -306,7 +335,11 @@ impl Steps<'_, '_> {
             "{RESTARTS} times, {:.2} s at most; {rounds} rounds of {LOAD_SIZE} MiB, each read back by fio",
             longest.as_secs_f64(),
         );
-        self.note("the daemon is restarted under load, and the guest writes and reads on", true, found);
+        self.note(
+            "the daemon is restarted under load, and the guest writes and reads on",
+            true,
+            found,
+        );
         self.find(PORT)?;
         self.known_files("every file is as it was before the daemon's restart", digest)?;
         self.quiet("the daemon's restarts under load, where each daemon resumes the connections of the one before")

@@ -36,7 +36,10 @@ impl Overhead {
     pub(crate) fn new(mode: Mode, writes: &str, totals: &Totals) -> Result<Overhead> {
         let Totals { ios, requests, kicks, interrupts, misses } = *totals;
         let operations = ios.total;
-        ensure!(requests >= operations, "{mode}/{writes}: {operations} writes became only {requests} requests");
+        ensure!(
+            requests >= operations,
+            "{mode}/{writes}: {operations} writes became only {requests} requests"
+        );
         // Without a file system, a write is a request.
         ensure!(
             !writes.starts_with("raw") || requests == operations,
@@ -68,14 +71,33 @@ pub(crate) fn table(overheads: &[Overhead]) -> String {
     let mut line = |cells: [&str; 7]| {
         let [mode, writes, requests, kicks, interrupts, misses, p50] = cells;
         // Writing to a string cannot fail.
-        let _ =
-            writeln!(text, "{mode:<10} {writes:<11} {requests:>14} {kicks:>11} {interrupts:>16} {misses:>12} {p50:>8}");
+        let _ = writeln!(
+            text,
+            "{mode:<10} {writes:<11} {requests:>14} {kicks:>11} {interrupts:>16} {misses:>12} {p50:>8}"
+        );
     };
-    line(["mode", "writes", "requests/write", "kicks/write", "interrupts/write", "misses/write", "p50 us"]);
+    line([
+        "mode",
+        "writes",
+        "requests/write",
+        "kicks/write",
+        "interrupts/write",
+        "misses/write",
+        "p50 us",
+    ]);
     for overhead in overheads {
         let Overhead { mode, writes, requests, kicks, interrupts, misses, p50_us, .. } = overhead;
-        let each = [requests, kicks, interrupts, misses].map(|count| format!("{:.3}", overhead.each(*count)));
-        line([&mode.to_string(), writes, &each[0], &each[1], &each[2], &each[3], &format!("{p50_us:.1}")]);
+        let each = [requests, kicks, interrupts, misses]
+            .map(|count| format!("{:.3}", overhead.each(*count)));
+        line([
+            &mode.to_string(),
+            writes,
+            &each[0],
+            &each[1],
+            &each[2],
+            &each[3],
+            &format!("{p50_us:.1}"),
+        ]);
     }
     text.push_str(
         "\nWhat ext4 adds are requests of its own, most of them by its journal; those come from the kernel's own threads, which\n\
@@ -96,8 +118,12 @@ pub(crate) fn faults(overheads: &[Overhead]) -> Vec<String> {
             Mode::Interrupt if *kicks == 0 || *interrupts == 0 => {
                 "there must be some of both: the counting does not work"
             }
-            _ if writes == "raw-first" && *misses == 0 => "some must have missed: nothing was written there before",
-            _ if writes == "raw-again" && *misses > 0 => "none must have missed: all was written before",
+            _ if writes == "raw-first" && *misses == 0 => {
+                "some must have missed: nothing was written there before"
+            }
+            _ if writes == "raw-again" && *misses > 0 => {
+                "none must have missed: all was written before"
+            }
             _ => return None,
         };
         Some(format!(
@@ -123,12 +149,16 @@ mod tests {
         assert!(overhead(Mode::Polled, "raw-first", [101, 0, 0, 0]).is_err());
         assert!(overhead(Mode::Polled, "ext4-first", [99, 0, 0, 0]).is_err());
         let row = overhead(Mode::Interrupt, "ext4-first", [150, 100, 125, 100]).unwrap();
-        assert!(table(&[row]).contains("          1.500       1.000            1.250        1.000     15.9"));
+        assert!(
+            table(&[row])
+                .contains("          1.500       1.000            1.250        1.000     15.9")
+        );
     }
 
     #[test]
     fn polling_takes_no_kick_and_only_a_file_system_may_interrupt() {
-        let faults = |writes, counts| faults(&[overhead(Mode::Polled, writes, counts).unwrap()]).len();
+        let faults =
+            |writes, counts| faults(&[overhead(Mode::Polled, writes, counts).unwrap()]).len();
         assert_eq!(faults("raw-again", [100, 0, 0, 0]), 0);
         assert_eq!(faults("raw-again", [100, 0, 1, 0]), 1);
         assert_eq!(faults("raw-again", [100, 1, 0, 0]), 1);
@@ -138,8 +168,9 @@ mod tests {
 
     #[test]
     fn what_was_never_written_has_to_miss_and_the_rest_must_not() {
-        let faults =
-            |writes, misses| faults(&[overhead(Mode::Interrupt, writes, [100, 100, 100, misses]).unwrap()]).len();
+        let faults = |writes, misses| {
+            faults(&[overhead(Mode::Interrupt, writes, [100, 100, 100, misses]).unwrap()]).len()
+        };
         assert_eq!((faults("raw-first", 1), faults("raw-first", 0)), (0, 1));
         assert_eq!((faults("raw-again", 0), faults("raw-again", 1)), (0, 1));
     }

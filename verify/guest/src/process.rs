@@ -113,7 +113,8 @@ impl Running {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // A Ctrl-C in the terminal must only reach this process, which ends its children in order.
         command.process_group(0);
-        let mut child = Process::start(&mut command).with_context(|| format!("cannot start {name}"))?;
+        let mut child =
+            Process::start(&mut command).with_context(|| format!("cannot start {name}"))?;
         if let Some(pipe) = child.stdout.take() {
             read_lines(stdout, pipe, inbox.sender.clone());
         }
@@ -125,7 +126,8 @@ impl Running {
 
     /// Writes to the program's standard input.
     pub(crate) fn write(&mut self, text: &str) -> Result<()> {
-        let stdin = self.child.stdin.as_mut().with_context(|| format!("{} takes no input", self.name))?;
+        let stdin =
+            self.child.stdin.as_mut().with_context(|| format!("{} takes no input", self.name))?;
         stdin
             .write_all(text.as_bytes())
             .and_then(|()| stdin.flush())
@@ -185,7 +187,8 @@ mod tests {
     const GUEST: Source = Source::Guest("guest");
 
     fn shell(inbox: &Inbox, script: &str) -> Running {
-        Running::start(inbox, OsStr::new("sh"), ["-c", script], GUEST, Source::Qemu("guest")).unwrap()
+        Running::start(inbox, OsStr::new("sh"), ["-c", script], GUEST, Source::Qemu("guest"))
+            .unwrap()
     }
 
     #[test]
@@ -215,7 +218,9 @@ mod tests {
         let mut inbox = Inbox::new();
         let running = shell(&inbox, "echo up; exec sleep 600");
         let deadline = Instant::now() + Duration::from_secs(20);
-        assert!(matches!(inbox.next(deadline).unwrap(), Some(Event::Line(GUEST, line)) if line == "up"));
+        assert!(
+            matches!(inbox.next(deadline).unwrap(), Some(Event::Line(GUEST, line)) if line == "up")
+        );
         let pid = running.child.id();
         drop(running);
         assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());

@@ -27,7 +27,8 @@ pub(crate) fn publish(
     pages::update(&page, "disks", &disks(rows))?;
     pages::update(&page, "writes", &writes(overheads))?;
     pages::update(&page, "nvme", &ways(nvme))?;
-    std::fs::write(workspace.join(RECORDING), recording).with_context(|| format!("cannot write {RECORDING}"))
+    std::fs::write(workspace.join(RECORDING), recording)
+        .with_context(|| format!("cannot write {RECORDING}"))
 }
 
 fn mode(mode: Mode) -> &'static str {
@@ -92,18 +93,25 @@ fn writes(overheads: &[Overhead]) -> String {
             _ => "the same again",
         };
         let counts = [overhead.requests, overhead.kicks, overhead.interrupts, overhead.misses];
-        let [requests, kicks, interrupts, misses] = counts.map(|count| format!("{:.3}", overhead.each(count)));
+        let [requests, kicks, interrupts, misses] =
+            counts.map(|count| format!("{:.3}", overhead.each(count)));
         let mode = mode(overhead.mode);
-        let _ = writeln!(table, "| {mode} | {to} | {requests} | {kicks} | {interrupts} | {misses} |");
+        let _ =
+            writeln!(table, "| {mode} | {to} | {requests} | {kicks} | {interrupts} | {misses} |");
     }
     table
 }
 
 fn ways(nvme: &Nvme) -> String {
-    let mut table =
-        String::from("| guest's queues | commands | doorbell messages | interrupts |\n| --- | --- | --- | --- |\n");
+    let mut table = String::from(
+        "| guest's queues | commands | doorbell messages | interrupts |\n| --- | --- | --- | --- |\n",
+    );
     for way in &nvme.ways {
-        let _ = writeln!(table, "| {} | {} | {} | {} |", way.way, way.commands, way.kicks, way.interrupts);
+        let _ = writeln!(
+            table,
+            "| {} | {} | {} | {} |",
+            way.way, way.commands, way.kicks, way.interrupts
+        );
     }
     table
 }
@@ -114,12 +122,18 @@ mod tests {
 
     #[test]
     fn the_pages_have_a_place_for_each_result() {
-        let read =
-            |page| std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page)).unwrap();
+        let read = |page| {
+            std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page))
+                .unwrap()
+        };
         let header = |table: &str| table.lines().next().unwrap().to_owned();
         let (readme, page) = (read(README), read(PAGE));
-        let nvme =
-            Nvme { qemu: String::new(), can_unplug: false, ways: Vec::new(), checks: crate::checks::Checks::default() };
+        let nvme = Nvme {
+            qemu: String::new(),
+            can_unplug: false,
+            ways: Vec::new(),
+            checks: crate::checks::Checks::default(),
+        };
         for (text, name, table) in [
             (&readme, "demo", counts(&[])),
             (&page, "disks", disks(&[])),

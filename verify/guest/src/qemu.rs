@@ -27,7 +27,9 @@ impl Accelerator {
     pub(crate) fn explanation(self) -> &'static str {
         match self {
             Accelerator::Kvm => "guests run on the processor itself (KVM)",
-            Accelerator::Tcg => "no KVM to be used here: guests are emulated (TCG), slowly; counts stay meaningful",
+            Accelerator::Tcg => {
+                "no KVM to be used here: guests are emulated (TCG), slowly; counts stay meaningful"
+            }
         }
     }
 }
@@ -106,7 +108,13 @@ impl Machine<'_> {
     pub(crate) fn start(&self, inbox: &Inbox) -> Result<Running> {
         let (program, words) = self.emulator.command.split_first().context("an empty command")?;
         let arguments = words.iter().map(OsString::from).chain(self.arguments()?);
-        Running::start(inbox, program.as_ref(), arguments, Source::Guest(self.name), Source::Qemu(self.name))
+        Running::start(
+            inbox,
+            program.as_ref(),
+            arguments,
+            Source::Guest(self.name),
+            Source::Qemu(self.name),
+        )
     }
 
     fn arguments(&self) -> Result<Vec<OsString>> {
@@ -130,10 +138,17 @@ impl Machine<'_> {
         add("-initrd", text(self.initramfs)?.to_owned());
         // If a busy host delays an emulated CPU, the kernel must not distrust its timers and fall
         // back to slow ones.
-        let kernel = "console=ttyS1 quiet maxcpus=1 panic=-1 mitigations=off no_timer_check tsc=reliable";
+        let kernel =
+            "console=ttyS1 quiet maxcpus=1 panic=-1 mitigations=off no_timer_check tsc=reliable";
         // The setting for an nvme driver that is built into the kernel.
         let polled = u8::from(self.equipment.polled);
-        add("-append", format!("{kernel} nvme.poll_queues={polled} SIDECORE_POLLED={polled} {}", self.settings));
+        add(
+            "-append",
+            format!(
+                "{kernel} nvme.poll_queues={polled} SIDECORE_POLLED={polled} {}",
+                self.settings
+            ),
+        );
         add("-display", "none".to_owned());
         add("-chardev", "stdio,id=dialogue,signal=off".to_owned());
         add("-serial", "chardev:dialogue".to_owned());
@@ -143,7 +158,9 @@ impl Machine<'_> {
             add("-chardev", format!("socket,id=socket-{name},path={}", text(disk.socket)?));
             let (queues, slot) = (QUEUES, disk.slot);
             let packed = if disk.packed { "on" } else { "off" };
-            let device = format!("vhost-user-blk-pci,chardev=socket-{name},num-queues={queues},packed={packed}");
+            let device = format!(
+                "vhost-user-blk-pci,chardev=socket-{name},num-queues={queues},packed={packed}"
+            );
             add("-device", format!("{device},addr={slot:#x}"));
         }
         for port in self.equipment.ports {
@@ -186,7 +203,10 @@ mod tests {
         };
         let arguments = machine.arguments().unwrap();
         for word in words {
-            assert!(arguments.iter().any(|argument| argument.to_str() == Some(word)), "{word} in {arguments:?}");
+            assert!(
+                arguments.iter().any(|argument| argument.to_str() == Some(word)),
+                "{word} in {arguments:?}"
+            );
         }
     }
 
@@ -204,10 +224,17 @@ mod tests {
     #[test]
     fn a_port_comes_before_its_device_and_with_a_control_socket() {
         let device = function("vf", Path::new("/t/vf.sock"), 10).unwrap();
-        assert_eq!((&device["bus"], &device["socket"]["path"]), (&json!("port0a"), &json!("/t/vf.sock")));
+        assert_eq!(
+            (&device["bus"], &device["socket"]["path"]),
+            (&json!("port0a"), &json!("/t/vf.sock"))
+        );
         let described = device.to_string();
         let ports = [Port { slot: 10, device: Some(device) }];
-        let words = ["pcie-root-port,id=port0a,chassis=10,addr=0xa", &described, "unix:/c,server=on,wait=off"];
+        let words = [
+            "pcie-root-port,id=port0a,chassis=10,addr=0xa",
+            &described,
+            "unix:/c,server=on,wait=off",
+        ];
         has(&Equipment { polled: true, disks: &[], ports: &ports }, &words);
     }
 }

@@ -31,7 +31,8 @@ impl Qmp {
             match UnixStream::connect(socket) {
                 Ok(stream) => break stream,
                 Err(error) if Instant::now() > deadline => {
-                    return Err(error).with_context(|| format!("cannot connect to {}", socket.display()));
+                    return Err(error)
+                        .with_context(|| format!("cannot connect to {}", socket.display()));
                 }
                 Err(_) => std::thread::sleep(Duration::from_millis(20)),
             }
@@ -54,11 +55,16 @@ impl Qmp {
     /// Executes a command and returns QEMU's answer.
     pub(crate) fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
         let line = format!("{}\n", json!({ "execute": command, "arguments": arguments }));
-        self.stream.write_all(line.as_bytes()).with_context(|| format!("cannot send QEMU {command}"))?;
+        self.stream
+            .write_all(line.as_bytes())
+            .with_context(|| format!("cannot send QEMU {command}"))?;
         let deadline = Instant::now() + PATIENCE;
         while let Some(mut message) = self.message(deadline)? {
             if let Some(error) = message.get("error") {
-                bail!("QEMU refuses {command}: {}", error.get("desc").and_then(Value::as_str).unwrap_or("no reason"));
+                bail!(
+                    "QEMU refuses {command}: {}",
+                    error.get("desc").and_then(Value::as_str).unwrap_or("no reason")
+                );
             }
             if let Some(answer) = message.get_mut("return") {
                 return Ok(answer.take());
@@ -98,14 +104,18 @@ impl Qmp {
         loop {
             if let Some(end) = self.partial.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.partial.drain(..=end).collect();
-                return serde_json::from_slice(&line).map(Some).context("QEMU's message is no JSON");
+                return serde_json::from_slice(&line)
+                    .map(Some)
+                    .context("QEMU's message is no JSON");
             }
             interrupt::check()?;
             let mut bytes = [0; 4096];
             match self.stream.read(&mut bytes) {
                 Ok(0) => bail!("QEMU has closed its control socket"),
                 Ok(length) => self.partial.extend_from_slice(&bytes[..length]),
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) =>
+                {
                     if Instant::now() > deadline {
                         return Ok(None);
                     }
@@ -141,7 +151,8 @@ mod tests {
 
     #[test]
     fn events_before_an_answer_are_kept() {
-        let deleted = "{\"event\": \"DEVICE_DELETED\", \"data\": {\"device\": \"vf\"}}\r\n{\"return\": {}}";
+        let deleted =
+            "{\"event\": \"DEVICE_DELETED\", \"data\": {\"device\": \"vf\"}}\r\n{\"return\": {}}";
         let mut qmp = Qmp::greet(qemu(vec![deleted])).unwrap();
         qmp.unplug("vf").unwrap();
         assert!(qmp.unplugged("vf", Instant::now()).unwrap());

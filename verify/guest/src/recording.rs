@@ -51,7 +51,8 @@ fn without_long_waits(said: &[(Duration, String)]) -> Vec<f64> {
 
 /// Draws the lines, each with its time as a share of the recording and its class.
 fn draw(title: &str, lines: &[(f64, &str, String)]) -> String {
-    let (width, height) = (COLUMNS as f64 * COLUMN + 2.0 * MARGIN, ROWS as f64 * LINE + BAR + MARGIN);
+    let (width, height) =
+        (COLUMNS as f64 * COLUMN + 2.0 * MARGIN, ROWS as f64 * LINE + BAR + MARGIN);
     let title = escape(title);
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" role=\"img\">\n\
@@ -65,7 +66,12 @@ fn draw(title: &str, lines: &[(f64, &str, String)]) -> String {
     for (index, (moment, ..)) in lines.iter().enumerate() {
         // Of several lines with one time, the last one decides.
         if lines.get(index + 1).is_none_or(|(next, ..)| percent(*next) != percent(*moment)) {
-            let _ = writeln!(svg, "{}% {{ transform: translateY({:.0}px) }}", percent(*moment), offset(index + 1));
+            let _ = writeln!(
+                svg,
+                "{}% {{ transform: translateY({:.0}px) }}",
+                percent(*moment),
+                offset(index + 1)
+            );
         }
     }
     let _ = write!(
@@ -139,17 +145,27 @@ mod tests {
     fn a_recording_is_xml_and_scrolls_to_its_end() {
         let said: Vec<_> = (0..300_u64)
             .map(|second| {
-                (Duration::from_secs(second), format!("[{second:4} s] a < b & \"c\"\u{7} {}", "x".repeat(200)))
+                (
+                    Duration::from_secs(second),
+                    format!("[{second:4} s] a < b & \"c\"\u{7} {}", "x".repeat(200)),
+                )
             })
             .collect();
         let svg = svg("make demo", &said, "mode  IOPS\npolled 1");
         let texts = texts(&svg);
         assert_eq!(texts.len(), 1 + 300 + 1 + 2);
         assert_eq!((texts[0].as_str(), texts[303].as_str()), ("$ make demo", "polled 1"));
-        assert!(texts[1].starts_with("[   0 s] a < b & \"c\" x") && texts[1].ends_with('…'), "{}", texts[1]);
+        assert!(
+            texts[1].starts_with("[   0 s] a < b & \"c\" x") && texts[1].ends_with('…'),
+            "{}",
+            texts[1]
+        );
         assert_eq!(texts[1].chars().count(), COLUMNS);
         let frames = frames(&svg);
-        assert!(frames.is_sorted_by(|(before, above), (after, below)| before < after && above >= below), "{frames:?}");
+        assert!(
+            frames.is_sorted_by(|(before, above), (after, below)| before < after && above >= below),
+            "{frames:?}"
+        );
         assert_eq!((frames[0].0, frames.last().unwrap().0), (0.0, 100.0));
         assert_eq!(frames.last().unwrap().1, offset(304));
         assert!(svg.len() < MAX_BYTES);
@@ -177,7 +193,8 @@ mod tests {
 
     /// The first absolute path in a text other than a disk of the guest.
     fn machine_path(text: &str) -> Option<&str> {
-        let words = text.split(|character: char| !character.is_alphanumeric() && !"/._-".contains(character));
+        let words = text
+            .split(|character: char| !character.is_alphanumeric() && !"/._-".contains(character));
         let mut paths = words.filter(|word| word.len() > 1 && word.starts_with('/'));
         paths.find(|path| !["/dev/vd", "/dev/nvme"].iter().any(|disk| path.starts_with(disk)))
     }
@@ -185,7 +202,10 @@ mod tests {
     #[test]
     fn only_disks_of_the_guest_may_be_named_by_a_path() {
         assert_eq!(machine_path("0.5 kicks/request (/dev/vda) on /dev/nvme0n1 / other"), None);
-        assert_eq!(machine_path("written to '/some/place/demo.json'"), Some("/some/place/demo.json"));
+        assert_eq!(
+            machine_path("written to '/some/place/demo.json'"),
+            Some("/some/place/demo.json")
+        );
         assert_eq!(machine_path("/dev/shm"), Some("/dev/shm"));
     }
 }

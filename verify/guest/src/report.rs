@@ -62,11 +62,22 @@ pub(crate) fn table(rows: &[Row], accelerator: Accelerator) -> String {
     let mut text = String::new();
     let mut line = |cells: [&str; 8]| {
         let [mode, disk, iops, p50, p99, kicks, interrupts, verified] = cells;
-        let row = format!("{mode:<24} {disk:<8} {iops:>9} {p50:>8} {p99:>8} {kicks:>13} {interrupts:>18}  {verified}");
+        let row = format!(
+            "{mode:<24} {disk:<8} {iops:>9} {p50:>8} {p99:>8} {kicks:>13} {interrupts:>18}  {verified}"
+        );
         text.push_str(row.trim_end());
         text.push('\n');
     };
-    line(["mode", "disk", "IOPS", "p50 us", "p99 us", "kicks/request", "interrupts/request", "verified"]);
+    line([
+        "mode",
+        "disk",
+        "IOPS",
+        "p50 us",
+        "p99 us",
+        "kicks/request",
+        "interrupts/request",
+        "verified",
+    ]);
     for row in rows {
         line([
             &row.mode.to_string(),
@@ -120,7 +131,10 @@ pub(crate) fn faults(rows: &[Row]) -> Vec<String> {
     for row in rows {
         let Row { mode, disk, requests, kicks, interrupts, .. } = row;
         if !row.verified {
-            wrong.push(format!("{mode}/{disk} did not give back what was stored: {}", row.complaints.join("; ")));
+            wrong.push(format!(
+                "{mode}/{disk} did not give back what was stored: {}",
+                row.complaints.join("; ")
+            ));
         }
         match mode {
             Mode::Polled if *kicks > 0 || *interrupts > 0 => wrong.push(format!(
@@ -160,11 +174,20 @@ mod tests {
 
     #[test]
     fn json_has_the_agreed_keys_and_no_others() {
-        let value: serde_json::Value = serde_json::from_str(&json(&[row(Mode::Polled, 0, 0)]).unwrap()).unwrap();
+        let value: serde_json::Value =
+            serde_json::from_str(&json(&[row(Mode::Polled, 0, 0)]).unwrap()).unwrap();
         let object = value[0].as_object().unwrap();
         let keys: Vec<&str> = object.keys().map(String::as_str).collect();
-        let mut expected =
-            ["mode", "disk", "iops", "p50_us", "p99_us", "kicks_per_request", "interrupts_per_request", "verified"];
+        let mut expected = [
+            "mode",
+            "disk",
+            "iops",
+            "p50_us",
+            "p99_us",
+            "kicks_per_request",
+            "interrupts_per_request",
+            "verified",
+        ];
         expected.sort_unstable();
         let mut sorted = keys.clone();
         sorted.sort_unstable();
@@ -187,7 +210,11 @@ mod tests {
     #[test]
     fn a_baseline_without_counts_and_a_wrong_byte_fail() {
         assert_eq!(faults(&[row(Mode::Interrupt, 0, 100)]).len(), 1);
-        let spoiled = Row { verified: false, complaints: vec!["tree: ./x".to_owned()], ..row(Mode::Polled, 0, 0) };
+        let spoiled = Row {
+            verified: false,
+            complaints: vec!["tree: ./x".to_owned()],
+            ..row(Mode::Polled, 0, 0)
+        };
         assert!(faults(&[spoiled])[0].contains("./x"));
     }
 

@@ -34,7 +34,11 @@ impl Root {
     pub fn find(roots: &Path) -> Result<Root> {
         let path = roots.join(RELEASE);
         let content = fs::read_to_string(path.join(CONTENT)).unwrap_or_default();
-        ensure!(content == content_wanted(), "no root with programs of Debian {RELEASE} in {}", roots.display());
+        ensure!(
+            content == content_wanted(),
+            "no root with programs of Debian {RELEASE} in {}",
+            roots.display()
+        );
         // An absolute path, because the programs' working directories differ.
         Ok(Root { path: path.canonicalize()? })
     }
@@ -73,7 +77,8 @@ impl Root {
     pub fn command(&self, program: &str) -> Result<Vec<String>> {
         let libraries = self.libraries();
         // Other directories only have links to the loader, which would lead out of the root.
-        let entries = fs::read_dir(&libraries).with_context(|| format!("cannot list {}", libraries.display()))?;
+        let entries = fs::read_dir(&libraries)
+            .with_context(|| format!("cannot list {}", libraries.display()))?;
         let loader = entries
             .flatten()
             .find(|entry| entry.file_name().to_string_lossy().starts_with("ld-linux"))
@@ -98,11 +103,16 @@ fn fetch(roots: &Path) -> Result<()> {
     let log = fs::File::create(roots.join("fetch.log"))?;
     let apt = Apt::new(work.path())?;
     let suite = format!("{RELEASE}-backports");
-    let mut install = vec!["install", "--download-only", "--yes", "--no-install-recommends", "-t", &suite];
+    let mut install =
+        vec!["install", "--download-only", "--yes", "--no-install-recommends", "-t", &suite];
     install.extend(PACKAGES);
     for arguments in [&["update"], install.as_slice()] {
         let mut command = apt.command();
-        command.args(arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log.try_clone()?);
+        command
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log.try_clone()?);
         let status = command.status().context("cannot run apt-get")?;
         ensure!(status.success(), "apt-get {} failed ({status})", arguments[0]);
     }
@@ -111,7 +121,11 @@ fn fetch(roots: &Path) -> Result<()> {
         let package = entry?.path();
         if package.extension().is_some_and(|extension| extension == "deb") {
             let status = Command::new("dpkg-deb").arg("-x").arg(&package).arg(&tree).status();
-            ensure!(status.context("cannot run dpkg-deb")?.success(), "cannot unpack {}", package.display());
+            ensure!(
+                status.context("cannot run dpkg-deb")?.success(),
+                "cannot unpack {}",
+                package.display()
+            );
         }
     }
     fs::write(tree.join(CONTENT), content_wanted())?;
@@ -134,7 +148,10 @@ impl<'a> Apt<'a> {
             fs::create_dir_all(directory.join(inside))?;
         }
         fs::write(directory.join("status"), "")?;
-        fs::write(directory.join("sources.list"), sources(&mirror()?, Path::new(KEYRING).is_file()))?;
+        fs::write(
+            directory.join("sources.list"),
+            sources(&mirror()?, Path::new(KEYRING).is_file()),
+        )?;
         Ok(Apt { directory })
     }
 
@@ -169,9 +186,13 @@ fn sources(mirror: &str, has_keyring: bool) -> String {
 /// The Debian mirror of this machine, which has the other release, too.
 fn mirror() -> Result<String> {
     let format = "$(ORIGIN)|$(LABEL)|$(REPO_URI)";
-    let output = Command::new("apt-get").args(["indextargets", "--format", format, "Created-By: Packages"]).output();
-    let listing = String::from_utf8_lossy(&output.context("cannot run apt-get")?.stdout).into_owned();
-    let mirror = debian_mirror(&listing).context("no Debian among this machine's sources of packages (apt)")?;
+    let output = Command::new("apt-get")
+        .args(["indextargets", "--format", format, "Created-By: Packages"])
+        .output();
+    let listing =
+        String::from_utf8_lossy(&output.context("cannot run apt-get")?.stdout).into_owned();
+    let mirror = debian_mirror(&listing)
+        .context("no Debian among this machine's sources of packages (apt)")?;
     Ok(mirror.to_owned())
 }
 
@@ -189,8 +210,7 @@ mod tests {
 
     #[test]
     fn the_mirror_is_the_one_that_has_debian_itself() {
-        let listing =
-            "Debian|Debian-Security|http://a/security/\nOther|Debian|http://b/\nDebian|Debian|http://c/debian/\n";
+        let listing = "Debian|Debian-Security|http://a/security/\nOther|Debian|http://b/\nDebian|Debian|http://c/debian/\n";
         assert_eq!(debian_mirror(listing), Some("http://c/debian"));
         assert_eq!(debian_mirror("||http://b/\n||http://c/\n"), Some("http://b"));
         assert_eq!(debian_mirror("Other|Debian|http://b/\n"), None);
@@ -214,6 +234,9 @@ mod tests {
         fs::write(found.libraries().join("ld-linux-x.so.2"), "").unwrap();
         fs::write(found.path("usr/bin/qemu-img"), "").unwrap();
         let words = found.command("qemu-img").unwrap();
-        assert!(words[0].ends_with("ld-linux-x.so.2") && words[3].ends_with("usr/bin/qemu-img"), "{words:?}");
+        assert!(
+            words[0].ends_with("ld-linux-x.so.2") && words[3].ends_with("usr/bin/qemu-img"),
+            "{words:?}"
+        );
     }
 }

@@ -19,10 +19,18 @@ pub(crate) fn make(name: &str) -> Result<String> {
 /// so that the results are comparable.
 pub(crate) fn count(file: &Path, text: &str) -> Result<usize> {
     let grep = install::require("grep")?;
-    let output = Command::new(grep).env("LC_ALL", "C").args(["-o", "-a", "-z", "-F", "-e", text]).arg(file).output();
+    let output = Command::new(grep)
+        .env("LC_ALL", "C")
+        .args(["-o", "-a", "-z", "-F", "-e", text])
+        .arg(file)
+        .output();
     let output = output.context("cannot run grep")?;
     // Status 1 means no match.
-    ensure!(matches!(output.status.code(), Some(0 | 1)), "grep could not search {}", file.display());
+    ensure!(
+        matches!(output.status.code(), Some(0 | 1)),
+        "grep could not search {}",
+        file.display()
+    );
     Ok(output.stdout.iter().filter(|byte| **byte == 0).count())
 }
 
@@ -36,8 +44,12 @@ mod tests {
         assert_ne!(one, other);
         assert_eq!(one.len(), 34);
         let file = tempfile::NamedTempFile::new().unwrap();
-        let content =
-            [vec![0; 5000], format!("{one}\n{one}\n").into_bytes(), vec![0; 70_000], one.clone().into_bytes()];
+        let content = [
+            vec![0; 5000],
+            format!("{one}\n{one}\n").into_bytes(),
+            vec![0; 70_000],
+            one.clone().into_bytes(),
+        ];
         std::fs::write(file.path(), content.concat()).unwrap();
         assert_eq!(count(file.path(), &one).unwrap(), 3);
         assert_eq!(count(file.path(), &other).unwrap(), 0);

@@ -78,13 +78,23 @@ impl<'a> Session<'a> {
     }
 
     /// Starts the daemon with a configuration for this run's paths.
-    pub(crate) fn daemon(&mut self, configure: impl FnOnce(&Places<'_>) -> Result<String>) -> Result<Daemon> {
+    pub(crate) fn daemon(
+        &mut self,
+        configure: impl FnOnce(&Places<'_>) -> Result<String>,
+    ) -> Result<Daemon> {
         let control = self.control();
         let sidecore_cpu = self.cores.sidecore;
-        let places = Places { directory: self.directory, pool: self.pool, control: &control, sidecore_cpu };
+        let places =
+            Places { directory: self.directory, pool: self.pool, control: &control, sidecore_cpu };
         let configuration = configure(&places)?;
         let sidecore = self.sidecore();
-        Daemon::start(&mut self.inbox, self.stage.binaries, self.directory, sidecore, &configuration)
+        Daemon::start(
+            &mut self.inbox,
+            self.stage.binaries,
+            self.directory,
+            sidecore,
+            &configuration,
+        )
     }
 
     /// Boots a guest with settings for the script that it runs.
@@ -117,7 +127,11 @@ impl<'a> Session<'a> {
 
     /// The next message of a guest; `None` if the deadline passes first. Fails if the daemon or
     /// another guest fails meanwhile.
-    pub(crate) fn next_message(&mut self, name: &'static str, deadline: Instant) -> Result<Option<String>> {
+    pub(crate) fn next_message(
+        &mut self,
+        name: &'static str,
+        deadline: Instant,
+    ) -> Result<Option<String>> {
         loop {
             match self.inbox.next(deadline)? {
                 Some(Event::Line(Source::Guest(speaker), line)) => match console::parse(&line)? {
@@ -129,7 +143,8 @@ impl<'a> Session<'a> {
                 Some(Event::Closed(Source::Daemon)) => {
                     bail!("sidecored ended while a guest was using it")
                 }
-                Some(Event::Closed(Source::Guest(gone) | Source::Qemu(gone))) if self.gone.contains(&gone) => {}
+                Some(Event::Closed(Source::Guest(gone) | Source::Qemu(gone)))
+                    if self.gone.contains(&gone) => {}
                 Some(Event::Closed(Source::Guest(gone) | Source::Qemu(gone))) => {
                     bail!("the {gone} guest's QEMU ended before the guest had finished")
                 }
@@ -139,7 +154,11 @@ impl<'a> Session<'a> {
     }
 
     /// Waits until a guest that powers off is gone; `false` if it is not by the deadline.
-    pub(crate) fn wait_for_power_off(&mut self, name: &'static str, deadline: Instant) -> Result<bool> {
+    pub(crate) fn wait_for_power_off(
+        &mut self,
+        name: &'static str,
+        deadline: Instant,
+    ) -> Result<bool> {
         self.gone.push(name);
         self.inbox.wait_closed(Source::Guest(name), deadline)
     }
@@ -169,7 +188,8 @@ impl<'a> Session<'a> {
         for name in crate::guest::NAMES {
             let kernel = std::fs::read(self.kernel_log(name)).unwrap_or_default();
             let kernel = String::from_utf8_lossy(&kernel);
-            let lines: Vec<&str> = kernel.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+            let lines: Vec<&str> =
+                kernel.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
             for line in &lines[lines.len().saturating_sub(15)..] {
                 tail.push_str(&format!("\n  Kernel of {name}: {line}"));
             }

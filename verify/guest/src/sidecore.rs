@@ -127,8 +127,13 @@ impl Sidecore {
     /// A device's counts, with the misses of its virtual function.
     pub(crate) fn counters(&self, controller: &str, device: &str) -> Result<Counters> {
         let stats: Stats = self.json(&["stats", "--json"])?;
-        let function = self.controller(controller)?.functions.into_iter().find(|function| function.volume == device);
-        let function = function.with_context(|| format!("no virtual function shows the volume {device}"))?;
+        let function = self
+            .controller(controller)?
+            .functions
+            .into_iter()
+            .find(|function| function.volume == device);
+        let function =
+            function.with_context(|| format!("no virtual function shows the volume {device}"))?;
         let mut counters = stats.counters(device)?;
         counters.misses = function.misses + function.prune_misses;
         Ok(counters)
@@ -144,20 +149,31 @@ impl Sidecore {
     }
 
     pub(crate) fn volume(&self, controller: &str, name: &str) -> Result<Volume> {
-        let found: Volumes = self.json(&["volume", "--controller", controller, "--json", "list"])?;
+        let found: Volumes =
+            self.json(&["volume", "--controller", controller, "--json", "list"])?;
         let mut volumes = found.volumes.into_iter();
-        volumes.find(|volume| volume.name == name).with_context(|| format!("sidecore lists no volume {name}"))
+        volumes
+            .find(|volume| volume.name == name)
+            .with_context(|| format!("sidecore lists no volume {name}"))
     }
 
     /// The extents of a part of a volume.
-    pub(crate) fn extents(&self, controller: &str, volume: &str, first: u64, count: u64) -> Result<Vec<Extent>> {
-        let arguments = ["volume", "--controller", controller, "--json", "show", volume, "--extents"];
+    pub(crate) fn extents(
+        &self,
+        controller: &str,
+        volume: &str,
+        first: u64,
+        count: u64,
+    ) -> Result<Vec<Extent>> {
+        let arguments =
+            ["volume", "--controller", controller, "--json", "show", volume, "--extents"];
         Ok(self.json::<Mapping>(&arguments)?.within(first, count))
     }
 
     fn json<T: DeserializeOwned>(&self, arguments: &[&str]) -> Result<T> {
         let said = self.run(arguments)?;
-        serde_json::from_str(&said).with_context(|| format!("cannot read the output of {}", command(arguments)))
+        serde_json::from_str(&said)
+            .with_context(|| format!("cannot read the output of {}", command(arguments)))
     }
 
     fn output(&self, arguments: &[&str]) -> Result<Output> {
@@ -180,7 +196,8 @@ fn words(output: &Output) -> String {
 impl Stats {
     fn counters(&self, device: &str) -> Result<Counters> {
         let found = self.devices.iter().find(|candidate| candidate.name == device);
-        let queues = &found.with_context(|| format!("sidecore stats knows no device {device}"))?.queues;
+        let queues =
+            &found.with_context(|| format!("sidecore stats knows no device {device}"))?.queues;
         Ok(Counters {
             kicks: queues.iter().map(|queue| queue.kicks).sum(),
             requests: queues.iter().map(|queue| queue.requests).sum(),

@@ -65,7 +65,8 @@ pub(crate) fn run(stage: &Stage<'_>) -> Result<Volumes> {
         let Times { snapshot_ms, clone_ms } = play(session, &daemon, &mut checks)?;
         daemon.stop(&mut session.inbox)?;
         // The check reads the store as the next daemon would find it.
-        let (clean, found) = session.sidecore().check(&["volume", "check", "--path", text(session.pool)?])?;
+        let (clean, found) =
+            session.sidecore().check(&["volume", "check", "--path", text(session.pool)?])?;
         checks.note(session, "the store is clean after the daemon's end", clean, found);
         Ok(Volumes { checks, snapshot_ms, clone_ms })
     })
@@ -76,13 +77,29 @@ fn play(session: &mut Session<'_>, daemon: &Daemon, checks: &mut Checks) -> Resu
     let mut first = Guest::boot(session, FIRST)?;
     let size: u64 = first.booted(session)?.number("mib")?;
     let found = format!("{size} MiB on {POOL_MIB} MiB");
-    checks.note(session, "the guest's disk is larger than its store", size == VOLUME_MIB && size > POOL_MIB, found);
+    checks.note(
+        session,
+        "the guest's disk is larger than its store",
+        size == VOLUME_MIB && size > POOL_MIB,
+        found,
+    );
     let digest = known_files(session, &mut first, sidecore, checks)?;
 
     let (rounds, times) = snapshot_under_load(session, &mut first, sidecore, checks)?;
     let socket = config::socket(session.directory, SECOND);
     let (socket, queues) = (text(&socket)?, QUEUES.to_string());
-    sidecore.run(&["device", "add", SECOND, socket, "--controller", POOL, "--volume", SECOND, "--queues", &queues])?;
+    sidecore.run(&[
+        "device",
+        "add",
+        SECOND,
+        socket,
+        "--controller",
+        POOL,
+        "--volume",
+        SECOND,
+        "--queues",
+        &queues,
+    ])?;
     let mut second = Guest::boot(session, SECOND)?;
     second.booted(session)?;
     end_load(session, &mut first, rounds, checks)?;
@@ -106,8 +123,20 @@ fn play(session: &mut Session<'_>, daemon: &Daemon, checks: &mut Checks) -> Resu
 }
 
 /// Grows the volume, and checks that the running guest learns of it.
-fn grow(session: &mut Session<'_>, first: &mut Guest, sidecore: &Sidecore, checks: &mut Checks) -> Result<()> {
-    sidecore.run(&["volume", "--controller", POOL, "resize", ORIGIN, &format!("{GROWN_MIB}MiB")])?;
+fn grow(
+    session: &mut Session<'_>,
+    first: &mut Guest,
+    sidecore: &Sidecore,
+    checks: &mut Checks,
+) -> Result<()> {
+    sidecore.run(&[
+        "volume",
+        "--controller",
+        POOL,
+        "resize",
+        ORIGIN,
+        &format!("{GROWN_MIB}MiB"),
+    ])?;
     let start = Instant::now();
     let mib: u64 = first.order(session, &format!("grown {GROWN_MIB}"))?.number("mib")?;
     let found = format!("{mib} MiB, {:.1} s later", start.elapsed().as_secs_f64());
@@ -130,7 +159,12 @@ fn known_files(
     let volume = sidecore.volume(POOL, ORIGIN)?;
     let ok = volume.allocated_bytes > 0 && volume.allocated_bytes < volume.size_bytes / 8;
     let found = format!("{} MiB of {} MiB", volume.allocated_bytes / MIB, volume.size_bytes / MIB);
-    checks.note(session, "a volume with a file system and files takes a fraction of its size", ok, found);
+    checks.note(
+        session,
+        "a volume with a file system and files takes a fraction of its size",
+        ok,
+        found,
+    );
     Ok(kept.text("digest")?.to_owned())
 }
 
@@ -152,33 +186,54 @@ fn snapshot_under_load(
         let now = sidecore.requests(ORIGIN)?;
         Ok(std::mem::replace(&mut before, now) + 20 <= now)
     })?;
-    let snapshot = sidecore.timed(&["volume", "--controller", POOL, "snapshot", ORIGIN, SNAPSHOT])?;
+    let snapshot =
+        sidecore.timed(&["volume", "--controller", POOL, "snapshot", ORIGIN, SNAPSHOT])?;
     let clone = sidecore.timed(&["volume", "--controller", POOL, "clone", SNAPSHOT, SECOND])?;
     let during = sidecore.requests(ORIGIN)? - before;
-    wait_for("more of the guest's writes", || Ok(sidecore.requests(ORIGIN)? >= before + during + 20))?;
-    let times = Times { snapshot_ms: snapshot.as_secs_f64() * 1e3, clone_ms: clone.as_secs_f64() * 1e3 };
+    wait_for("more of the guest's writes", || {
+        Ok(sidecore.requests(ORIGIN)? >= before + during + 20)
+    })?;
+    let times =
+        Times { snapshot_ms: snapshot.as_secs_f64() * 1e3, clone_ms: clone.as_secs_f64() * 1e3 };
     let found = format!(
         "snapshot {:.1} ms, clone {:.1} ms with the command line; {during} requests served around them",
         times.snapshot_ms, times.clone_ms
     );
-    checks.note(session, "a snapshot and its clone are made while the guest goes on writing", true, found);
+    checks.note(
+        session,
+        "a snapshot and its clone are made while the guest goes on writing",
+        true,
+        found,
+    );
     Ok((first.rounds_done(session, 1)?, times))
 }
 
 /// Ends the load, which verifies all its writes. It had done `rounds` rounds when the snapshot was
 /// taken.
-fn end_load(session: &mut Session<'_>, first: &mut Guest, rounds: u64, checks: &mut Checks) -> Result<()> {
+fn end_load(
+    session: &mut Session<'_>,
+    first: &mut Guest,
+    rounds: u64,
+    checks: &mut Checks,
+) -> Result<()> {
     // One round was in progress at the snapshot; only the round after it began later.
     first.rounds_done(session, rounds + 2)?;
     // The guest fails at the first block with other data than was written.
     let rounds: u64 = first.order(session, "endload")?.number("rounds")?;
-    let found = format!("{rounds} rounds of {LOAD_SIZE} MiB in pieces of 512 B to 16 KiB, each read back by fio");
+    let found = format!(
+        "{rounds} rounds of {LOAD_SIZE} MiB in pieces of 512 B to 16 KiB, each read back by fio"
+    );
     checks.note(session, "what the guest wrote meanwhile came back as it was written", true, found);
     Ok(())
 }
 
 /// Checks that the second guest finds the data of the snapshot, and no later data.
-fn second_looks(session: &mut Session<'_>, second: &mut Guest, digest: &str, checks: &mut Checks) -> Result<()> {
+fn second_looks(
+    session: &mut Session<'_>,
+    second: &mut Guest,
+    digest: &str,
+    checks: &mut Checks,
+) -> Result<()> {
     let fsck = second.order(session, "fsck")?;
     session.say(format!(
         "e2fsck before the journal's recovery ended with {}: {}",
@@ -186,15 +241,30 @@ fn second_looks(session: &mut Session<'_>, second: &mut Guest, digest: &str, che
         fsck.text("words")?
     ));
     let recovered: u64 = second.order(session, "mount")?.number("recovered")?;
-    checks.note(session, "ext4 mounts the clone and recovers its journal", recovered > 0, format!("{recovered} time"));
+    checks.note(
+        session,
+        "ext4 mounts the clone and recovers its journal",
+        recovered > 0,
+        format!("{recovered} time"),
+    );
     second.order(session, "unmount")?;
     let fsck = second.order(session, "fsck")?;
-    checks.note(session, "e2fsck has nothing to say then", fsck.text("code")? == "0", fsck.text("words")?);
+    checks.note(
+        session,
+        "e2fsck has nothing to say then",
+        fsck.text("code")? == "0",
+        fsck.text("words")?,
+    );
     second.order(session, "mount")?;
     let check = second.order(session, &format!("check {digest}"))?;
     let (verdict, files) = (check.text("verdict")?, check.text("files")?);
     let found = if verdict == "true" { format!("{files} files") } else { verdict.to_owned() };
-    checks.note(session, "every known file has its checksum in the clone", verdict == "true", found);
+    checks.note(
+        session,
+        "every known file has its checksum in the clone",
+        verdict == "true",
+        found,
+    );
     let list = second.order(session, "list")?;
     let files = list.text("files")?;
     let ok = !files.contains("after-snapshot");
@@ -235,7 +305,8 @@ fn search(
 ) -> Result<()> {
     for (guest, [own, other]) in guests.into_iter().zip([[0, 1], [1, 0]]) {
         let (me, them) = ([FIRST, SECOND][own], [FIRST, SECOND][other]);
-        let answer = guest.order(session, &format!("search {} {}", secrets[own], secrets[other]))?;
+        let answer =
+            guest.order(session, &format!("search {} {}", secrets[own], secrets[other]))?;
         let size: u64 = answer.number("mib")?;
         ensure!(size == VOLUME_MIB, "the {me} guest searched {size} MiB instead of {VOLUME_MIB}");
         let (mine, theirs): (u64, u64) = (answer.number("one")?, answer.number("other")?);
@@ -249,12 +320,22 @@ fn search(
         counts.push(secret::count(session.pool, secret)?);
     }
     let found = format!("{} and {} times", counts[0], counts[1]);
-    checks.note(session, "the host finds both secrets on the store", counts.iter().all(|count| *count > 0), found);
+    checks.note(
+        session,
+        "the host finds both secrets on the store",
+        counts.iter().all(|count| *count > 0),
+        found,
+    );
     Ok(())
 }
 
 /// Checks that the first guest has its own data, and no data of the second guest.
-fn first_looks(session: &mut Session<'_>, first: &mut Guest, digest: &str, checks: &mut Checks) -> Result<()> {
+fn first_looks(
+    session: &mut Session<'_>,
+    first: &mut Guest,
+    digest: &str,
+    checks: &mut Checks,
+) -> Result<()> {
     first.order(session, "unmount")?;
     let fsck = first.order(session, "fsck")?;
     checks.note(
@@ -266,12 +347,26 @@ fn first_looks(session: &mut Session<'_>, first: &mut Guest, digest: &str, check
     first.order(session, "mount")?;
     let check = first.order(session, &format!("check {digest}"))?;
     let verdict = check.text("verdict")?;
-    let found = if verdict == "true" { format!("{} files", check.text("files")?) } else { verdict.to_owned() };
-    checks.note(session, "the first guest's files are as it changed them after the snapshot", verdict == "true", found);
+    let found = if verdict == "true" {
+        format!("{} files", check.text("files")?)
+    } else {
+        verdict.to_owned()
+    };
+    checks.note(
+        session,
+        "the first guest's files are as it changed them after the snapshot",
+        verdict == "true",
+        found,
+    );
     let list = first.order(session, "list")?;
     let files = list.text("files")?;
     let ok = files.contains("after-snapshot") && !files.contains("second-");
-    checks.note(session, "what the second guest wrote is not in the first guest's file system", ok, files);
+    checks.note(
+        session,
+        "what the second guest wrote is not in the first guest's file system",
+        ok,
+        files,
+    );
     Ok(())
 }
 
@@ -283,7 +378,8 @@ fn space(
     sidecore: &Sidecore,
     checks: &mut Checks,
 ) -> Result<()> {
-    let allocated = |name: &str| -> Result<u64> { Ok(sidecore.volume(POOL, name)?.allocated_bytes) };
+    let allocated =
+        |name: &str| -> Result<u64> { Ok(sidecore.volume(POOL, name)?.allocated_bytes) };
     let (before, free_before) = (allocated(FIRST)?, free(sidecore)?);
     let words = first.order(session, "trim")?.text("words")?.to_owned();
     let after = allocated(FIRST)?;

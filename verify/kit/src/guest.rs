@@ -4,7 +4,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use sidecore_driver::{BlkClient, BlkQueue, ClientError, ClientOptions, Completion, Notify, Queue, Slot, Status};
+use sidecore_driver::{
+    BlkClient, BlkQueue, ClientError, ClientOptions, Completion, Notify, Queue, Slot, Status,
+};
 use sidecore_units::Sector;
 
 /// The size of a request in bytes.
@@ -19,7 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The connection fails.
 #[must_use]
 pub fn connect(socket: &Path) -> BlkClient {
-    BlkClient::connect(socket, &ClientOptions { huge_pages: false, ..ClientOptions::default() }).expect("a connection")
+    BlkClient::connect(socket, &ClientOptions { huge_pages: false, ..ClientOptions::default() })
+        .expect("a connection")
 }
 
 /// Shows the device the one request that was submitted, and waits for its completion.
@@ -107,7 +110,10 @@ pub fn discard(client: &mut BlkClient, sector: u64) {
     assert_eq!(finish(client).0, Status::Ok);
 }
 
-fn submit(client: &mut BlkClient, request: impl FnOnce(&mut BlkQueue, Slot) -> Result<(), ClientError>) {
+fn submit(
+    client: &mut BlkClient,
+    request: impl FnOnce(&mut BlkQueue, Slot) -> Result<(), ClientError>,
+) {
     let queue = client.queue(0).expect("a queue");
     let slot = queue.take_slot().expect("a free slot");
     request(queue, slot).expect("a request that fits");

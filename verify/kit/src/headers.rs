@@ -17,7 +17,10 @@ pub fn assert_matches(headers: &[&str], expected: &[(&str, u64)]) {
         let _ = writeln!(source, "#include <{header}>");
     }
     for (expression, value) in expected {
-        let _ = writeln!(source, "_Static_assert(({expression}) == {value}ull, \"{expression} is not {value}\");");
+        let _ = writeln!(
+            source,
+            "_Static_assert(({expression}) == {value}ull, \"{expression} is not {value}\");"
+        );
     }
     let mut compiler = Command::new("cc")
         .args(["-std=gnu11", "-fsyntax-only", "-x", "c", "-"])
@@ -53,7 +56,10 @@ mod tests {
 
     #[test]
     fn equal_numbers_pass() {
-        assert_matches(&["stdint.h"], &[("INT8_MAX", 127), ("sizeof(uint64_t)", 8), ("UINT64_MAX", u64::MAX)]);
+        assert_matches(
+            &["stdint.h"],
+            &[("INT8_MAX", 127), ("sizeof(uint64_t)", 8), ("UINT64_MAX", u64::MAX)],
+        );
     }
 
     #[test]

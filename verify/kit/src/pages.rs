@@ -8,7 +8,8 @@ use std::path::Path;
 /// # Errors
 /// The page cannot be read or written, or has no such lines.
 pub fn update(page: &Path, name: &str, text: &str) -> io::Result<()> {
-    let failed = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", page.display()));
+    let failed =
+        |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", page.display()));
     let old = std::fs::read_to_string(page).map_err(failed)?;
     let new = replace(&old, name, text).ok_or_else(|| {
         let markers = format!("there are no lines `{}` and `{}`", start(name), end(name));
@@ -47,7 +48,10 @@ mod tests {
     fn only_the_text_between_the_markers_changes() {
         let page = "a\n<!-- x -->\nold\n<!-- end of x -->\nb\n";
         assert_eq!(between(page, "x"), Some("\nold\n"));
-        assert_eq!(replace(page, "x", "new\n").unwrap(), "a\n<!-- x -->\nnew\n<!-- end of x -->\nb\n");
+        assert_eq!(
+            replace(page, "x", "new\n").unwrap(),
+            "a\n<!-- x -->\nnew\n<!-- end of x -->\nb\n"
+        );
         assert_eq!((replace(page, "y", "new"), between(page, "y")), (None, None));
     }
 }

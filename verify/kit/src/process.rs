@@ -109,7 +109,11 @@ pub fn output_of(program: &str, arguments: &[&str]) -> io::Result<String> {
     let output = output.map_err(|error| cannot_start(program.as_ref(), &error))?;
     if !output.status.success() {
         let (words, said) = (arguments.join(" "), String::from_utf8_lossy(&output.stderr));
-        return Err(io::Error::other(format!("{program} {words} failed ({}): {}", output.status, said.trim())));
+        return Err(io::Error::other(format!(
+            "{program} {words} failed ({}): {}",
+            output.status,
+            said.trim()
+        )));
     }
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

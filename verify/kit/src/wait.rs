@@ -12,7 +12,9 @@ const INTERVAL: Duration = Duration::from_micros(200);
 /// With `what`, if the condition does not hold within `patience`.
 #[track_caller]
 pub fn until(what: &str, patience: Duration, mut condition: impl FnMut() -> bool) {
-    succeed(patience, || if condition() { Ok(()) } else { Err(format!("not within {patience:?}: {what}")) });
+    succeed(patience, || {
+        if condition() { Ok(()) } else { Err(format!("not within {patience:?}: {what}")) }
+    });
 }
 
 /// Repeats an attempt until it succeeds, and returns its result.
@@ -28,7 +30,10 @@ pub fn succeed<T, E: Display>(patience: Duration, attempt: impl FnMut() -> Resul
 ///
 /// # Errors
 /// The error of the last attempt, if none succeeds within `patience`.
-pub fn attempts<T, E>(patience: Duration, mut attempt: impl FnMut() -> Result<T, E>) -> Result<T, E> {
+pub fn attempts<T, E>(
+    patience: Duration,
+    mut attempt: impl FnMut() -> Result<T, E>,
+) -> Result<T, E> {
     let deadline = Instant::now() + patience;
     loop {
         // The time is read first, so that the last attempt is made at the deadline or later.

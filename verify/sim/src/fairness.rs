@@ -19,7 +19,9 @@ mod store;
 use std::sync::Arc;
 
 use sidecore_block::{BlockDevice, Geometry, RamStore};
-use sidecore_controller::{Controller, ControllerOptions, FunctionOptions, PhysicalDisk, VirtualFunction};
+use sidecore_controller::{
+    Controller, ControllerOptions, FunctionOptions, PhysicalDisk, VirtualFunction,
+};
 use sidecore_units::Nanos;
 use sidecore_volume::{Disk, FormatOptions};
 
@@ -97,7 +99,9 @@ impl Store {
     fn span(self) -> Span {
         match self {
             Self::Ram => Span { warm_up: Nanos::from_millis(1), measured: Nanos::from_millis(8) },
-            Self::Slots(_) => Span { warm_up: Nanos::from_millis(120), measured: Nanos::from_millis(240) },
+            Self::Slots(_) => {
+                Span { warm_up: Nanos::from_millis(120), measured: Nanos::from_millis(240) }
+            }
         }
     }
 }
@@ -117,9 +121,14 @@ pub fn run(case: &Case, seed: u64) -> Served {
     // From here on, new channels wait for slots.
     store.begin();
     let sidecore_count = if case.placement == Placement::Together { 1 } else { 2 };
-    let mut sidecores: Vec<Sidecore> = (0..sidecore_count).map(|_| Sidecore::start(case.store)).collect();
+    let mut sidecores: Vec<Sidecore> =
+        (0..sidecore_count).map(|_| Sidecore::start(case.store)).collect();
     for (index, function) in functions.iter().enumerate() {
-        let (queues, depth) = if index == 0 { (case.queues.0, case.depths.0) } else { (case.queues.1, case.depths.1) };
+        let (queues, depth) = if index == 0 {
+            (case.queues.0, case.depths.0)
+        } else {
+            (case.queues.1, case.depths.1)
+        };
         for queue in 0..queues {
             let sidecore = match case.placement {
                 Placement::Together => 0,
@@ -133,8 +142,11 @@ pub fn run(case: &Case, seed: u64) -> Served {
     let Span { warm_up, measured } = case.store.span();
     let mut start = None;
     loop {
-        let (now, next) =
-            sidecores.iter_mut().map(|sidecore| (sidecore.now, sidecore)).min_by_key(|(now, _)| *now).expect("one");
+        let (now, next) = sidecores
+            .iter_mut()
+            .map(|sidecore| (sidecore.now, sidecore))
+            .min_by_key(|(now, _)| *now)
+            .expect("one");
         if start.is_none() && now >= warm_up {
             start = Some(sidecores.iter_mut().map(Sidecore::served).collect::<Vec<_>>());
             continue;
@@ -150,7 +162,8 @@ pub fn run(case: &Case, seed: u64) -> Served {
         queues.extend(served.map(|((function, after), (_, before))| (function, after - before)));
     }
     let seconds = measured.0 as f64 / 1e9;
-    let of = |function| queues.iter().filter(move |(of, _)| *of == function).map(|(_, served)| *served);
+    let of =
+        |function| queues.iter().filter(move |(of, _)| *of == function).map(|(_, served)| *served);
     Served {
         per_s: [of(0).sum::<u64>() as f64 / seconds, of(1).sum::<u64>() as f64 / seconds],
         first_queues: (of(0).min().unwrap_or(0), of(0).max().unwrap_or(0)),
@@ -158,7 +171,8 @@ pub fn run(case: &Case, seed: u64) -> Served {
 }
 
 fn controller(store: &Arc<SlotStore>) -> Arc<Controller> {
-    let format = FormatOptions { block_bytes: 1024, label: "fair".to_owned(), uuid: [3; 16], force: false };
+    let format =
+        FormatOptions { block_bytes: 1024, label: "fair".to_owned(), uuid: [3; 16], force: false };
     let options = ControllerOptions { format: Some(format), ..ControllerOptions::default() };
     Controller::open("fair", Arc::clone(store) as _, &options, None).expect("a controller")
 }

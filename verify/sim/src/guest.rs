@@ -72,7 +72,12 @@ pub(crate) fn memory(len_bytes: u64) -> GuestMemory {
 }
 
 impl Guest {
-    pub(crate) fn new(random: &mut Random, store: Arc<dyn BlockDevice>, faults: bool, wanted: u64) -> Self {
+    pub(crate) fn new(
+        random: &mut Random,
+        store: Arc<dyn BlockDevice>,
+        faults: bool,
+        wanted: u64,
+    ) -> Self {
         let memory = memory(MEMORY_BYTES);
         let format = if random.once_in(2) { RingFormat::Split } else { RingFormat::Packed };
         let areas = RingAreas::of(format, RING_SIZE);
@@ -113,7 +118,8 @@ impl Guest {
 
     /// The resources for a queue that serves this guest.
     pub(crate) fn resources(&self) -> QueueResources {
-        let duplicate = |event: &EventFd| -> Option<OwnedFd> { event.as_fd().try_clone_to_owned().ok() };
+        let duplicate =
+            |event: &EventFd| -> Option<OwnedFd> { event.as_fd().try_clone_to_owned().ok() };
         QueueResources {
             memory: self.memory.clone(),
             layout: self.layout,
@@ -140,7 +146,12 @@ impl Guest {
             if self.ring.has_used() { "some" } else { "none" },
             self.wanted,
         ) + &stats.map_or(String::new(), |stats| {
-            format!("; {} kicks sent, {} received, {} calls", self.kicks, stats.kicks.get(), stats.interrupts.get())
+            format!(
+                "; {} kicks sent, {} received, {} calls",
+                self.kicks,
+                stats.kicks.get(),
+                stats.interrupts.get()
+            )
         })
     }
 
@@ -159,7 +170,8 @@ impl Guest {
             let Some(slot) = self.flights.iter().position(Option::is_none) else { break };
             // Overlapping requests in flight have no defined outcome, so the guest sends none.
             let block = random.below(BLOCKS);
-            if self.wanted == 0 || self.flights.iter().flatten().any(|flight| flight.block == block) {
+            if self.wanted == 0 || self.flights.iter().flatten().any(|flight| flight.block == block)
+            {
                 break;
             }
             self.wanted -= 1;
@@ -210,7 +222,8 @@ impl Guest {
             return;
         }
         loop {
-            while let Some(used) = self.ring.pop().expect("the device gives back what it was given") {
+            while let Some(used) = self.ring.pop().expect("the device gives back what it was given")
+            {
                 self.complete(used.slot, used.written_bytes);
             }
             if !self.sleeps || !self.ring.arm_calls() {
@@ -226,7 +239,11 @@ impl Guest {
         self.read(LINES + u64::from(slot) * 64 + STATUS, &mut status);
         let expected = if flight.kind == UNKNOWN { status::UNSUPP } else { status::OK };
         if status[0] != expected {
-            assert!(self.faults && status[0] == status::IOERR, "status {} of {flight:?}", status[0]);
+            assert!(
+                self.faults && status[0] == status::IOERR,
+                "status {} of {flight:?}",
+                status[0]
+            );
             return;
         }
         match flight.kind {
@@ -234,7 +251,10 @@ impl Guest {
             IN => {
                 let mut data = [0; BLOCK_BYTES as usize];
                 self.read(DATA + u64::from(slot) * BLOCK_BYTES, &mut data);
-                assert_eq!(data, [self.disk[flight.block as usize]; BLOCK_BYTES as usize], "{flight:?}");
+                assert_eq!(
+                    data, [self.disk[flight.block as usize]; BLOCK_BYTES as usize],
+                    "{flight:?}"
+                );
                 assert_eq!(u64::from(written_bytes), BLOCK_BYTES + 1);
             }
             _ => assert_eq!(written_bytes, 1),
@@ -242,10 +262,14 @@ impl Guest {
     }
 
     fn write(&self, address: u64, bytes: &[u8]) {
-        self.memory.write_slice(GuestAddress(address), bytes, &mut RegionHint::default()).expect("in range");
+        self.memory
+            .write_slice(GuestAddress(address), bytes, &mut RegionHint::default())
+            .expect("in range");
     }
 
     fn read(&self, address: u64, bytes: &mut [u8]) {
-        self.memory.read_slice(GuestAddress(address), bytes, &mut RegionHint::default()).expect("in range");
+        self.memory
+            .read_slice(GuestAddress(address), bytes, &mut RegionHint::default())
+            .expect("in range");
     }
 }

@@ -160,7 +160,12 @@ pub(crate) trait System: Sized {
     fn has_second_copy(&self, position: usize) -> bool;
 
     /// Compares the content of a disk with what the cut may leave.
-    fn check_cut(&self, found: &Found, cut: Cut, outcome: &mut Outcome) -> Result<Self::Kept, String>;
+    fn check_cut(
+        &self,
+        found: &Found,
+        cut: Cut,
+        outcome: &mut Outcome,
+    ) -> Result<Self::Kept, String>;
 
     /// A copy of the log that the death of the process would leave.
     fn log_at_death(&self) -> Answered;
@@ -193,16 +198,22 @@ pub(crate) trait System: Sized {
             return Err(format!("after a death: {why}"));
         }
         ledger.outcome.replays += u64::from(recovery.replayed > 0);
-        find::check(&mut volumes, &mut disk.clone(), false).map_err(|what| format!("after a death: {what}"))?;
+        find::check(&mut volumes, &mut disk.clone(), false)
+            .map_err(|what| format!("after a death: {what}"))?;
         let mut random = Random::new(random.below(u64::MAX));
         let found = find::find(&mut volumes, &mut disk.clone(), &mut random)?;
         let found = find::read(found, &disk.bytes(), tuning.block_bytes);
-        self.check_death(&found).map_err(|what| format!("after a death ({} replayed): {what}", recovery.replayed))
+        self.check_death(&found)
+            .map_err(|what| format!("after a death ({} replayed): {what}", recovery.replayed))
     }
 }
 
 /// Opens a store after the death of the process.
-fn revive(disk: &mut SimDisk, options: &OpenOptions, log: &Answered) -> Result<(Volumes, Recovery), String> {
+fn revive(
+    disk: &mut SimDisk,
+    options: &OpenOptions,
+    log: &Answered,
+) -> Result<(Volumes, Recovery), String> {
     let volumes = Volumes::open_with(disk, options);
     let mut volumes = volumes.map_err(|error| format!("open after a death: {error}"))?;
     let recovery = match log {
@@ -223,7 +234,10 @@ pub(crate) struct History<S: System> {
 }
 
 /// Runs the history of `seed`, with a power cut after every write and flush.
-pub(crate) fn run<S: System>(seed: u64, options: &Options<S::Bug>) -> Result<Outcome, Box<Violation>> {
+pub(crate) fn run<S: System>(
+    seed: u64,
+    options: &Options<S::Bug>,
+) -> Result<Outcome, Box<Violation>> {
     let mut random = Random::new(seed);
     let manner = S::draw(&mut random);
     let mut history = History::<S> { seed, run: 0, manner, random, ledger: Ledger::default() };
@@ -232,7 +246,10 @@ pub(crate) fn run<S: System>(seed: u64, options: &Options<S::Bug>) -> Result<Out
     let mut left = Left::<S>::formatted(S::format(&mut history, bytes)?);
     for run in 0..options.runs {
         history.run = run;
-        if run > 0 && S::STARTS_PER_FORMAT < u64::MAX && history.random.once_in(S::STARTS_PER_FORMAT) {
+        if run > 0
+            && S::STARTS_PER_FORMAT < u64::MAX
+            && history.random.once_in(S::STARTS_PER_FORMAT)
+        {
             left = Left::formatted(S::format(&mut history, left.bytes)?);
         }
         left = history.run(left, options, run + 1 == options.runs)?;
@@ -245,18 +262,37 @@ impl<S: System> History<S> {
         S::tuning(&self.manner)
     }
 
-    pub(crate) fn violation(&self, when: &str, what: String, trace: &[Traced], position: usize) -> Box<Violation> {
-        Violation::new((self.seed, self.run), format!("{when} ({:?})", self.manner), what, trace, position)
+    pub(crate) fn violation(
+        &self,
+        when: &str,
+        what: String,
+        trace: &[Traced],
+        position: usize,
+    ) -> Box<Violation> {
+        Violation::new(
+            (self.seed, self.run),
+            format!("{when} ({:?})", self.manner),
+            what,
+            trace,
+            position,
+        )
     }
 
     /// Starts from `left`, takes the steps, and returns the disk that one of the power cuts leaves.
-    fn run(&mut self, left: Left<S>, options: &Options<S::Bug>, is_last: bool) -> Result<Left<S>, Box<Violation>> {
+    fn run(
+        &mut self,
+        left: Left<S>,
+        options: &Options<S::Bug>,
+        is_last: bool,
+    ) -> Result<Left<S>, Box<Violation>> {
         let Left { bytes, found, kept } = left;
         let disk = SimDisk::new(bytes);
         let random = Random::new(self.random.below(u64::MAX));
         let ledger = self.ledger.clone();
-        let start = || S::start(random, self.manner, options.bug, ledger, disk.clone(), &found, kept);
-        let mut system = no_panic(start).map_err(|what| self.violation("at the start", what, &[], 0))?;
+        let start =
+            || S::start(random, self.manner, options.bug, ledger, disk.clone(), &found, kept);
+        let mut system =
+            no_panic(start).map_err(|what| self.violation("at the start", what, &[], 0))?;
         let result = no_panic(|| system.run(options.steps, is_last));
         self.ledger = system.parts().ledger.clone();
         if let Err(what) = result {
@@ -282,7 +318,8 @@ impl<S: System> History<S> {
             self.ledger.outcome.cut_points += 1;
             for _ in 0..=u64::from(cutter.is_uncertain()) {
                 self.ledger.outcome.disks += 1;
-                let survives = survivor.is_none() && position >= wanted && (is_end || S::may_survive(&cutter));
+                let survives =
+                    survivor.is_none() && position >= wanted && (is_end || S::may_survive(&cutter));
                 // A torn commit may have left only one good copy of the metadata, until the next
                 // commit.
                 let may_damage = !is_end && (self.run == 0 || system.has_second_copy(position));
@@ -291,7 +328,8 @@ impl<S: System> History<S> {
                 let left: Result<_, String> = cutter.cut(&mut self.random, may_damage, |image| {
                     let (found, kept) = no_panic(|| {
                         let found = inspect(image, S::tuning(&self.manner), &mut random)?;
-                        let kept = system.check_cut(&found, Cut { position, flushed }, &mut outcome)?;
+                        let kept =
+                            system.check_cut(&found, Cut { position, flushed }, &mut outcome)?;
                         Ok((found, kept))
                     })?;
                     let survives = survives && !image.is_damaged();
@@ -299,7 +337,8 @@ impl<S: System> History<S> {
                 });
                 self.ledger.outcome = outcome;
                 let when = || format!("power cut at {position} (flushed up to {flushed})");
-                survivor = survivor.or(left.map_err(|what| self.violation(&when(), what, &trace, position))?);
+                survivor = survivor
+                    .or(left.map_err(|what| self.violation(&when(), what, &trace, position))?);
             }
         }
         survivor.ok_or_else(|| self.violation("afterwards", "no disk is left".to_owned(), &[], 0))
@@ -308,7 +347,8 @@ impl<S: System> History<S> {
 
 /// Opens, checks and reads a disk.
 fn inspect(image: &mut Image<'_>, tuning: &Tuning, random: &mut Random) -> Result<Found, String> {
-    let mut volumes = Volumes::open_with(image, &tuning.open_options()).map_err(|error| format!("open: {error}"))?;
+    let mut volumes = Volumes::open_with(image, &tuning.open_options())
+        .map_err(|error| format!("open: {error}"))?;
     if let Some(why) = volumes.read_only() {
         return Err(format!("opened read-only: {why}; damage: {:?}", volumes.damage()));
     }

@@ -62,13 +62,21 @@ fn main() -> ExitCode {
         Command::Volumes(histories) => {
             let default = volumes::Options::default();
             let runs = histories.runs.unwrap_or(default.runs);
-            let options = volumes::Options { runs, steps: histories.steps.unwrap_or(default.steps), bug: None };
+            let options = volumes::Options {
+                runs,
+                steps: histories.steps.unwrap_or(default.steps),
+                bug: None,
+            };
             run("volumes", &histories, &|seed| volumes::run(seed, &options))
         }
         Command::Controller(histories) => {
             let default = controller::Options::default();
             let runs = histories.runs.unwrap_or(default.runs);
-            let options = controller::Options { runs, steps: histories.steps.unwrap_or(default.steps), bug: None };
+            let options = controller::Options {
+                runs,
+                steps: histories.steps.unwrap_or(default.steps),
+                bug: None,
+            };
             run("controller", &histories, &|seed| controller::run(seed, &options))
         }
     }
@@ -96,10 +104,15 @@ fn run<T: Total + Debug>(
             ExitCode::SUCCESS
         }
         Err(violation) => {
-            let option = |name: &str, value: Option<u64>| value.map(|value| format!(" --{name} {value}"));
-            let options: String = [option("runs", runs), option("steps", steps)].into_iter().flatten().collect();
+            let option =
+                |name: &str, value: Option<u64>| value.map(|value| format!(" --{name} {value}"));
+            let options: String =
+                [option("runs", runs), option("steps", steps)].into_iter().flatten().collect();
             eprintln!("{violation}");
-            eprintln!("or with: sidecore-sim {command} --seed {} --count 1{options}", violation.seed);
+            eprintln!(
+                "or with: sidecore-sim {command} --seed {} --count 1{options}",
+                violation.seed
+            );
             ExitCode::FAILURE
         }
     }

@@ -50,7 +50,8 @@ impl Violation {
 
 /// The result of `f`; a panic becomes an error.
 pub(crate) fn no_panic<T>(f: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| Err(format!("panicked: {}", message(panic.as_ref()))))
+    catch_unwind(AssertUnwindSafe(f))
+        .unwrap_or_else(|panic| Err(format!("panicked: {}", message(panic.as_ref()))))
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {

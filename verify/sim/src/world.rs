@@ -9,7 +9,9 @@ use std::sync::mpsc::{self, Receiver};
 
 use sidecore_block::{BlockDevice, Geometry, RamStore, dropped_tags};
 use sidecore_linux::EpollSleeper;
-use sidecore_reactor::{CoreContext, EventFd, IdleMode, PollableId, Reactor, Sleeper, Unit, WakeKey, mailbox};
+use sidecore_reactor::{
+    CoreContext, EventFd, IdleMode, PollableId, Reactor, Sleeper, Unit, WakeKey, mailbox,
+};
 use sidecore_ring::RingState;
 use sidecore_stage_delay::DelayStore;
 use sidecore_stage_fault::{Affected, Fault, FaultPlan, FaultRule, FaultStore, When};
@@ -109,8 +111,16 @@ fn start(reactor: &mut Sidecore, random: &mut Random, guest: &Guest, state: Ring
         _ => IdleMode::Interrupt,
     };
     let channel = guest.store.open_channel(reactor.context(), 16).expect("a channel");
-    let queue = BlkQueue::new(&guest.device, 0, guest.resources(), state, channel, mode, EventFd::peer_signal)
-        .expect("a queue");
+    let queue = BlkQueue::new(
+        &guest.device,
+        0,
+        guest.resources(),
+        state,
+        channel,
+        mode,
+        EventFd::peer_signal,
+    )
+    .expect("a queue");
     Queue::Running(reactor.add(queue).expect("room"))
 }
 
@@ -122,7 +132,11 @@ fn store(random: &mut Random) -> (Arc<dyn BlockDevice>, bool) {
         0 => (ram, false),
         1 => (Arc::new(DelayStore::new(ram, Nanos(random.below(50_000)))), false),
         _ => {
-            let rule = FaultRule { affected: Affected::All, when: When::PerMillion(100_000), fault: Fault::Eio };
+            let rule = FaultRule {
+                affected: Affected::All,
+                when: When::PerMillion(100_000),
+                fault: Fault::Eio,
+            };
             let plan = FaultPlan { seed: random.below(u64::MAX), rules: vec![rule] };
             let slow = Arc::new(DelayStore::new(ram, Nanos(random.below(5_000))));
             (Arc::new(FaultStore::new(slow, plan)), true)
@@ -145,10 +159,13 @@ pub fn run(seed: u64, guests: usize, requests: u64) -> Outcome {
             Guest::new(&mut random, store, faults, requests)
         })
         .collect();
-    let world = Rc::new(RefCell::new(World { now: Nanos(1), random: random.clone(), guests, stopping: 0 }));
+    let world =
+        Rc::new(RefCell::new(World { now: Nanos(1), random: random.clone(), guests, stopping: 0 }));
     let (_post, mail) = mailbox().expect("a mailbox");
-    let sleep = SimulatedSleep { world: Rc::clone(&world), epoll: EpollSleeper::new().expect("an epoll") };
-    let mut reactor: Sidecore = Reactor::new(CoreContext::default(), sleep, mail).expect("a reactor");
+    let sleep =
+        SimulatedSleep { world: Rc::clone(&world), epoll: EpollSleeper::new().expect("an epoll") };
+    let mut reactor: Sidecore =
+        Reactor::new(CoreContext::default(), sleep, mail).expect("a reactor");
     let mut outcome = Outcome::default();
     let mut queues: Vec<Queue> = Vec::new();
     for guest in &world.borrow().guests {
@@ -167,12 +184,14 @@ pub fn run(seed: u64, guests: usize, requests: u64) -> Outcome {
         if random.once_in(50) {
             reactor.set_without_core(random.once_in(2));
         }
-        let before: u64 = world.borrow().guests.iter().map(|guest| guest.completed + guest.wanted).sum();
+        let before: u64 =
+            world.borrow().guests.iter().map(|guest| guest.completed + guest.wanted).sum();
         for _ in 0..random.below(4) {
             world.borrow_mut().step();
         }
         outcome.restarts += restart_some(&mut reactor, &mut random, &world, &mut queues);
-        let after: u64 = world.borrow().guests.iter().map(|guest| guest.completed + guest.wanted).sum();
+        let after: u64 =
+            world.borrow().guests.iter().map(|guest| guest.completed + guest.wanted).sum();
         turns_at_rest = if before == after { turns_at_rest + 1 } else { 0 };
         assert!(turns_at_rest < PATIENCE, "the sidecore runs and no request makes progress");
     }
@@ -191,7 +210,12 @@ pub fn run(seed: u64, guests: usize, requests: u64) -> Outcome {
 }
 
 /// Now and then stops a queue in any state, and starts the stopped queues again from their state.
-fn restart_some(reactor: &mut Sidecore, random: &mut Random, world: &Rc<RefCell<World>>, queues: &mut [Queue]) -> u64 {
+fn restart_some(
+    reactor: &mut Sidecore,
+    random: &mut Random,
+    world: &Rc<RefCell<World>>,
+    queues: &mut [Queue],
+) -> u64 {
     let mut restarts = 0;
     for (index, queue) in queues.iter_mut().enumerate() {
         match queue {

@@ -24,7 +24,10 @@ fn no_power_cut_takes_what_a_guest_was_promised() {
     let total = run_many(seeds, &|seed| run(seed, &Options::default()), &|_, _| ());
     let total = total.unwrap_or_else(|violation| panic!("{violation}"));
     // Not by a macro: the harness would capture the line.
-    let _ = writeln!(std::io::stderr(), "power cuts in {histories} histories of a controller: {total:?}");
+    let _ = writeln!(
+        std::io::stderr(),
+        "power cuts in {histories} histories of a controller: {total:?}"
+    );
     // A simulation without events would pass as well.
     if histories >= SEEDS {
         let Outcome { cut_points, requests, failures, refusals, deaths, replays, .. } = total;
@@ -36,7 +39,9 @@ fn no_power_cut_takes_what_a_guest_was_promised() {
 
 #[test]
 fn a_neglected_duty_is_noticed() {
-    common::assert_noticed(&Bug::ALL, SEEDS_PER_BUG, &|seed, bug| run(seed, &Options { bug, ..SHORT }));
+    common::assert_noticed(&Bug::ALL, SEEDS_PER_BUG, &|seed, bug| {
+        run(seed, &Options { bug, ..SHORT })
+    });
 }
 
 #[test]

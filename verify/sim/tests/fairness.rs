@@ -19,7 +19,9 @@ fn cases(store: Store, placement: Placement, depth: u16) -> impl Iterator<Item =
         let weights = (weights.0, Some(weights.1));
         Case { weights, queues, depths: (depth, depth), store, placement }
     };
-    WEIGHTS.into_iter().flat_map(move |weights| QUEUES.into_iter().map(move |queues| of(weights, queues)))
+    WEIGHTS
+        .into_iter()
+        .flat_map(move |weights| QUEUES.into_iter().map(move |queues| of(weights, queues)))
 }
 
 /// Checks that weights hold within the tolerance, that a function's queues are served alike, and
@@ -36,8 +38,10 @@ fn check(store: Store, placement: Placement, depth: u16, total_per_s: f64) {
                 && served.total() >= 0.97 * total_per_s
                 && least as f64 >= 0.9 * most as f64 - LEAD;
             let (weights, queues) = (case.weights, case.queues);
-            let line =
-                format!("{weights:?} {queues:?}: {:.3} for {wanted:.3}, {served:?}, seed {seed}", served.ratio());
+            let line = format!(
+                "{weights:?} {queues:?}: {:.3} for {wanted:.3}, {served:?}, seed {seed}",
+                served.ratio()
+            );
             println!("{line}");
             if !is_right {
                 wrong.push(line);
@@ -49,8 +53,13 @@ fn check(store: Store, placement: Placement, depth: u16, total_per_s: f64) {
 
 /// The service of a function that is alone.
 fn alone(store: Store, queues: usize, depth: u16) -> f64 {
-    let case =
-        Case { weights: (100, None), queues: (queues, 0), depths: (depth, 0), store, placement: Placement::Together };
+    let case = Case {
+        weights: (100, None),
+        queues: (queues, 0),
+        depths: (depth, 0),
+        store,
+        placement: Placement::Together,
+    };
     run(&case, 0).total()
 }
 
@@ -79,9 +88,18 @@ fn two_sidecores_with_one_function_each_lose_nothing() {
     let each = alone(Store::Ram, 4, 128);
     for weights in [(100, 100), (100, 400), (1, 1000)] {
         let weights = (weights.0, Some(weights.1));
-        let case = Case { weights, queues: (4, 4), depths: (128, 128), store: Store::Ram, placement: Placement::Apart };
+        let case = Case {
+            weights,
+            queues: (4, 4),
+            depths: (128, 128),
+            store: Store::Ram,
+            placement: Placement::Apart,
+        };
         let served = run(&case, 0);
-        assert!(served.per_s.iter().all(|per_s| *per_s >= 0.99 * each), "{weights:?}: {served:?}, alone {each}");
+        assert!(
+            served.per_s.iter().all(|per_s| *per_s >= 0.99 * each),
+            "{weights:?}: {served:?}, alone {each}"
+        );
     }
 }
 
@@ -90,10 +108,14 @@ fn no_function_is_slowed_while_the_store_has_free_slots() {
     // Together the functions have no more requests in flight than the store has slots.
     for placement in [Placement::Together, Placement::Apart] {
         let weights = (1, Some(1000));
-        let case = Case { weights, queues: (1, 1), depths: (24, 24), store: Store::Slots(64), placement };
+        let case =
+            Case { weights, queues: (1, 1), depths: (24, 24), store: Store::Slots(64), placement };
         let served = run(&case, 0);
         let each = alone(Store::Slots(64), 1, 24);
-        assert!(served.per_s.iter().all(|per_s| *per_s >= 0.97 * each), "{placement:?}: {served:?}, alone {each}");
+        assert!(
+            served.per_s.iter().all(|per_s| *per_s >= 0.97 * each),
+            "{placement:?}: {served:?}, alone {each}"
+        );
     }
 }
 
@@ -102,7 +124,13 @@ fn a_function_that_wants_little_keeps_no_slot_from_the_others() {
     // The second function needs a few slots, far fewer than its weight would give it: the first
     // function gets all others.
     let weights = (100, Some(1000));
-    let little = Case { weights, queues: (8, 1), depths: (4, 4), store: Store::Slots(16), placement: Placement::Apart };
+    let little = Case {
+        weights,
+        queues: (8, 1),
+        depths: (4, 4),
+        store: Store::Slots(16),
+        placement: Placement::Apart,
+    };
     let served = run(&little, 0);
     assert!(served.total() >= 0.97 * 16_000.0, "{served:?}");
 }
@@ -112,14 +140,16 @@ fn a_function_that_wants_little_gets_most_of_it() {
     // The second function's share is more than it needs; the first function takes all that is left.
     let cases = [(16, (1, 1), (32, 4)), (16, (8, 1), (4, 4)), (64, (4, 1), (128, 8))];
     for seed in common::seeds(1) {
-        for ((slots, queues, depths), placement) in cases
-            .into_iter()
-            .flat_map(|case| [Placement::Together, Placement::Apart].map(|placement| (case, placement)))
-        {
+        for ((slots, queues, depths), placement) in cases.into_iter().flat_map(|case| {
+            [Placement::Together, Placement::Apart].map(|placement| (case, placement))
+        }) {
             let store = Store::Slots(slots);
-            let served = run(&Case { weights: (100, Some(100)), queues, depths, store, placement }, seed);
+            let served =
+                run(&Case { weights: (100, Some(100)), queues, depths, store, placement }, seed);
             let part = served.per_s[1] / alone(store, queues.1, depths.1);
-            let case = format!("{slots} slots, {queues:?} queues of {depths:?}, {placement:?}: {part:.3}, {served:?}");
+            let case = format!(
+                "{slots} slots, {queues:?} queues of {depths:?}, {placement:?}: {part:.3}, {served:?}"
+            );
             println!("{case}");
             assert!(part >= 0.6, "{case}, seed {seed}");
             assert!(served.total() >= 0.97 * 1_000.0 * slots as f64, "{case}, seed {seed}");
@@ -130,6 +160,12 @@ fn a_function_that_wants_little_gets_most_of_it() {
 #[test]
 fn a_seed_gives_the_same_history_again() {
     let weights = (100, Some(400));
-    let case = Case { weights, queues: (4, 1), depths: (64, 64), store: Store::Slots(64), placement: Placement::Apart };
+    let case = Case {
+        weights,
+        queues: (4, 1),
+        depths: (64, 64),
+        store: Store::Slots(64),
+        placement: Placement::Apart,
+    };
     assert_eq!(run(&case, 42), run(&case, 42));
 }

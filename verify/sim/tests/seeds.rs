@@ -22,7 +22,10 @@ fn no_schedule_loses_a_request() {
     // A simulation without events would pass as well.
     if seeds.count() >= 100 {
         assert!(
-            total.kicks > 1_000 && total.calls > 1_000 && total.sleeps > 1_000 && total.restarts > 100,
+            total.kicks > 1_000
+                && total.calls > 1_000
+                && total.sleeps > 1_000
+                && total.restarts > 100,
             "{total:?}"
         );
     }

@@ -23,10 +23,20 @@ fn no_power_cut_loses_or_shows_what_it_must_not() {
     let total = run_many(seeds, &|seed| run(seed, &Options::default()), &|_, _| ());
     let total = total.unwrap_or_else(|violation| panic!("{violation}"));
     // Not by a macro: the harness would capture the line.
-    let _ = writeln!(std::io::stderr(), "power cuts in {histories} histories of volumes: {total:?}");
+    let _ =
+        writeln!(std::io::stderr(), "power cuts in {histories} histories of volumes: {total:?}");
     // A simulation without events would pass as well.
     if histories >= SEEDS {
-        let Outcome { cut_points, fell_back, went_ahead, refusals, most_extents, deaths, replays, .. } = total;
+        let Outcome {
+            cut_points,
+            fell_back,
+            went_ahead,
+            refusals,
+            most_extents,
+            deaths,
+            replays,
+            ..
+        } = total;
         assert!(cut_points >= CUT_POINTS && fell_back > 500 && went_ahead > 500, "{total:?}");
         assert!(deaths > 500 && replays > 200, "{total:?}");
         // Full disks, and trees of more than one level.
@@ -36,7 +46,9 @@ fn no_power_cut_loses_or_shows_what_it_must_not() {
 
 #[test]
 fn a_neglected_duty_is_noticed() {
-    common::assert_noticed(&Bug::ALL, SEEDS_PER_BUG, &|seed, bug| run(seed, &Options { bug, ..SHORT }));
+    common::assert_noticed(&Bug::ALL, SEEDS_PER_BUG, &|seed, bug| {
+        run(seed, &Options { bug, ..SHORT })
+    });
 }
 
 #[test]

@@ -28,12 +28,17 @@ pub fn skip(reason: impl Display) {
 #[must_use]
 pub fn run(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).output();
-    let output =
-        output.unwrap_or_else(|error| panic!("{program}: {error}: install it, or run `make test`, which does"));
+    let output = output.unwrap_or_else(|error| {
+        panic!("{program}: {error}: install it, or run `make test`, which does")
+    });
     if output.status.success() {
         return Some(String::from_utf8_lossy(&output.stdout).trim().to_owned());
     }
-    let reason = format!("{program} {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+    let reason = format!(
+        "{program} {}: {}",
+        arguments.join(" "),
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
     assert!(MAY_FAIL.contains(&program), "{reason}");
     skip(reason);
     None

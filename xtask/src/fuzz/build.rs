@@ -38,7 +38,10 @@ impl Build {
     pub fn new(workspace: &Workspace) -> Result<Self> {
         let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
         let version = shell::read(Command::new(rustc).args(["--version", "--verbose"]))?;
-        let triple = version.lines().find_map(|line| line.strip_prefix("host: ")).context("rustc named no host")?;
+        let triple = version
+            .lines()
+            .find_map(|line| line.strip_prefix("host: "))
+            .context("rustc named no host")?;
         Ok(Self { triple: triple.to_owned(), target: workspace.target.clone() })
     }
 
@@ -50,7 +53,14 @@ impl Build {
     /// A cargo command on the targets, with the coverage flags.
     pub fn cargo(&self, subcommand: &str) -> Command {
         let mut command = shell::cargo();
-        command.args([subcommand, "--release", "--manifest-path", MANIFEST, "--target", &self.triple]);
+        command.args([
+            subcommand,
+            "--release",
+            "--manifest-path",
+            MANIFEST,
+            "--target",
+            &self.triple,
+        ]);
         command.arg("--target-dir").arg(self.directory());
         command.env("CARGO_ENCODED_RUSTFLAGS", COVERAGE_FLAGS.join("\u{1f}"));
         command
@@ -64,6 +74,10 @@ impl Build {
 
     /// The target of this name; its program exists after [`run`](Self::run).
     pub fn target<'a>(&self, name: &'a str) -> Target<'a> {
-        Target::new(name, self.directory().join(&self.triple).join("release").join(name), &self.target)
+        Target::new(
+            name,
+            self.directory().join(&self.triple).join("release").join(name),
+            &self.target,
+        )
     }
 }

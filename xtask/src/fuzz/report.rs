@@ -30,10 +30,13 @@ impl Report {
 
     /// Runs this command to its end.
     pub fn of(command: &mut Command, show: Show) -> Result<Self> {
-        let mut child = command.stderr(Stdio::piped()).spawn().context("cannot start the fuzz target")?;
-        let mut report = Self { passed: false, summary: None, reproducer: None, tail: VecDeque::new() };
+        let mut child =
+            command.stderr(Stdio::piped()).spawn().context("cannot start the fuzz target")?;
+        let mut report =
+            Self { passed: false, summary: None, reproducer: None, tail: VecDeque::new() };
         // libFuzzer and a panic both write to the standard error output, and not always UTF-8.
-        let mut lines = BufReader::new(child.stderr.take().context("the fuzz target has no output")?);
+        let mut lines =
+            BufReader::new(child.stderr.take().context("the fuzz target has no output")?);
         let mut line = Vec::new();
         while lines.read_until(b'\n', &mut line)? > 0 {
             report.take(String::from_utf8_lossy(&line).trim_end(), show);
@@ -50,7 +53,8 @@ impl Report {
         // For instance: #21582618 DONE   cov: 69 ft: 250 corp: 171/6225b lim: 4096 exec/s: 1027743
         // rss: 28Mb
         if let Some((runs, figures)) = line.split_once("DONE ") {
-            self.summary = Some(format!("{} inputs, {}", runs.trim().trim_start_matches('#'), figures.trim()));
+            self.summary =
+                Some(format!("{} inputs, {}", runs.trim().trim_start_matches('#'), figures.trim()));
         }
         if let Some((_, file)) = line.split_once("Test unit written to ") {
             self.reproducer = Some(file.to_owned());

@@ -54,7 +54,8 @@ impl<'a> Target<'a> {
             bail!("{}", self.advice(report.reproducer.as_deref()));
         }
         // A compiler that ignores the coverage flags would make every run a blind one that passes.
-        let summary = report.summary.context("libFuzzer printed no summary: has its output changed?")?;
+        let summary =
+            report.summary.context("libFuzzer printed no summary: has its output changed?")?;
         if !summary.contains("cov: ") {
             bail!(
                 "no coverage was measured: see COVERAGE_FLAGS in xtask/src/fuzz/build.rs, the compiler may have changed"
@@ -68,9 +69,11 @@ impl<'a> Target<'a> {
     pub fn merge(&self) -> Result<()> {
         println!("\n--- merging what was found for {}", self.name);
         shell::run(self.command()?.arg("-merge=1").arg(&self.committed).arg(&self.found))?;
-        println!("{} now holds {} inputs: look them over, then commit them", self.committed.display(), {
-            std::fs::read_dir(&self.committed)?.count()
-        });
+        println!(
+            "{} now holds {} inputs: look them over, then commit them",
+            self.committed.display(),
+            { std::fs::read_dir(&self.committed)?.count() }
+        );
         Ok(())
     }
 
@@ -81,10 +84,13 @@ impl<'a> Target<'a> {
     /// A command with the target's program and the limits that every run has.
     fn command(&self) -> Result<Command> {
         for directory in [&self.committed, &self.found, &self.artifacts] {
-            std::fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
+            std::fs::create_dir_all(directory)
+                .with_context(|| format!("cannot create {}", directory.display()))?;
         }
         let mut command = Command::new(&self.program);
-        command.arg(format!("-rss_limit_mb={MEMORY_LIMIT_MB}")).arg(format!("-timeout={INPUT_TIMEOUT_S}"));
+        command
+            .arg(format!("-rss_limit_mb={MEMORY_LIMIT_MB}"))
+            .arg(format!("-timeout={INPUT_TIMEOUT_S}"));
         // libFuzzer joins the prefix and the file name: the slash makes the prefix a directory.
         command.arg(format!("-artifact_prefix={}/", self.artifacts.display()));
         Ok(command)
@@ -99,7 +105,10 @@ impl<'a> Target<'a> {
                 name = self.name,
                 corpus = self.committed.display(),
             ),
-            None => format!("{} failed without leaving an input behind: read its output above", self.name),
+            None => format!(
+                "{} failed without leaving an input behind: read its output above",
+                self.name
+            ),
         }
     }
 }

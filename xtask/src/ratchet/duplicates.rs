@@ -15,8 +15,11 @@ const WINDOW: usize = 8;
 
 /// The lines of each file that are in a run which occurs elsewhere, too. Blank lines, comments,
 /// imports, lints of the panic law and lines of brackets alone neither count nor interrupt a run.
-pub(super) fn find<'a>(files: impl Iterator<Item = &'a (PathBuf, String)>) -> Vec<(&'a Path, Violations)> {
-    let files: Vec<(&Path, Vec<(usize, &str)>)> = files.map(|(file, text)| (file.as_path(), code(text))).collect();
+pub(super) fn find<'a>(
+    files: impl Iterator<Item = &'a (PathBuf, String)>,
+) -> Vec<(&'a Path, Violations)> {
+    let files: Vec<(&Path, Vec<(usize, &str)>)> =
+        files.map(|(file, text)| (file.as_path(), code(text))).collect();
     let mut windows: HashMap<Vec<&str>, usize> = HashMap::new();
     for (_, lines) in &files {
         for window in lines.windows(WINDOW) {
@@ -48,7 +51,9 @@ fn code(text: &str) -> Vec<(usize, &str)> {
 
 fn is_code(line: &str) -> bool {
     line.contains(char::is_alphanumeric)
-        && !["//", "use ", "pub use ", "mod ", "clippy::"].iter().any(|start| line.starts_with(start))
+        && !["//", "use ", "pub use ", "mod ", "clippy::"]
+            .iter()
+            .any(|start| line.starts_with(start))
 }
 
 #[cfg(test)]
@@ -60,7 +65,8 @@ mod tests {
     }
 
     fn counts(files: &[&str]) -> Vec<usize> {
-        let files: Vec<(PathBuf, String)> = files.iter().map(|text| ("x.rs".into(), (*text).to_owned())).collect();
+        let files: Vec<(PathBuf, String)> =
+            files.iter().map(|text| ("x.rs".into(), (*text).to_owned())).collect();
         find(files.iter()).into_iter().map(|(_, lines)| lines.len()).collect()
     }
 

@@ -26,8 +26,12 @@ const OPENERS: [&str; 12] = [
 ];
 
 /// Words that cannot be a subject. Spelt in halves, so that this file passes its own check.
-const SUBJECTS: [&str; 4] =
-    [concat!("no", "body"), concat!("some", "body"), concat!("any", "body"), concat!("who", "ever")];
+const SUBJECTS: [&str; 4] = [
+    concat!("no", "body"),
+    concat!("some", "body"),
+    concat!("any", "body"),
+    concat!("who", "ever"),
+];
 
 /// Line numbers, from 1, and the start of each line.
 pub(super) type Violations = Vec<(usize, String)>;
@@ -37,7 +41,11 @@ pub(super) fn check(file: &Path, text: &str) -> Vec<(&'static str, Violations)> 
     let mut found = vec![("columns", Vec::new()), ("subjects", subjects(text))];
     if file.extension().is_some_and(|extension| extension == "rs") {
         found[0].1 = wide_comments(text);
-        found.extend([("functions", long_functions(text)), ("lines", long_file(text)), ("openers", openers(text))]);
+        found.extend([
+            ("functions", long_functions(text)),
+            ("lines", long_file(text)),
+            ("openers", openers(text)),
+        ]);
     } else {
         found[0].1 = wide_prose(text);
     }
@@ -46,7 +54,10 @@ pub(super) fn check(file: &Path, text: &str) -> Vec<(&'static str, Violations)> 
 
 /// Wide lines of comments. The width of code is rustfmt's business.
 fn wide_comments(text: &str) -> Violations {
-    lines(text).filter(|(_, line)| line.trim_start().starts_with("//") && is_too_wide(line)).map(shorten).collect()
+    lines(text)
+        .filter(|(_, line)| line.trim_start().starts_with("//") && is_too_wide(line))
+        .map(shorten)
+        .collect()
 }
 
 /// Wide lines of Markdown, but for tables and blocks of code, which cannot be wrapped.
@@ -58,7 +69,10 @@ fn wide_prose(text: &str) -> Violations {
         if start.starts_with("```") {
             in_code = !in_code;
         }
-        let is_fixed = in_code || start.starts_with('|') || start.starts_with("<!--") || line.starts_with("    ");
+        let is_fixed = in_code
+            || start.starts_with('|')
+            || start.starts_with("<!--")
+            || line.starts_with("    ");
         if !is_fixed && is_too_wide(line) {
             wide.push(shorten((number, line)));
         }
@@ -68,7 +82,8 @@ fn wide_prose(text: &str) -> Violations {
 
 /// Whether the line is too wide and can be wrapped: a link or a path alone cannot.
 fn is_too_wide(line: &str) -> bool {
-    let mut words = line.split_whitespace().filter(|word| !["//", "///", "//!", "-", "*"].contains(word));
+    let mut words =
+        line.split_whitespace().filter(|word| !["//", "///", "//!", "-", "*"].contains(word));
     line.chars().count() > COLUMNS && words.nth(1).is_some()
 }
 
@@ -84,7 +99,8 @@ fn long_functions(text: &str) -> Violations {
         }
         let indent = &line[..line.len() - line.trim_start().len()];
         let closing = format!("{indent}}}");
-        let below = all[index..].iter().position(|below| **below == closing || is_bodiless(below, indent));
+        let below =
+            all[index..].iter().position(|below| **below == closing || is_bodiless(below, indent));
         let length = below.map_or(0, |below| below + 1);
         if length > FUNCTION_LINES {
             long.push((index + 1, format!("{length} lines: {}", line.trim())));
@@ -99,7 +115,9 @@ fn is_signature(line: &str) -> bool {
 }
 
 fn is_qualifier(word: &str) -> bool {
-    ["const", "async", "unsafe", "extern", "\"C\""].contains(&word) || word.starts_with("pub") || word == "super)"
+    ["const", "async", "unsafe", "extern", "\"C\""].contains(&word)
+        || word.starts_with("pub")
+        || word == "super)"
 }
 
 /// Whether the line ends a function without a block below it: a declaration in a trait, or a body
@@ -123,7 +141,10 @@ fn openers(text: &str) -> Violations {
     for (number, line) in lines(text) {
         let comment = comment(line);
         if let (false, Some(words)) = (was_comment, comment) {
-            let first = words.split(|c: char| !c.is_alphanumeric()).find(|word| !word.is_empty()).unwrap_or("");
+            let first = words
+                .split(|c: char| !c.is_alphanumeric())
+                .find(|word| !word.is_empty())
+                .unwrap_or("");
             if OPENERS.contains(&first.to_lowercase().as_str()) {
                 found.push(shorten((number, line)));
             }
@@ -162,7 +183,10 @@ mod tests {
     use super::*;
 
     fn count(file: &str, text: &str, rule: &str) -> usize {
-        check(file.as_ref(), text).into_iter().find(|(name, _)| *name == rule).map_or(0, |(_, found)| found.len())
+        check(file.as_ref(), text)
+            .into_iter()
+            .find(|(name, _)| *name == rule)
+            .map_or(0, |(_, found)| found.len())
     }
 
     #[test]
@@ -170,7 +194,10 @@ mod tests {
         let wide = "word ".repeat(21);
         assert_eq!(count("a.rs", &format!("    /// {wide}\n"), "columns"), 1);
         assert_eq!(count("a.rs", &format!("let text = \"{wide}\";\n"), "columns"), 0);
-        assert_eq!(count("a.rs", &format!("//! <https://example.org/{}>\n", "x".repeat(100)), "columns"), 0);
+        assert_eq!(
+            count("a.rs", &format!("//! <https://example.org/{}>\n", "x".repeat(100)), "columns"),
+            0
+        );
         assert_eq!(count("a.rs", &format!("// {}\n", "x".repeat(97)), "columns"), 0);
     }
 
@@ -184,7 +211,9 @@ mod tests {
     #[test]
     fn a_function_is_measured_from_its_signature_to_its_brace() {
         let body = |lines: usize| "        f();\n".repeat(lines);
-        let function = |lines| format!("    pub(crate) async fn f(\n        a: A,\n    ) {{\n{}    }}\n", body(lines));
+        let function = |lines| {
+            format!("    pub(crate) async fn f(\n        a: A,\n    ) {{\n{}    }}\n", body(lines))
+        };
         assert_eq!(count("a.rs", &function(66), "functions"), 0);
         assert_eq!(count("a.rs", &function(67), "functions"), 1);
         // Functions without a body, and on one line, end where they are.
@@ -202,8 +231,7 @@ mod tests {
 
     #[test]
     fn only_the_first_word_of_a_paragraph_is_an_opener() {
-        let text =
-            "/// What it does.\nfn f() {}\n// The queue knows\n// what it does.\n//\n// Who asks?\nlet who = 1;\n";
+        let text = "/// What it does.\nfn f() {}\n// The queue knows\n// what it does.\n//\n// Who asks?\nlet who = 1;\n";
         assert_eq!(count("a.rs", text, "openers"), 2);
     }
 

@@ -22,8 +22,14 @@ use super::{CANNOT_RUN, say};
 const FIRST: RawFd = 3;
 
 /// Variables by which a manager above addresses this process, and not the command.
-const NOT_INHERITED: [&str; 6] =
-    ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PIDFDID"];
+const NOT_INHERITED: [&str; 6] = [
+    "LISTEN_PID",
+    "LISTEN_FDS",
+    "LISTEN_FDNAMES",
+    "WATCHDOG_PID",
+    "WATCHDOG_USEC",
+    "LISTEN_PIDFDID",
+];
 
 /// A running command. Dropping it kills the command if its end has not been seen.
 #[derive(Debug)]
@@ -38,7 +44,11 @@ impl Child {
         // Only a process itself can set the variable with its own number, so this program starts
         // itself, and the new process becomes the command: see `become_command`.
         let mut starter = Command::new("/proc/self/exe");
-        starter.args(["keep", "--child-of"]).arg(std::process::id().to_string()).arg("--").args(command);
+        starter
+            .args(["keep", "--child-of"])
+            .arg(std::process::id().to_string())
+            .arg("--")
+            .args(command);
         starter.stdin(Stdio::null());
         // A Ctrl-C in the terminal goes to this process alone, or the command would get two signals
         // for it.
@@ -50,7 +60,8 @@ impl Child {
         if !kept.is_empty() {
             starter.env("LISTEN_FDS", kept.len().to_string()).env("LISTEN_FDNAMES", kept.names());
         }
-        let mut process = spawn_with(&mut starter, kept).context("cannot start a process for the command")?;
+        let mut process =
+            spawn_with(&mut starter, kept).context("cannot start a process for the command")?;
         match pidfd_open(Pid::from_child(&process), PidfdFlags::empty()) {
             Ok(pidfd) => Ok(Self { process, pidfd }),
             Err(error) => {
@@ -109,7 +120,8 @@ impl Drop for Child {
 /// map, so that no number to map is free when the pipe is made.
 fn spawn_with(command: &mut Command, kept: &Kept) -> Result<std::process::Child> {
     let mappings = (FIRST..).zip(kept.copies()?);
-    let mappings = mappings.map(|(child_fd, parent_fd)| FdMapping { parent_fd, child_fd }).collect();
+    let mappings =
+        mappings.map(|(child_fd, parent_fd)| FdMapping { parent_fd, child_fd }).collect();
     command.fd_mappings(mappings)?;
     Ok(command.spawn()?)
 }
@@ -162,7 +174,8 @@ pub(super) fn raise_file_limit(max: usize) {
     let wanted = u64::try_from(max).unwrap_or(u64::MAX).saturating_mul(2).saturating_add(64);
     let wanted = limit.maximum.map_or(wanted, |maximum| wanted.min(maximum));
     if limit.current.is_some_and(|current| current < wanted)
-        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: limit.maximum })
+        && let Err(error) =
+            setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: limit.maximum })
     {
         say(&format!("the limit of open files stays at {:?}: {error}", limit.current));
     }
@@ -203,7 +216,12 @@ mod tests {
     #[test]
     fn a_failed_start_is_noticed_and_writes_into_no_kept_file() {
         let mut alone = Command::new(std::env::current_exe().unwrap());
-        alone.args(["--exact", "keep::child::tests::a_program_that_is_not_there", "--ignored", "--test-threads=1"]);
+        alone.args([
+            "--exact",
+            "keep::child::tests::a_program_that_is_not_there",
+            "--ignored",
+            "--test-threads=1",
+        ]);
         let output = alone.output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && text.contains("1 passed"), "{text}");

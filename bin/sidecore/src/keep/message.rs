@@ -29,7 +29,9 @@ impl Message {
                 _ => name = name.or_else(|| line.strip_prefix(b"FDNAME=")),
             }
         }
-        message.name = name.filter(|name| is_name(name)).and_then(|name| String::from_utf8(name.to_vec()).ok());
+        message.name = name
+            .filter(|name| is_name(name))
+            .and_then(|name| String::from_utf8(name.to_vec()).ok());
         message
     }
 }
@@ -51,14 +53,25 @@ mod tests {
     #[test]
     fn known_lines_count_in_any_order_and_others_are_ignored() {
         let message = Message::parse(b"STATUS=fine\nFDNAME=nvme.disk0\nFDPOLL=0\nFDSTORE=1\n");
-        assert_eq!(message, Message { store: true, name: Some("nvme.disk0".to_owned()), ..Message::default() });
+        assert_eq!(
+            message,
+            Message { store: true, name: Some("nvme.disk0".to_owned()), ..Message::default() }
+        );
         assert!(Message::parse(b"READY=1").ready);
         assert!(Message::parse(b"FDSTOREREMOVE=1\nFDNAME=a").remove);
     }
 
     #[test]
     fn nonsense_is_ignored() {
-        for bytes in [&b""[..], b"\n\n\n", b"READY=10", b"READY", b"xFDSTORE=1", b"FDSTORE=1\0", &[0xff; 4096]] {
+        for bytes in [
+            &b""[..],
+            b"\n\n\n",
+            b"READY=10",
+            b"READY",
+            b"xFDSTORE=1",
+            b"FDSTORE=1\0",
+            &[0xff; 4096],
+        ] {
             assert_eq!(Message::parse(bytes), Message::default(), "{bytes:?}");
         }
     }

@@ -11,8 +11,8 @@ use rustix::cmsg_space;
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SocketAddrUnix, SocketFlags,
-    SocketType, bind, recvmsg, socket_with,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SocketAddrUnix, SocketFlags, SocketType, bind, recvmsg, socket_with,
 };
 use rustix::process::Pid;
 use tempfile::TempDir;
@@ -47,7 +47,10 @@ pub(super) struct Datagram {
 impl NotifySocket {
     pub(super) fn bind() -> io::Result<Self> {
         let mut builder = tempfile::Builder::new();
-        let directory = builder.prefix("sidecore-keep-").permissions(Permissions::from_mode(0o700)).tempdir()?;
+        let directory = builder
+            .prefix("sidecore-keep-")
+            .permissions(Permissions::from_mode(0o700))
+            .tempdir()?;
         let path = directory.path().join("notify");
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
@@ -67,7 +70,12 @@ impl NotifySocket {
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut bytes = vec![0; MESSAGE_MAX];
         let received = loop {
-            match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+            match recvmsg(
+                &self.socket,
+                &mut [IoSliceMut::new(&mut bytes)],
+                &mut control,
+                RecvFlags::CMSG_CLOEXEC,
+            ) {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(None),
                 received => break received?,

@@ -56,7 +56,11 @@ pub fn directory(config: &str) -> TempDir {
 /// The program as a command in a directory with a control socket.
 pub fn command(directory: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sidecore"));
-    command.current_dir(directory).arg("--socket").arg(directory.join("control.sock")).args(arguments);
+    command
+        .current_dir(directory)
+        .arg("--socket")
+        .arg(directory.join("control.sock"))
+        .args(arguments);
     command.env_remove("TMPDIR");
     command
 }

@@ -11,8 +11,8 @@ use rustix::cmsg_space;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 use rustix::pipe::{PipeFlags, pipe_with};
 use sidecore_linux::{KeptDescriptor, ServiceManager, take_kept};
@@ -53,7 +53,10 @@ impl Process {
     fn run(mut self) {
         self.send(&std::process::id().to_string());
         loop {
-            let mut fds = [PollFd::new(self.stream.get_ref(), PollFlags::IN), PollFd::new(&self.ended, PollFlags::IN)];
+            let mut fds = [
+                PollFd::new(self.stream.get_ref(), PollFlags::IN),
+                PollFd::new(&self.ended, PollFlags::IN),
+            ];
             rustix::io::retry_on_intr(|| poll(&mut fds, None)).unwrap();
             let [received, signalled] = fds.map(|fd| !fd.revents().is_empty());
             if signalled {
@@ -80,7 +83,9 @@ impl Process {
             End::Wait => {}
             End::Store(count) => {
                 for index in 0..count {
-                    self.manager.store(&format!("last{index}"), file(&format!("content {index}")).as_fd()).unwrap();
+                    self.manager
+                        .store(&format!("last{index}"), file(&format!("content {index}")).as_fd())
+                        .unwrap();
                 }
                 std::process::exit(0);
             }
@@ -91,7 +96,9 @@ impl Process {
         let (command, rest) = line.split_once(' ').unwrap_or((line, ""));
         let (name, content) = rest.split_once(' ').unwrap_or((rest, ""));
         let answer = match command {
-            "names" => self.kept.iter().map(|kept| kept.name.as_str()).collect::<Vec<_>>().join(":"),
+            "names" => {
+                self.kept.iter().map(|kept| kept.name.as_str()).collect::<Vec<_>>().join(":")
+            }
             "file" => self.store(name, &file(content)),
             "pipe" => self.store(name, &pipe(content)),
             "queue" => self.store(name, &queue(content)),
@@ -102,7 +109,8 @@ impl Process {
             "variable" => std::env::var(name).unwrap_or_default(),
             "take" => take_kept().unwrap().len().to_string(),
             "inheritable" => {
-                let inheritable = |kept: &&KeptDescriptor| rustix::io::fcntl_getfd(&kept.fd).unwrap().is_empty();
+                let inheritable =
+                    |kept: &&KeptDescriptor| rustix::io::fcntl_getfd(&kept.fd).unwrap().is_empty();
                 self.kept.iter().filter(inheritable).count().to_string()
             }
             "signals" => self.signals.to_string(),
@@ -135,7 +143,8 @@ impl Process {
     fn read(&self, name: &str) -> String {
         let kept = self.kept.iter().rfind(|kept| kept.name == name).unwrap();
         let fd = kept.fd.try_clone().unwrap();
-        if rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&fd).unwrap().st_mode).is_socket() {
+        if rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&fd).unwrap().st_mode).is_socket()
+        {
             return unqueue(&fd);
         }
         let (mut file, mut text) = (File::from(fd), String::new());
@@ -167,7 +176,8 @@ fn pipe(content: &str) -> OwnedFd {
 /// the word, and the pair's sending end, which no process has open otherwise.
 fn queue(content: &str) -> OwnedFd {
     let flags = SocketFlags::CLOEXEC;
-    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    let (ours, theirs) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
     for word in content.split(' ') {
         let file = file(word);
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
@@ -187,7 +197,8 @@ fn unqueue(queue: &OwnedFd) -> String {
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut bytes = [0; 64];
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let Ok(received) = recvmsg(queue, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) else {
+        let Ok(received) = recvmsg(queue, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)
+        else {
             break;
         };
         if received.bytes == 0 {
@@ -215,7 +226,9 @@ fn nonsense() -> String {
     let path = std::env::var_os("NOTIFY_SOCKET").unwrap();
     let socket = UnixDatagram::unbound().unwrap();
     socket.connect(path).unwrap();
-    for bytes in [&b""[..], b"FDSTORE=1\nFDNAME=x", b"FDSTOREREMOVE=1", b"\0\xff\n\n=", &[b'x'; 5000]] {
+    for bytes in
+        [&b""[..], b"FDSTORE=1\nFDNAME=x", b"FDSTOREREMOVE=1", b"\0\xff\n\n=", &[b'x'; 5000]]
+    {
         socket.send(bytes).unwrap();
     }
     let file = file("x");

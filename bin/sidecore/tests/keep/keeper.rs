@@ -26,12 +26,17 @@ impl Keeper {
     /// Starts the program with this test binary as its command.
     pub fn start(options: &[&str]) -> Self {
         let exe = std::env::current_exe().unwrap();
-        Self::of(options, &[exe.to_str().unwrap(), "--exact", "child::child", "--nocapture", "--test-threads=1"], &[])
+        Self::of(
+            options,
+            &[exe.to_str().unwrap(), "--exact", "child::child", "--nocapture", "--test-threads=1"],
+            &[],
+        )
     }
 
     pub fn with_environment(variables: &[(&str, &str)]) -> Self {
         let exe = std::env::current_exe().unwrap();
-        let command = [exe.to_str().unwrap(), "--exact", "child::child", "--nocapture", "--test-threads=1"];
+        let command =
+            [exe.to_str().unwrap(), "--exact", "child::child", "--nocapture", "--test-threads=1"];
         Self::of(&[], &command, variables)
     }
 
@@ -61,7 +66,8 @@ impl Keeper {
     }
 
     fn accept(&self, unless_ended: &[Pid]) -> Option<Session> {
-        let ends: Vec<_> = unless_ended.iter().map(|pid| pidfd_open(*pid, PidfdFlags::empty()).unwrap()).collect();
+        let ends: Vec<_> =
+            unless_ended.iter().map(|pid| pidfd_open(*pid, PidfdFlags::empty()).unwrap()).collect();
         let mut fds = vec![PollFd::new(&self.listener, PollFlags::IN)];
         fds.extend(ends.iter().map(|end| PollFd::new(end, PollFlags::IN)));
         let timeout = Timespec::try_from(PATIENCE).unwrap();
@@ -96,7 +102,10 @@ impl Keeper {
 
     /// The files in the keeper's temporary directory.
     pub fn left_behind(&self) -> Vec<PathBuf> {
-        std::fs::read_dir(self.directory.path().join("tmp")).unwrap().map(|entry| entry.unwrap().path()).collect()
+        std::fs::read_dir(self.directory.path().join("tmp"))
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect()
     }
 }
 
@@ -105,7 +114,9 @@ pub fn until(pid: u32, state: &str) {
     wait::until(&format!("process {pid} is in state {state}"), PATIENCE, || {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         let is = |key: &str, value: &str| {
-            status.lines().any(|line| line.strip_prefix(key).is_some_and(|rest| rest.trim_start().starts_with(value)))
+            status.lines().any(|line| {
+                line.strip_prefix(key).is_some_and(|rest| rest.trim_start().starts_with(value))
+            })
         };
         let none = "0000000000000000";
         is("State:", state) && is("SigPnd:", none) && is("ShdPnd:", none)

@@ -37,7 +37,9 @@ fn a_restart_gives_everything_back_by_name() {
 fn removed_descriptors_do_not_come_back() {
     let keeper = Keeper::start(&[]);
     let mut first = keeper.next();
-    for command in ["file a 1", "file b 2", "file a 3", "file c 4", "forget a", "forget missing", "file d 5"] {
+    for command in
+        ["file a 1", "file b 2", "file a 3", "file c 4", "forget a", "forget missing", "file d 5"]
+    {
         first.ask(command);
     }
     keeper.signal(Signal::HUP);
@@ -124,7 +126,11 @@ fn a_command_that_fails_too_often_ends_it() {
     // The first process is not counted: it has failed before the loop, when its session was
     // dropped.
     assert_eq!((starts, keeper.wait().code()), (5, Some(1)));
-    assert!(keeper.log().contains("too often (exit status: 3); 1 descriptors are lost"), "{}", keeper.log());
+    assert!(
+        keeper.log().contains("too often (exit status: 3); 1 descriptors are lost"),
+        "{}",
+        keeper.log()
+    );
 }
 
 #[test]
@@ -213,7 +219,10 @@ fn a_manager_above_is_notified_of_the_start_and_the_end() {
     let path = directory.path().join("above");
     let above = UnixDatagram::bind(&path).unwrap();
     above.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    let mut keeper = Keeper::with_environment(&[("NOTIFY_SOCKET", path.to_str().unwrap()), ("LISTEN_FDS", "nonsense")]);
+    let mut keeper = Keeper::with_environment(&[
+        ("NOTIFY_SOCKET", path.to_str().unwrap()),
+        ("LISTEN_FDS", "nonsense"),
+    ]);
     let mut session = keeper.next();
     // The variables of the manager above are not for the command.
     assert_eq!(session.ask("variable LISTEN_FDS"), "");
@@ -232,7 +241,9 @@ fn a_manager_above_is_notified_of_the_start_and_the_end() {
 fn a_command_that_is_not_in_the_path_is_looked_for_beside_the_program() {
     let keep = |command: &str| {
         let mut keep = std::process::Command::new(env!("CARGO_BIN_EXE_sidecore"));
-        keep.args(["keep", "--", command, "--version"]).env("PATH", "/nonexistent").env_remove("NOTIFY_SOCKET");
+        keep.args(["keep", "--", command, "--version"])
+            .env("PATH", "/nonexistent")
+            .env_remove("NOTIFY_SOCKET");
         keep.output().unwrap()
     };
     let output = keep("sidecore");

@@ -45,14 +45,19 @@ impl Daemon {
 
     /// Waits for the end of the daemon. Returns its standard error, too.
     pub fn wait(&mut self) -> (ExitStatus, String) {
-        let status = self.child.wait_for_end(Duration::from_secs(20)).unwrap().expect("the daemon does not end");
+        let status = self
+            .child
+            .wait_for_end(Duration::from_secs(20))
+            .unwrap()
+            .expect("the daemon does not end");
         (status, self.child.complaint().unwrap())
     }
 
     /// A field of /proc/PID/status, in KiB.
     pub fn status_kib(&self, field: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).unwrap();
+        let line =
+            status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).unwrap();
         line.split_ascii_whitespace().next().unwrap().parse().unwrap()
     }
 
@@ -62,7 +67,12 @@ impl Daemon {
         // The name in parentheses may hold anything; user and system time are the 14th and 15th
         // fields.
         let fields = stat.rsplit_once(')').unwrap().1;
-        fields.split_ascii_whitespace().skip(11).take(2).map(|field| field.parse::<u64>().unwrap()).sum()
+        fields
+            .split_ascii_whitespace()
+            .skip(11)
+            .take(2)
+            .map(|field| field.parse::<u64>().unwrap())
+            .sum()
     }
 }
 
@@ -82,7 +92,10 @@ pub fn config(devices: usize) -> String {
         [[store]]\nname = \"mem\"\ntype = \"ram\"\nsize = \"1MiB\"\n"
         .to_owned();
     for index in 0..devices {
-        let _ = write!(text, "[[device]]\nname = \"vd{index}\"\nstore = \"mem\"\nsocket = \"vd{index}.sock\"\n");
+        let _ = write!(
+            text,
+            "[[device]]\nname = \"vd{index}\"\nstore = \"mem\"\nsocket = \"vd{index}.sock\"\n"
+        );
     }
     text
 }

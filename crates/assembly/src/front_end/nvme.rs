@@ -10,7 +10,8 @@ use sidecore_block::{BlockChannel, BlockDevice, Geometry};
 use sidecore_linux::peer_event;
 use sidecore_nvme::io::{IoOptions, QueueSet};
 use sidecore_nvme::{
-    ControllerWorker, Done, FunctionSetup, Manager, Namespace, NvmeFunction, PciFunction, QueueHost, Statistics,
+    ControllerWorker, Done, FunctionSetup, Manager, Namespace, NvmeFunction, PciFunction,
+    QueueHost, Statistics,
 };
 use sidecore_nvme_subsystem::{FunctionState, NamespaceIds, Subsystem, SubsystemState, identity};
 use sidecore_peer::{Access, Disconnect, Service, Socket};
@@ -107,7 +108,8 @@ impl Nvme {
             signal: peer_event,
         };
         let last_start = Arc::new(LastStart::default());
-        let runners = sidecores.iter().map(|sidecore| Runner::boxed(sidecore, &last_start)).collect();
+        let runners =
+            sidecores.iter().map(|sidecore| Runner::boxed(sidecore, &last_start)).collect();
         // The queues report to the function, which is created with them.
         let function: Arc<OnceLock<Weak<NvmeFunction>>> = Arc::default();
         let reporter = Arc::clone(&function);
@@ -210,7 +212,11 @@ impl Nvme {
     /// The state that the host of the physical function has set, if the function serves volumes.
     pub(crate) fn state(&self) -> Option<FunctionState> {
         let served = self.served();
-        Some(FunctionState { configured: self.configured?, volume: served.volume, is_online: served.is_online })
+        Some(FunctionState {
+            configured: self.configured?,
+            volume: served.volume,
+            is_online: served.is_online,
+        })
     }
 
     /// Whether the controller can be enabled.
@@ -228,7 +234,12 @@ impl Nvme {
 }
 
 impl FrontEnd for Nvme {
-    fn serve(&self, socket: &Path, access: Access, left: Option<LeftDevice>) -> Result<(), AssemblyError> {
+    fn serve(
+        &self,
+        socket: &Path,
+        access: Access,
+        left: Option<LeftDevice>,
+    ) -> Result<(), AssemblyError> {
         let endpoint = PciEndpoint(Arc::clone(&self.function) as Arc<dyn PciFunction>);
         self.socket.serve(&self.spec.name, &self.threads.service, endpoint, socket, access, left)
     }
@@ -239,7 +250,8 @@ impl FrontEnd for Nvme {
 
     fn hand_over(&self) -> Option<LeftDevice> {
         let left = self.socket.export()?;
-        let mut state = self.manager.as_ref().map_or_else(SubsystemState::default, |manager| manager.state());
+        let mut state =
+            self.manager.as_ref().map_or_else(SubsystemState::default, |manager| manager.state());
         state.functions.extend(self.state().map(|state| (self.spec.name.clone(), state)));
         LeftDevice::pack(&self.spec.name, left, state)
     }
@@ -323,7 +335,9 @@ fn namespace(
         return refuse("an NVMe namespace has blocks of 512 or 4096 bytes; set `block_size`");
     }
     if block_bytes < geometry.block_bytes {
-        return refuse("the blocks of its namespace are smaller than those of its store; set `block_size = 4096`");
+        return refuse(
+            "the blocks of its namespace are smaller than those of its store; set `block_size = 4096`",
+        );
     }
     Ok((Arc::new(Namespace { id: NAMESPACE, store, block_bytes, nguid, uuid }), geometry))
 }

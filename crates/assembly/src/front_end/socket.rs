@@ -31,7 +31,8 @@ impl DeviceSocket {
     ) -> Result<(), AssemblyError> {
         let left = left.and_then(LeftDevice::unpack_or_disconnect);
         let served = service.serve(path, access, endpoint, left);
-        *self.lock() = Some(served.map_err(|error| AssemblyError::Server { name: name.to_owned(), error })?);
+        *self.lock() =
+            Some(served.map_err(|error| AssemblyError::Server { name: name.to_owned(), error })?);
         Ok(())
     }
 

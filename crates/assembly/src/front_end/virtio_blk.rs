@@ -35,15 +35,28 @@ impl VirtioBlk {
         service: Arc<Service>,
     ) -> Self {
         let blk = BlkDevice::new(&spec.name, options(spec, own), store.geometry());
-        let served = ServedBlk::new(blk, store, spec.idle, own.queue_size_max, sidecores.into_iter());
+        let served =
+            ServedBlk::new(blk, store, spec.idle, own.queue_size_max, sidecores.into_iter());
         Self { served: Arc::new(served), service, socket: DeviceSocket::default() }
     }
 }
 
 impl FrontEnd for VirtioBlk {
-    fn serve(&self, socket: &Path, access: Access, left: Option<LeftDevice>) -> Result<(), AssemblyError> {
+    fn serve(
+        &self,
+        socket: &Path,
+        access: Access,
+        left: Option<LeftDevice>,
+    ) -> Result<(), AssemblyError> {
         let endpoint = VirtioEndpoint(Arc::clone(&self.served) as Arc<dyn VirtioDevice>);
-        self.socket.serve(self.served.device().name(), &self.service, endpoint, socket, access, left)
+        self.socket.serve(
+            self.served.device().name(),
+            &self.service,
+            endpoint,
+            socket,
+            access,
+            left,
+        )
     }
 
     fn stop(&self) -> bool {
@@ -51,7 +64,11 @@ impl FrontEnd for VirtioBlk {
     }
 
     fn hand_over(&self) -> Option<LeftDevice> {
-        LeftDevice::pack(self.served.device().name(), self.socket.export()?, SubsystemState::default())
+        LeftDevice::pack(
+            self.served.device().name(),
+            self.socket.export()?,
+            SubsystemState::default(),
+        )
     }
 
     fn close(&self) {

@@ -26,7 +26,8 @@ pub(crate) fn serve_created(
         let controllers = graph.lists.controllers.all();
         let volumes = |controller| Volumes::new(controller, &graph.this, &graph.lists.disks);
         let services: Vec<Volumes> = controllers.iter().map(volumes).collect();
-        let states: BTreeMap<_, _> = graph.left.iter().flat_map(|left| left.subsystem().functions).collect();
+        let states: BTreeMap<_, _> =
+            graph.left.iter().flat_map(|left| left.subsystem().functions).collect();
         (services, states, Arc::clone(&graph.lists.subsystems))
     };
     services.iter().for_each(|service| restore(service, &states));
@@ -48,7 +49,9 @@ pub(crate) fn serve_created(
         }
         let account = |error| AssemblyError::Account { name: name.clone(), error };
         let at = graph.left.iter().position(|left| left.name == *name);
-        let served = access.map_err(account).and_then(|access| disk.serve(access, at.map(|at| graph.left.remove(at))));
+        let served = access
+            .map_err(account)
+            .and_then(|access| disk.serve(access, at.map(|at| graph.left.remove(at))));
         match served {
             Ok(()) if occasion == Occasion::Late => {
                 tracing::info!(device = name, "served, its store is open now")

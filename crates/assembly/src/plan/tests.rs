@@ -74,7 +74,13 @@ fn running(spec: &Spec) -> State {
 #[test]
 fn a_start_waits_only_for_files_and_controllers() {
     let (mut state, spec) = (State::default(), pool());
-    let first = ["OpenStore mem", "OpenStore disk", "OpenStore slow", "StartSidecore sc0", "StartDevice two"];
+    let first = [
+        "OpenStore mem",
+        "OpenStore disk",
+        "OpenStore slow",
+        "StartSidecore sc0",
+        "StartDevice two",
+    ];
     assert_eq!(step(&mut state, &spec), first);
     assert!(step(&mut state, &spec).is_empty(), "the file is still being opened");
     state.settle();
@@ -178,8 +184,17 @@ fn specs() -> impl Strategy<Value = Spec> {
     let controllers = vec(proptest::option::of(0..4_usize), 2);
     (sidecores, vec(proptest::option::of(kind), 4), controllers, devices).prop_map(
         |(sidecores, stores, controllers, devices)| Spec {
-            sidecores: NAMES.into_iter().zip(sidecores).filter(|(_, is)| *is).map(|(name, _)| sidecore(name)).collect(),
-            stores: NAMES.into_iter().zip(stores).filter_map(|(name, kind)| Some(store(name, kind?))).collect(),
+            sidecores: NAMES
+                .into_iter()
+                .zip(sidecores)
+                .filter(|(_, is)| *is)
+                .map(|(name, _)| sidecore(name))
+                .collect(),
+            stores: NAMES
+                .into_iter()
+                .zip(stores)
+                .filter_map(|(name, kind)| Some(store(name, kind?)))
+                .collect(),
             controllers: NAMES
                 .into_iter()
                 .zip(controllers)
@@ -188,7 +203,9 @@ fn specs() -> impl Strategy<Value = Spec> {
             devices: NAMES
                 .into_iter()
                 .zip(devices)
-                .filter_map(|(name, on)| on.map(|(store, sidecore)| device(name, NAMES[store], NAMES[sidecore])))
+                .filter_map(|(name, on)| {
+                    on.map(|(store, sidecore)| device(name, NAMES[store], NAMES[sidecore]))
+                })
                 .collect(),
         },
     )
@@ -209,10 +226,14 @@ fn check_order(state: &State, action: &Action, next: &Spec) {
                 let part = &state.controllers[name];
                 part.phase == Phase::Open && next.controllers.contains(&part.spec)
             };
-            assert!(kind.inner().is_none_or(is_open) && kind.controller().is_none_or(controls), "{action:?}");
+            assert!(
+                kind.inner().is_none_or(is_open) && kind.controller().is_none_or(controls),
+                "{action:?}"
+            );
         }
         Verb::OpenController | Verb::StartDevice => {
-            let device = next.devices.iter().find(|spec| *verb == Verb::StartDevice && spec.name == *name);
+            let device =
+                next.devices.iter().find(|spec| *verb == Verb::StartDevice && spec.name == *name);
             let controller = next.controllers.iter().find(|spec| spec.name == *name);
             let store = device.map_or_else(|| &controller.unwrap().store, |device| &device.store);
             let part = &state.stores[store];

@@ -110,7 +110,9 @@ impl ControllerSpec {
             name: values.get("name").unwrap_or_default(),
             store: values.get("store").unwrap_or_default(),
             format: is_blank.then(|| FormatSpec::from_values(values)),
-            commit_interval: values.get("commit_interval_ms").map_or(usual.commit_interval, Duration::from_millis),
+            commit_interval: values
+                .get("commit_interval_ms")
+                .map_or(usual.commit_interval, Duration::from_millis),
             crash_log: Some(CrashLogSpec {
                 directory: values.get("crash_log").unwrap_or_else(|| crash_log.to_owned()),
                 size_bytes: values.get("crash_log_size").unwrap_or(CrashLogSpec::SIZE_BYTES),
@@ -158,7 +160,9 @@ keys! {
 fn is_granularity(key: &str, value: &Value) -> Result<(), String> {
     match value.number() {
         512 | 1024 | 4096 => Ok(()),
-        other => Err(format!("{key} = {} is none of 512, \"1KiB\" and \"4KiB\"", size::show(other))),
+        other => {
+            Err(format!("{key} = {} is none of 512, \"1KiB\" and \"4KiB\"", size::show(other)))
+        }
     }
 }
 
@@ -183,5 +187,10 @@ fn holds_a_log(key: &str, value: &Value) -> Result<(), String> {
     if (least..=most).contains(&bytes) {
         return Ok(());
     }
-    Err(format!("{key} = {} is not between {} and {}", size::show(bytes), size::show(least), size::show(most)))
+    Err(format!(
+        "{key} = {} is not between {} and {}",
+        size::show(bytes),
+        size::show(least),
+        size::show(most)
+    ))
 }

@@ -230,7 +230,11 @@ fn is_power_of_two(key: &str, value: &Value) -> Result<(), String> {
 }
 
 fn is_block_size(key: &str, value: &Value) -> Result<(), String> {
-    if matches!(value.number(), 512 | 4096) { Ok(()) } else { Err(format!("`{key}` of a device is 512 or 4096")) }
+    if matches!(value.number(), 512 | 4096) {
+        Ok(())
+    } else {
+        Err(format!("`{key}` of a device is 512 or 4096"))
+    }
 }
 
 /// Identify Controller has 40 bytes of ASCII for it, padded with spaces (NVMe base 2.0, 5.17.2.1).

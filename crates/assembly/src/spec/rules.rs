@@ -11,7 +11,8 @@ const NAME_MAX: usize = 64;
 const SOCKET_PATH_MAX: usize = 107;
 
 /// The name of a section.
-pub(super) const NAME: Key = Key::required("name", Kind::Text, "\"some name\"", "its name").checked(has_name);
+pub(super) const NAME: Key =
+    Key::required("name", Kind::Text, "\"some name\"", "its name").checked(has_name);
 
 /// Names are labels in metrics, arguments of commands and names of threads.
 #[must_use]
@@ -27,7 +28,9 @@ fn has_name(_key: &str, value: &Value) -> Result<(), String> {
     if is_name(value.text()) {
         return Ok(());
     }
-    Err(format!("a name has 1 to {NAME_MAX} letters, digits, `-`, `_` and `.`, without umlauts or spaces"))
+    Err(format!(
+        "a name has 1 to {NAME_MAX} letters, digits, `-`, `_` and `.`, without umlauts or spaces"
+    ))
 }
 
 pub(super) fn is_volume_name(_key: &str, value: &Value) -> Result<(), String> {
@@ -53,7 +56,10 @@ pub fn is_mode(key: &str, value: &Value) -> Result<(), String> {
     let digits = (3..=4).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
     match u32::from_str_radix(text, 8) {
         Ok(0..=0o777) if digits => Ok(()),
-        _ => Err(format!("`{key}` is three octal digits, as in \"0660\", not \"{}\"", text.escape_debug())),
+        _ => Err(format!(
+            "`{key}` is three octal digits, as in \"0660\", not \"{}\"",
+            text.escape_debug()
+        )),
     }
 }
 
@@ -69,7 +75,9 @@ pub fn is_socket_path(_key: &str, value: &Value) -> Result<(), String> {
     if bytes <= SOCKET_PATH_MAX {
         return Ok(());
     }
-    Err(format!("a socket's path holds {SOCKET_PATH_MAX} bytes and this one has {bytes}; use a shorter directory"))
+    Err(format!(
+        "a socket's path holds {SOCKET_PATH_MAX} bytes and this one has {bytes}; use a shorter directory"
+    ))
 }
 
 pub(super) fn is_block_size(key: &str, value: &Value) -> Result<(), String> {
@@ -89,7 +97,9 @@ pub(super) fn is_positive(key: &str, value: &Value) -> Result<(), String> {
 /// The size of a volume.
 pub(super) fn is_volume_size(key: &str, value: &Value) -> Result<(), String> {
     match value.number() {
-        bytes if bytes > VOLUME_MAX_BYTES => Err(format!("no volume is larger than {}", size::show(VOLUME_MAX_BYTES))),
+        bytes if bytes > VOLUME_MAX_BYTES => {
+            Err(format!("no volume is larger than {}", size::show(VOLUME_MAX_BYTES)))
+        }
         _ => is_positive(key, value),
     }
 }

@@ -29,7 +29,11 @@ impl StoreSpec {
 
     /// One stage in front of the store called `store`, which other users may share.
     #[must_use]
-    pub fn in_front_of(name: impl Into<String>, store: impl Into<String>, stage: StageSpec) -> Self {
+    pub fn in_front_of(
+        name: impl Into<String>,
+        store: impl Into<String>,
+        stage: StageSpec,
+    ) -> Self {
         Self { stages: vec![stage], ..Self::new(name, StoreKind::Store { store: store.into() }) }
     }
 
@@ -58,8 +62,13 @@ pub const STORE: &[Key] = &[
 /// The keys of a store of type `null` or `ram`.
 const MEMORY: &[Key] = &[
     Key::required("size", Kind::Size, "\"512MiB\"", "its size, a multiple of the block size"),
-    Key::new("block_size", Kind::Number(0, u32::MAX as u64), "512", "unit of reads and writes: 512 or 4096 bytes")
-        .checked(is_block_size),
+    Key::new(
+        "block_size",
+        Kind::Number(0, u32::MAX as u64),
+        "512",
+        "unit of reads and writes: 512 or 4096 bytes",
+    )
+    .checked(is_block_size),
 ];
 
 /// The value of `map` that goes around the filesystem.
@@ -73,8 +82,18 @@ const FILE: &[Key] = &[
         "\"/var/lib/sidecore/disk.img\"",
         "its path; its size is a multiple of the block size",
     ),
-    Key::new("read_only", Kind::Flag(false), "`false`", "open it for reading only; several such stores may share it"),
-    Key::new("direct", Kind::Flag(true), "`true`", "bypass the host's page cache, if the filesystem can"),
+    Key::new(
+        "read_only",
+        Kind::Flag(false),
+        "`false`",
+        "open it for reading only; several such stores may share it",
+    ),
+    Key::new(
+        "direct",
+        Kind::Flag(true),
+        "`true`",
+        "bypass the host's page cache, if the filesystem can",
+    ),
     Key::new(
         "block_size",
         Kind::Number(0, u32::MAX as u64),
@@ -98,8 +117,12 @@ const FILE: &[Key] = &[
 ];
 
 /// The keys of a store of type `store`.
-const OTHER: &[Key] =
-    &[Key::required("store", Kind::Text, "\"the name of another [[store]]\"", "the other store's name")];
+const OTHER: &[Key] = &[Key::required(
+    "store",
+    Kind::Text,
+    "\"the name of another [[store]]\"",
+    "the other store's name",
+)];
 
 /// The bottom of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,8 +179,10 @@ impl StoreKind {
         let block_bytes: Option<u32> = values.get("block_size");
         let in_memory = || Some((values.get("size")?, block_bytes.unwrap_or(512)));
         Some(match word {
-            "null" => in_memory().map(|(size_bytes, block_bytes)| Self::Null { size_bytes, block_bytes })?,
-            "ram" => in_memory().map(|(size_bytes, block_bytes)| Self::Ram { size_bytes, block_bytes })?,
+            "null" => in_memory()
+                .map(|(size_bytes, block_bytes)| Self::Null { size_bytes, block_bytes })?,
+            "ram" => in_memory()
+                .map(|(size_bytes, block_bytes)| Self::Ram { size_bytes, block_bytes })?,
             "file" => Self::file(values, block_bytes)?,
             "volume" => Self::Volume(VolumeSpec::from_values(values)?),
             "pf" => Self::PhysicalFunction { controller: values.get("controller")? },
@@ -169,7 +194,8 @@ impl StoreKind {
         let path: PathBuf = values.get("path")?;
         let read_only = values.get("read_only").unwrap_or(false);
         let timeout_s = values.get("predecessor_timeout_s");
-        let predecessor_timeout = timeout_s.map_or(FileOptions::PREDECESSOR_TIMEOUT, Duration::from_secs);
+        let predecessor_timeout =
+            timeout_s.map_or(FileOptions::PREDECESSOR_TIMEOUT, Duration::from_secs);
         if values.get::<String>("map").is_some_and(|map| map == HOST_FILE) {
             return Some(Self::HostFile(HostFileOptions { path, read_only, predecessor_timeout }));
         }
@@ -224,8 +250,12 @@ impl StoreKind {
 const IOPS_LIMIT: u64 = 1_000_000_000;
 
 /// The controller of a volume or physical function.
-const CONTROLLER: Key =
-    Key::required("controller", Kind::Text, "\"the name of a [[controller]]\"", "the controller's name");
+const CONTROLLER: Key = Key::required(
+    "controller",
+    Kind::Text,
+    "\"the name of a [[controller]]\"",
+    "the controller's name",
+);
 
 /// The keys of a store of type `volume`.
 pub const VOLUME: &[Key] = &[

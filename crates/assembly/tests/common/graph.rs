@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use sidecore_assembly::spec::{
-    ControllerSpec, FileOptions, FormatSpec, IdleMode, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec, VolumeSpec,
+    ControllerSpec, FileOptions, FormatSpec, IdleMode, SidecoreSpec, Spec, StageSpec, StoreKind,
+    StoreSpec, VolumeSpec,
 };
 use sidecore_driver::{NvmeClient, NvmeQueue};
 use sidecore_stage_delay::DelayStage;
@@ -42,7 +43,9 @@ pub fn spec(directory: &Path, idle: IdleMode, served: &[&str]) -> Spec {
         store(name, StoreKind::File(FileOptions { direct: false, ..FileOptions::new(path) }))
     };
     Spec {
-        sidecores: ["sc0", "sc1"].map(|name| SidecoreSpec { name: name.to_owned(), cpu: None }).to_vec(),
+        sidecores: ["sc0", "sc1"]
+            .map(|name| SidecoreSpec { name: name.to_owned(), cpu: None })
+            .to_vec(),
         stores: vec![
             ram("mem", DISK_BYTES),
             file("file", DISK_BYTES),

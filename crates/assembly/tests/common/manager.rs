@@ -29,7 +29,8 @@ pub fn attachment(pf: &mut NvmeClient, selection: u32, namespace: u32, controlle
     for (index, id) in controllers.iter().enumerate() {
         data[2 + index * 2..][..2].copy_from_slice(&id.to_le_bytes());
     }
-    let command = NvmeCommand::new(admin_opcode::NAMESPACE_ATTACHMENT, namespace).dword(10, selection);
+    let command =
+        NvmeCommand::new(admin_opcode::NAMESPACE_ATTACHMENT, namespace).dword(10, selection);
     run(pf, command, &data).0
 }
 

@@ -27,7 +27,11 @@ pub fn device(directory: &Path, name: &str) -> DeviceSpec {
 
 /// Waits for a condition of the device's report, which changes after the socket's events.
 #[allow(dead_code)]
-pub fn until(assembly: &Assembly, device: usize, like: impl Fn(&DeviceReport) -> bool) -> DeviceReport {
+pub fn until(
+    assembly: &Assembly,
+    device: usize,
+    like: impl Fn(&DeviceReport) -> bool,
+) -> DeviceReport {
     wait::succeed(PATIENCE, || {
         let report = assembly.devices().swap_remove(device);
         if like(&report) { Ok(report) } else { Err(format!("{report:?}")) }

@@ -8,8 +8,8 @@
 use std::path::Path;
 
 use sidecore_assembly::spec::{
-    ControllerSpec, DeviceSpec, FileOptions, FormatSpec, Sector, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec,
-    VolumeSpec,
+    ControllerSpec, DeviceSpec, FileOptions, FormatSpec, Sector, SidecoreSpec, Spec, StageSpec,
+    StoreKind, StoreSpec, VolumeSpec,
 };
 use sidecore_counting_alloc::allocations_of;
 use sidecore_driver::Queue;
@@ -30,12 +30,22 @@ pub fn spec(directory: &Path, devices: Vec<DeviceSpec>) -> Spec {
         ("null", StoreKind::Null { size_bytes: DISK_BYTES, block_bytes: 512 }),
         ("ram", ram(DISK_BYTES)),
         ("file", StoreKind::File(FileOptions::new(file))),
-        ("volume", StoreKind::Volume(VolumeSpec { size_bytes: Some(DISK_BYTES), ..VolumeSpec::new("pool", "volume") })),
+        (
+            "volume",
+            StoreKind::Volume(VolumeSpec {
+                size_bytes: Some(DISK_BYTES),
+                ..VolumeSpec::new("pool", "volume")
+            }),
+        ),
         ("below", ram(DISK_BYTES)),
         ("pool", ram(4 * DISK_BYTES)),
     ];
     let mut stores: Vec<StoreSpec> = kinds.map(|(name, kind)| StoreSpec::new(name, kind)).into();
-    stores.push(StoreSpec::in_front_of("delay", "below", StageSpec::Delay(DelayStage { delay_us: 1 })));
+    stores.push(StoreSpec::in_front_of(
+        "delay",
+        "below",
+        StageSpec::Delay(DelayStage { delay_us: 1 }),
+    ));
     stores.push(StoreSpec::in_front_of("fault", "below", StageSpec::Fault(FaultPlan::default())));
     Spec {
         sidecores: vec![SidecoreSpec { name: SIDECORE.to_owned(), cpu: None }],

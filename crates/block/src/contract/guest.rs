@@ -6,7 +6,8 @@ use crate::{BlockRequest, Operation};
 
 /// Where the guest's memory is: the first two regions touch in the guest and
 /// not in the host, the third lies apart.
-const REGIONS: [(u64, u64); 3] = [(0x10_0000, 0x10_0000), (0x20_0000, 0x10_0000), (0x1_0000_0000, 0x20_0000)];
+const REGIONS: [(u64, u64); 3] =
+    [(0x10_0000, 0x10_0000), (0x20_0000, 0x10_0000), (0x1_0000_0000, 0x20_0000)];
 
 /// Guest memory in three regions, two of which touch at guest address 0x200000; zeroed.
 ///
@@ -45,7 +46,10 @@ pub fn request(
     request.offset_bytes = offset_bytes;
     request.segments.bind(memory);
     for &(address, len_bytes) in pieces {
-        request.segments.push(GuestAddress(address), len_bytes, &mut RegionHint::default()).unwrap();
+        request
+            .segments
+            .push(GuestAddress(address), len_bytes, &mut RegionHint::default())
+            .unwrap();
     }
     request.len_bytes = request.segments.len_bytes();
     request

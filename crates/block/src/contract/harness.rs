@@ -62,7 +62,12 @@ impl Harness {
     }
 
     /// A request with a tag and a time.
-    pub fn request(&mut self, operation: Operation, offset_bytes: u64, pieces: &[(u64, u64)]) -> Box<BlockRequest> {
+    pub fn request(
+        &mut self,
+        operation: Operation,
+        offset_bytes: u64,
+        pieces: &[(u64, u64)],
+    ) -> Box<BlockRequest> {
         let mut request = request(&self.memory, operation, offset_bytes, pieces);
         request.taken_at = self.now();
         request.tag = Some(Tag::from_bits(self.next_tag));
@@ -71,7 +76,12 @@ impl Harness {
     }
 
     /// A request for a range of the store, without memory.
-    pub fn range_request(&mut self, operation: Operation, offset_bytes: u64, len_bytes: u64) -> Box<BlockRequest> {
+    pub fn range_request(
+        &mut self,
+        operation: Operation,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Box<BlockRequest> {
         let mut request = self.request(operation, offset_bytes, &[]);
         request.len_bytes = len_bytes;
         request
@@ -105,8 +115,11 @@ impl Harness {
             }
             let came_back = self.completed.len() > before;
             for mut request in self.completed.drain(..) {
-                let bits = request.tag.take().expect("a request came back without its tag").into_bits();
-                let index = pending.remove(&bits).expect("a request came back twice, or was never submitted");
+                let bits =
+                    request.tag.take().expect("a request came back without its tag").into_bits();
+                let index = pending
+                    .remove(&bits)
+                    .expect("a request came back twice, or was never submitted");
                 results[index] = request.result;
             }
             if !came_back && !pending.is_empty() {
@@ -176,7 +189,9 @@ impl Harness {
     #[must_use]
     pub fn peek(&self, address: u64, len_bytes: usize) -> Vec<u8> {
         let mut bytes = vec![0; len_bytes];
-        self.memory.read_slice(GuestAddress(address), &mut bytes, &mut RegionHint::default()).unwrap();
+        self.memory
+            .read_slice(GuestAddress(address), &mut bytes, &mut RegionHint::default())
+            .unwrap();
         bytes
     }
 
@@ -186,7 +201,8 @@ impl Harness {
     /// The write fails.
     pub fn store(&mut self, offset_bytes: u64, bytes: &[u8]) {
         self.poke(SCRATCH, bytes);
-        let request = self.request(Operation::Write, offset_bytes, &[(SCRATCH, bytes.len() as u64)]);
+        let request =
+            self.request(Operation::Write, offset_bytes, &[(SCRATCH, bytes.len() as u64)]);
         assert_eq!(self.run_one(request), Ok(()), "write at {offset_bytes}");
     }
 

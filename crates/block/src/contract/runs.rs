@@ -29,8 +29,15 @@ pub fn allocates_nothing(device: &dyn BlockDevice, allocations: fn() -> u64) {
     channel.attach_memory(&memory).unwrap();
     let mut batch: Batch = (0..DEPTH as u64)
         .map(|index| match index % 8 {
-            0 => request(&memory, Operation::Write, index * 4096, &[(SCRATCH + index * 4096, 4096)]),
-            1 => request(&memory, Operation::Read, index * 4096, &[(SCRATCH + 512, 512), (SCRATCH + 4096, 3584)]),
+            0 => {
+                request(&memory, Operation::Write, index * 4096, &[(SCRATCH + index * 4096, 4096)])
+            }
+            1 => request(
+                &memory,
+                Operation::Read,
+                index * 4096,
+                &[(SCRATCH + 512, 512), (SCRATCH + 4096, 3584)],
+            ),
             2 => request(&memory, Operation::Write, index * 4096, &[(0x20_0000 - 2047, 4096)]),
             3 => request(&memory, Operation::Flush, 0, &[]),
             4 => request(&memory, Operation::Discard, index * 4096, &[]),

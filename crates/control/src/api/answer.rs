@@ -81,23 +81,30 @@ pub(super) async fn body<T: DeserializeOwned>(request: Request) -> Result<T, Ref
             return Err(Refusal::invalid(format!("the request cannot be read: {error}")));
         }
         Err(_) => {
-            return Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "the rest of the request did not come"));
+            return Err(Refusal::new(
+                StatusCode::REQUEST_TIMEOUT,
+                "the rest of the request did not come",
+            ));
         }
     };
     let text = if bytes.is_empty() { b"{}" } else { bytes.as_ref() };
-    serde_json::from_slice(text).map_err(|error| Refusal::invalid(format!("the request is invalid: {error}")))
+    serde_json::from_slice(text)
+        .map_err(|error| Refusal::invalid(format!("the request is invalid: {error}")))
 }
 
 /// Runs work that may wait for a disk on another thread, so that it delays no other request.
-pub(super) async fn off_thread<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, Refusal>
+pub(super) async fn off_thread<T, E>(
+    work: impl FnOnce() -> Result<T, E> + Send + 'static,
+) -> Result<T, Refusal>
 where
     T: Send + 'static,
     E: Into<Refusal> + Send + 'static,
 {
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result.map_err(Into::into),
-        Err(_) => {
-            Err(Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "sidecored failed over this request; its log says why"))
-        }
+        Err(_) => Err(Refusal::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "sidecored failed over this request; its log says why",
+        )),
     }
 }

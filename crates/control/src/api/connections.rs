@@ -84,13 +84,22 @@ pub(super) async fn serve(listener: UnixListener, router: Router, limits: Limits
 /// makes new ones all the time, blocks no other user, and a request that was received is answered.
 fn make_room(open: &mut Vec<Open>) {
     let count = |user| open.iter().filter(|connection| connection.user == user).count();
-    let rank = |connection: &Open| (!connection.is_busy.load(Ordering::Relaxed), count(connection.user));
+    let rank =
+        |connection: &Open| (!connection.is_busy.load(Ordering::Relaxed), count(connection.user));
     // `max_by_key` returns the last maximum, so the reversed order finds the oldest.
-    let last = open.iter().enumerate().rev().max_by_key(|(_, connection)| rank(connection)).map(|(at, _)| at);
+    let last = open
+        .iter()
+        .enumerate()
+        .rev()
+        .max_by_key(|(_, connection)| rank(connection))
+        .map(|(at, _)| at);
     if let Some(at) = last {
         let connection = open.remove(at);
         connection.task.abort();
-        tracing::warn!(user = connection.user, "too many connections to the control socket, one is ended");
+        tracing::warn!(
+            user = connection.user,
+            "too many connections to the control socket, one is ended"
+        );
     }
 }
 
@@ -137,7 +146,8 @@ mod tests {
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         listener.set_nonblocking(true).unwrap();
         std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async move {
                 let router = Router::new().route("/", get(|| async { "hello" }));
                 serve(UnixListener::from_std(listener).unwrap(), router, limits).await;
@@ -172,7 +182,8 @@ mod tests {
 
     #[test]
     fn half_a_header_and_an_idle_connection_are_ended() {
-        let (_directory, path) = start(Limits { header: Duration::from_millis(50), ..Limits::default() });
+        let (_directory, path) =
+            start(Limits { header: Duration::from_millis(50), ..Limits::default() });
         let silent = connect(&path);
         let mut half = connect(&path);
         half.write_all(b"GET / HTTP/1.1\r\nHost:").unwrap();

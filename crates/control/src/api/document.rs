@@ -31,14 +31,20 @@ impl JsonSchema for NewDevice {
         properties.insert("volume".to_owned(), object(volume, &apart));
         let mut schema = object(properties, &["name", "socket"]);
         if let Value::Object(schema) = &mut schema {
-            schema.insert("oneOf".to_owned(), json!([{ "required": ["store"] }, { "required": ["volume"] }]));
+            schema.insert(
+                "oneOf".to_owned(),
+                json!([{ "required": ["store"] }, { "required": ["volume"] }]),
+            );
         }
         schema.try_into().unwrap_or_default()
     }
 }
 
 fn properties<'a>(keys: impl Iterator<Item = &'a Key>) -> Map<String, Value> {
-    keys.map(|key| (key.name.to_owned(), described(of_kind(key.kind), &keys::sentence(key.meaning)))).collect()
+    keys.map(|key| {
+        (key.name.to_owned(), described(of_kind(key.kind), &keys::sentence(key.meaning)))
+    })
+    .collect()
 }
 
 fn of_kind(kind: Kind) -> Value {
@@ -85,13 +91,17 @@ fn object(properties: Map<String, Value>, required: &[&str]) -> Value {
 
 /// The document. Requests have their schemas in place, answers share theirs.
 pub(super) fn document() -> Value {
-    let mut sent = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true).into_generator();
+    let mut sent = SchemaSettings::draft2020_12()
+        .with(|settings| settings.inline_subschemas = true)
+        .into_generator();
     let mut answered = SchemaSettings::draft2020_12().for_serialize();
     answered.definitions_path = "/components/schemas".into();
     let mut answered = answered.into_generator();
     let mut paths = Map::new();
     for route in ROUTES {
-        let path = paths.entry(route.path).or_insert_with(|| json!({ "parameters": parameters(route.path) }));
+        let path = paths
+            .entry(route.path)
+            .or_insert_with(|| json!({ "parameters": parameters(route.path) }));
         if let Value::Object(path) = path {
             path.insert(route.method.to_owned(), operation(route, &mut sent, &mut answered));
         }
@@ -124,7 +134,9 @@ fn text() -> Value {
 /// Returns the parameters in a path.
 fn parameters(path: &str) -> Vec<Value> {
     let names = path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
-    names.map(|name| json!({ "name": name, "in": "path", "required": true, "schema": text() })).collect()
+    names
+        .map(|name| json!({ "name": name, "in": "path", "required": true, "schema": text() }))
+        .collect()
 }
 
 fn operation(route: &Route, sent: &mut SchemaGenerator, answered: &mut SchemaGenerator) -> Value {
@@ -132,23 +144,30 @@ fn operation(route: &Route, sent: &mut SchemaGenerator, answered: &mut SchemaGen
     operation.insert("summary".to_owned(), route.summary.into());
     if let Some(body) = route.body {
         let schema = body(sent);
-        operation.insert("requestBody".to_owned(), json!({ "content": { "application/json": { "schema": schema } } }));
+        operation.insert(
+            "requestBody".to_owned(),
+            json!({ "content": { "application/json": { "schema": schema } } }),
+        );
     }
     let query = route.query.map(|query| query(sent).to_value());
-    if let Some(Value::Object(properties)) = query.as_ref().and_then(|query| query.get("properties")) {
+    if let Some(Value::Object(properties)) =
+        query.as_ref().and_then(|query| query.get("properties"))
+    {
         let parameter = |(name, schema): (&String, &Value)| json!({ "name": name, "in": "query", "schema": schema });
         operation.insert("parameters".to_owned(), properties.iter().map(parameter).collect());
     }
-    let content =
-        |kind: &str, schema| json!({ "description": route.summary, "content": { kind: { "schema": schema } } });
+    let content = |kind: &str, schema| json!({ "description": route.summary, "content": { kind: { "schema": schema } } });
     let (status, answer) = match route.answer {
         Answer::Nothing => (204, json!({ "description": "Done" })),
         Answer::Text(kind) => (200, content(kind, text())),
-        Answer::Json(status, schema) => (status, content("application/json", schema(answered).to_value())),
+        Answer::Json(status, schema) => {
+            (status, content("application/json", schema(answered).to_value()))
+        }
     };
     let refusal = json!({ "schema": { "$ref": "#/components/schemas/Refusal" } });
     let refused = json!({ "description": "Refused", "content": { "application/json": refusal } });
-    operation.insert("responses".to_owned(), json!({ status.to_string(): answer, "default": refused }));
+    operation
+        .insert("responses".to_owned(), json!({ status.to_string(): answer, "default": refused }));
     operation.into()
 }
 

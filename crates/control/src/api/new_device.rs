@@ -19,7 +19,9 @@ impl NewDevice {
     /// Makes a device of this name, served on this socket.
     #[must_use]
     pub fn new(name: &str, socket: &Path) -> Self {
-        Self::default().with("name", name).with("socket", serde_json::to_value(socket).unwrap_or_default())
+        Self::default()
+            .with("name", name)
+            .with("socket", serde_json::to_value(socket).unwrap_or_default())
     }
 
     /// Sets a key's value.
@@ -43,7 +45,9 @@ impl NewDevice {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use sidecore_assembly::spec::{FrontEndSpec, IdleMode, Nanos, StageSpec, StoreKind, VirtioBlkSpec, VolumeSpec};
+    use sidecore_assembly::spec::{
+        FrontEndSpec, IdleMode, Nanos, StageSpec, StoreKind, VirtioBlkSpec, VolumeSpec,
+    };
     use sidecore_stage_delay::DelayStage;
 
     use super::*;
@@ -81,7 +85,11 @@ mod tests {
             ("idle = \"often\" is not one of \"poll\"", "idle", "often".into()),
             ("`spin_us`", "spin_us", u64::MAX.into()),
             ("`seg_max`", "seg_max", 0.into()),
-            ("front_end = \"scsi\" is not one of \"virtio-blk\", \"nvme\"", "front_end", "scsi".into()),
+            (
+                "front_end = \"scsi\" is not one of \"virtio-blk\", \"nvme\"",
+                "front_end",
+                "scsi".into(),
+            ),
             ("`interrupts` has no meaning", "interrupts", "msi".into()),
             ("`block_size` has no meaning", "block_size", 512.into()),
             ("`size_max`", "size_max", 512.into()),
@@ -116,7 +124,10 @@ mod tests {
             ("type = \"tape\" is not one of \"delay\"", json!([{ "type": "tape" }])),
             ("`delay_us` is missing", json!([{ "type": "fault" }, { "type": "delay" }])),
             ("`delay_us` must be a whole number", json!([{ "type": "delay", "delay_us": "1" }])),
-            ("unknown key `eio_every`", json!([{ "type": "delay", "delay_us": 1, "eio_every": 1 }])),
+            (
+                "unknown key `eio_every`",
+                json!([{ "type": "delay", "delay_us": 1, "eio_every": 1 }]),
+            ),
         ];
         for (wanted, stages) in of_stages {
             let mut device = good();
@@ -131,7 +142,8 @@ mod tests {
     #[test]
     fn a_volume_may_have_stages_in_front_of_it() {
         let mut device = good();
-        let stages = json!([{ "type": "fault", "ranges": [[0, 7]] }, { "type": "delay", "delay_us": 5 }]);
+        let stages =
+            json!([{ "type": "fault", "ranges": [[0, 7]] }, { "type": "delay", "delay_us": 5 }]);
         device.0["volume"]["stage"] = stages;
         let (_, store) = device.settle().unwrap();
         let delay = DelayStage { delay_us: 5 };

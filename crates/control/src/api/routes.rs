@@ -5,10 +5,14 @@ use std::sync::Arc;
 use axum::Router;
 use schemars::SchemaGenerator;
 use serde_json::{Map, Value};
-use sidecore_assembly::report::{CheckReport, ControllerReport, DeviceReport, ExtentsReport, Stats, VolumeReport};
+use sidecore_assembly::report::{
+    CheckReport, ControllerReport, DeviceReport, ExtentsReport, Stats, VolumeReport,
+};
 
 use super::document::SchemaOf;
-use super::requests::{CreateVolume, ExtentsQuery, MetricsQuery, Named, Prune, Quota, Resize, Share};
+use super::requests::{
+    CreateVolume, ExtentsQuery, MetricsQuery, Named, Prune, Quota, Resize, Share,
+};
 use super::{Controllers, Devices, NewDevice, Sidecores, Volumes, volumes};
 use crate::Source;
 

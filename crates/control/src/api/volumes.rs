@@ -36,12 +36,18 @@ async fn with<T: Send + 'static>(
 fn find(source: &Arc<dyn Source>, name: &str) -> Result<Arc<ControllerHandle>, Refusal> {
     let controllers = source.controllers();
     controllers.iter().find(|controller| controller.name() == name).cloned().ok_or_else(|| {
-        if let Some(closed) = source.closed_controllers().into_iter().find(|closed| closed.name == name) {
+        if let Some(closed) =
+            source.closed_controllers().into_iter().find(|closed| closed.name == name)
+        {
             return Refusal::new(StatusCode::CONFLICT, closed.to_string());
         }
-        let names: Vec<String> = controllers.iter().map(|controller| format!("\"{}\"", controller.name())).collect();
-        let there =
-            if names.is_empty() { "there are none".to_owned() } else { format!("there are {}", names.join(", ")) };
+        let names: Vec<String> =
+            controllers.iter().map(|controller| format!("\"{}\"", controller.name())).collect();
+        let there = if names.is_empty() {
+            "there are none".to_owned()
+        } else {
+            format!("there are {}", names.join(", "))
+        };
         Refusal::not_found(format!("there is no controller \"{name}\"; {there}"))
     })
 }
@@ -64,41 +70,70 @@ fn created(volume: Json<VolumeReport>) -> (StatusCode, Json<VolumeReport>) {
 
 pub(super) async fn list(State(source): Shared) -> Answer<Controllers> {
     let report = move || {
-        let controllers = source.controllers().iter().map(|controller| controller.report()).collect();
+        let controllers =
+            source.controllers().iter().map(|controller| controller.report()).collect();
         Ok::<_, Refusal>(Controllers { controllers, closed: source.closed_controllers() })
     };
     Ok(Json(off_thread(report).await?))
 }
 
-pub(super) async fn show(State(source): Shared, Path(controller): Path<String>) -> Answer<ControllerReport> {
+pub(super) async fn show(
+    State(source): Shared,
+    Path(controller): Path<String>,
+) -> Answer<ControllerReport> {
     with(&source, controller, |handle| Ok(handle.report())).await.map(Json)
 }
 
-pub(super) async fn volumes(State(source): Shared, Path(controller): Path<String>) -> Answer<Volumes> {
-    with(&source, controller, ControllerHandle::volumes_with_usage).await.map(|volumes| Json(Volumes { volumes }))
+pub(super) async fn volumes(
+    State(source): Shared,
+    Path(controller): Path<String>,
+) -> Answer<Volumes> {
+    with(&source, controller, ControllerHandle::volumes_with_usage)
+        .await
+        .map(|volumes| Json(Volumes { volumes }))
 }
 
-pub(super) async fn create(State(source): Shared, Path(controller): Path<String>, request: Request) -> Made {
-    let create =
-        |handle: &ControllerHandle, new: CreateVolume| handle.create_volume(&new.name, new.size_bytes, new.quota_bytes);
+pub(super) async fn create(
+    State(source): Shared,
+    Path(controller): Path<String>,
+    request: Request,
+) -> Made {
+    let create = |handle: &ControllerHandle, new: CreateVolume| {
+        handle.create_volume(&new.name, new.size_bytes, new.quota_bytes)
+    };
     make(&source, (controller, request), create).await.map(created)
 }
 
-pub(super) async fn volume(State(source): Shared, Path((controller, volume)): Pair) -> Answer<VolumeReport> {
+pub(super) async fn volume(
+    State(source): Shared,
+    Path((controller, volume)): Pair,
+) -> Answer<VolumeReport> {
     with(&source, controller, move |handle| handle.volume_with_usage(&volume)).await.map(Json)
 }
 
 pub(super) async fn delete(State(source): Shared, Path((controller, volume)): Pair) -> Done {
-    with(&source, controller, move |handle| handle.delete_volume(&volume)).await.map(|()| StatusCode::NO_CONTENT)
+    with(&source, controller, move |handle| handle.delete_volume(&volume))
+        .await
+        .map(|()| StatusCode::NO_CONTENT)
 }
 
-pub(super) async fn snapshot(State(source): Shared, Path((controller, volume)): Pair, request: Request) -> Made {
-    let take = move |handle: &ControllerHandle, new: Named| handle.snapshot_volume(&volume, &new.name);
+pub(super) async fn snapshot(
+    State(source): Shared,
+    Path((controller, volume)): Pair,
+    request: Request,
+) -> Made {
+    let take =
+        move |handle: &ControllerHandle, new: Named| handle.snapshot_volume(&volume, &new.name);
     make(&source, (controller, request), take).await.map(created)
 }
 
-pub(super) async fn clone(State(source): Shared, Path((controller, volume)): Pair, request: Request) -> Made {
-    let clone = move |handle: &ControllerHandle, new: Named| handle.clone_volume(&volume, &new.name);
+pub(super) async fn clone(
+    State(source): Shared,
+    Path((controller, volume)): Pair,
+    request: Request,
+) -> Made {
+    let clone =
+        move |handle: &ControllerHandle, new: Named| handle.clone_volume(&volume, &new.name);
     make(&source, (controller, request), clone).await.map(created)
 }
 
@@ -107,7 +142,8 @@ pub(super) async fn resize(
     Path((controller, volume)): Pair,
     request: Request,
 ) -> Answer<VolumeReport> {
-    let resize = move |handle: &ControllerHandle, new: Resize| handle.resize_volume(&volume, new.size_bytes);
+    let resize =
+        move |handle: &ControllerHandle, new: Resize| handle.resize_volume(&volume, new.size_bytes);
     make(&source, (controller, request), resize).await
 }
 
@@ -116,7 +152,8 @@ pub(super) async fn rename(
     Path((controller, volume)): Pair,
     request: Request,
 ) -> Answer<VolumeReport> {
-    let rename = move |handle: &ControllerHandle, new: Named| handle.rename_volume(&volume, &new.name);
+    let rename =
+        move |handle: &ControllerHandle, new: Named| handle.rename_volume(&volume, &new.name);
     make(&source, (controller, request), rename).await
 }
 
@@ -125,7 +162,8 @@ pub(super) async fn quota(
     Path((controller, volume)): Pair,
     request: Request,
 ) -> Answer<VolumeReport> {
-    let quota = move |handle: &ControllerHandle, new: Quota| handle.set_quota(&volume, new.quota_bytes);
+    let quota =
+        move |handle: &ControllerHandle, new: Quota| handle.set_quota(&volume, new.quota_bytes);
     make(&source, (controller, request), quota).await
 }
 
@@ -136,27 +174,51 @@ pub(super) async fn extents(
 ) -> Answer<ExtentsReport> {
     let Query(query) = query.map_err(|error| Refusal::invalid(error.body_text()))?;
     if !(1..=ExtentsQuery::MAX).contains(&query.max) {
-        return Err(Refusal::invalid(format!("`max` is a whole number from 1 to {}", ExtentsQuery::MAX)));
+        return Err(Refusal::invalid(format!(
+            "`max` is a whole number from 1 to {}",
+            ExtentsQuery::MAX
+        )));
     }
-    with(&source, controller, move |handle| handle.extents(&volume, query.from, query.max)).await.map(Json)
+    with(&source, controller, move |handle| handle.extents(&volume, query.from, query.max))
+        .await
+        .map(Json)
 }
 
-pub(super) async fn check(State(source): Shared, Path(controller): Path<String>) -> Answer<CheckReport> {
+pub(super) async fn check(
+    State(source): Shared,
+    Path(controller): Path<String>,
+) -> Answer<CheckReport> {
     with(&source, controller, ControllerHandle::check).await.map(Json)
 }
 
-pub(super) async fn prune(State(source): Shared, Path(controller): Path<String>, request: Request) -> Done {
-    act(&source, (controller, request), |handle, request: Prune| handle.prune(request.volume.as_deref())).await
+pub(super) async fn prune(
+    State(source): Shared,
+    Path(controller): Path<String>,
+    request: Request,
+) -> Done {
+    act(&source, (controller, request), |handle, request: Prune| {
+        handle.prune(request.volume.as_deref())
+    })
+    .await
 }
 
 pub(super) async fn flush_btlb(State(source): Shared, Path(controller): Path<String>) -> Done {
     with(&source, controller, ControllerHandle::flush_btlb).await.map(|()| StatusCode::NO_CONTENT)
 }
 
-pub(super) async fn share(State(source): Shared, Path(controller): Path<String>, request: Request) -> Done {
+pub(super) async fn share(
+    State(source): Shared,
+    Path(controller): Path<String>,
+    request: Request,
+) -> Done {
     let share = |handle: &ControllerHandle, request: Share| {
-        let from = BlocksOf { volume: &request.from.volume, first: request.from.first, count: request.count };
-        let to = BlocksOf { volume: &request.to.volume, first: request.to.first, count: request.count };
+        let from = BlocksOf {
+            volume: &request.from.volume,
+            first: request.from.first,
+            count: request.count,
+        };
+        let to =
+            BlocksOf { volume: &request.to.volume, first: request.to.first, count: request.count };
         handle.share(from, to)
     };
     act(&source, (controller, request), share).await
@@ -170,5 +232,7 @@ async fn act<T: DeserializeOwned + Send + 'static>(
 ) -> Done {
     find(source, &controller)?;
     let body: T = body(request).await?;
-    with(source, controller, move |handle| work(handle, body)).await.map(|()| StatusCode::NO_CONTENT)
+    with(source, controller, move |handle| work(handle, body))
+        .await
+        .map(|()| StatusCode::NO_CONTENT)
 }

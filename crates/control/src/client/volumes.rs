@@ -5,7 +5,8 @@ use sidecore_assembly::report::{CheckReport, ControllerReport, ExtentsReport, Vo
 
 use super::{Client, ClientError, DISK_PATIENCE, LONG_PATIENCE, escaped};
 use crate::api::{
-    CONTROLLERS_PATH, Controllers, CreateVolume, ExtentsQuery, Named, Prune, Quota, Resize, Share, Volumes,
+    CONTROLLERS_PATH, Controllers, CreateVolume, ExtentsQuery, Named, Prune, Quota, Resize, Share,
+    Volumes,
 };
 
 fn controller_path(controller: &str) -> String {
@@ -54,7 +55,11 @@ impl Client {
     }
 
     /// Makes a volume.
-    pub fn create_volume(&self, controller: &str, new: &CreateVolume) -> Result<VolumeReport, ClientError> {
+    pub fn create_volume(
+        &self,
+        controller: &str,
+        new: &CreateVolume,
+    ) -> Result<VolumeReport, ClientError> {
         self.post(&volumes_path(controller), new, DISK_PATIENCE)
     }
 
@@ -64,22 +69,42 @@ impl Client {
     }
 
     /// Makes a snapshot of a volume.
-    pub fn snapshot_volume(&self, controller: &str, volume: &str, name: &str) -> Result<VolumeReport, ClientError> {
+    pub fn snapshot_volume(
+        &self,
+        controller: &str,
+        volume: &str,
+        name: &str,
+    ) -> Result<VolumeReport, ClientError> {
         self.of_volume(controller, volume, "snapshot", &Named { name: name.to_owned() })
     }
 
     /// Makes a volume from a volume or a snapshot.
-    pub fn clone_volume(&self, controller: &str, volume: &str, name: &str) -> Result<VolumeReport, ClientError> {
+    pub fn clone_volume(
+        &self,
+        controller: &str,
+        volume: &str,
+        name: &str,
+    ) -> Result<VolumeReport, ClientError> {
         self.of_volume(controller, volume, "clone", &Named { name: name.to_owned() })
     }
 
     /// Changes a volume's size.
-    pub fn resize_volume(&self, controller: &str, volume: &str, size_bytes: u64) -> Result<VolumeReport, ClientError> {
+    pub fn resize_volume(
+        &self,
+        controller: &str,
+        volume: &str,
+        size_bytes: u64,
+    ) -> Result<VolumeReport, ClientError> {
         self.of_volume(controller, volume, "resize", &Resize { size_bytes })
     }
 
     /// Changes a volume's name.
-    pub fn rename_volume(&self, controller: &str, volume: &str, name: &str) -> Result<VolumeReport, ClientError> {
+    pub fn rename_volume(
+        &self,
+        controller: &str,
+        volume: &str,
+        name: &str,
+    ) -> Result<VolumeReport, ClientError> {
         self.of_volume(controller, volume, "rename", &Named { name: name.to_owned() })
     }
 
@@ -104,31 +129,51 @@ impl Client {
     }
 
     /// Returns the mapping of a volume from a block on, up to a number of extents.
-    pub fn extents(&self, controller: &str, volume: &str, query: ExtentsQuery) -> Result<ExtentsReport, ClientError> {
-        let path = format!("{}/extents?from={}&max={}", volume_path(controller, volume), query.from, query.max);
+    pub fn extents(
+        &self,
+        controller: &str,
+        volume: &str,
+        query: ExtentsQuery,
+    ) -> Result<ExtentsReport, ClientError> {
+        let path = format!(
+            "{}/extents?from={}&max={}",
+            volume_path(controller, volume),
+            query.from,
+            query.max
+        );
         let body = self.ask(Method::GET, &path, None, DISK_PATIENCE)?;
         self.parse(&body)
     }
 
     /// Checks all of a controller's metadata, while the controller serves requests.
     pub fn check_controller(&self, controller: &str) -> Result<CheckReport, ClientError> {
-        self.post(&format!("{}/check", controller_path(controller)), &serde_json::json!({}), LONG_PATIENCE)
+        self.post(
+            &format!("{}/check", controller_path(controller)),
+            &serde_json::json!({}),
+            LONG_PATIENCE,
+        )
     }
 
     /// Drops extent trees from memory.
     pub fn prune(&self, controller: &str, volume: Option<&str>) -> Result<(), ClientError> {
         let body = Prune { volume: volume.map(str::to_owned) };
-        self.post_only(&format!("{}/prune", controller_path(controller)), &body, DISK_PATIENCE).map(drop)
+        self.post_only(&format!("{}/prune", controller_path(controller)), &body, DISK_PATIENCE)
+            .map(drop)
     }
 
     /// Empties the controller's translation buffers.
     pub fn flush_btlb(&self, controller: &str) -> Result<(), ClientError> {
-        self.post_only(&format!("{}/flush-btlb", controller_path(controller)), &serde_json::json!({}), DISK_PATIENCE)
-            .map(drop)
+        self.post_only(
+            &format!("{}/flush-btlb", controller_path(controller)),
+            &serde_json::json!({}),
+            DISK_PATIENCE,
+        )
+        .map(drop)
     }
 
     /// Maps equal blocks to the same place in the store.
     pub fn share(&self, controller: &str, blocks: &Share) -> Result<(), ClientError> {
-        self.post_only(&format!("{}/share", controller_path(controller)), blocks, LONG_PATIENCE).map(drop)
+        self.post_only(&format!("{}/share", controller_path(controller)), blocks, LONG_PATIENCE)
+            .map(drop)
     }
 }

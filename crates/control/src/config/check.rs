@@ -19,7 +19,11 @@ const DEEP_MAX: usize = 32;
 pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
     unique_names("sidecore", draft.sidecores.iter().map(|sidecore| &sidecore.head), problems);
     unique_names("store", draft.stores.iter().map(|store| &store.head), problems);
-    unique_names("controller", draft.controllers.iter().map(|controller| &controller.head), problems);
+    unique_names(
+        "controller",
+        draft.controllers.iter().map(|controller| &controller.head),
+        problems,
+    );
     unique_names("device", draft.devices.iter().map(|device| &device.head), problems);
     sidecores(draft, problems);
     stores(draft, problems);
@@ -29,7 +33,11 @@ pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
     functions::check(draft, problems);
 }
 
-fn unique_names<'a>(kind: &str, heads: impl Iterator<Item = &'a Head>, problems: &mut Collector<'_>) {
+fn unique_names<'a>(
+    kind: &str,
+    heads: impl Iterator<Item = &'a Head>,
+    problems: &mut Collector<'_>,
+) {
     let mut seen = HashSet::new();
     for head in heads {
         if let (Some(name), Some(place)) = (head.name(), head.place("name"))
@@ -73,7 +81,9 @@ fn stores(draft: &Draft, problems: &mut Collector<'_>) {
             );
             problems.add(inner.1, &store.head.subject, message);
         } else if below.len() > DEEP_MAX {
-            let message = format!("it is put in front of more than {DEEP_MAX} stores; give one store several stages");
+            let message = format!(
+                "it is put in front of more than {DEEP_MAX} stores; give one store several stages"
+            );
             problems.add(inner.1, &store.head.subject, message);
         }
     }
@@ -95,7 +105,9 @@ fn devices(draft: &Draft, problems: &mut Collector<'_>) {
         for (sidecore, place) in device.spec.sidecores.iter().zip(places) {
             known("sidecore", (sidecore, place.clone()), sidecores(), subject, problems);
             if !seen.insert(sidecore) {
-                let message = format!("sidecore \"{sidecore}\" is listed twice; its queues go round the list anyway");
+                let message = format!(
+                    "sidecore \"{sidecore}\" is listed twice; its queues go round the list anyway"
+                );
                 problems.add(place, subject, message);
             }
         }
@@ -103,7 +115,8 @@ fn devices(draft: &Draft, problems: &mut Collector<'_>) {
 }
 
 fn sockets(draft: &Draft, problems: &mut Collector<'_>) {
-    let mut seen: HashMap<&Path, &str> = HashMap::from([(draft.control_socket.as_path(), "the control API")]);
+    let mut seen: HashMap<&Path, &str> =
+        HashMap::from([(draft.control_socket.as_path(), "the control API")]);
     for device in &draft.devices {
         let Some(place) = device.head.place("socket") else { continue };
         if let Some(other) = seen.insert(&device.spec.socket, &device.head.subject) {
@@ -114,7 +127,11 @@ fn sockets(draft: &Draft, problems: &mut Collector<'_>) {
 }
 
 /// The name of another section in the value of a key, if the key obeys its rules.
-pub(super) fn refers<'a>(head: &Head, key: &str, name: Option<&'a str>) -> Option<(&'a str, Range<usize>)> {
+pub(super) fn refers<'a>(
+    head: &Head,
+    key: &str,
+    name: Option<&'a str>,
+) -> Option<(&'a str, Range<usize>)> {
     Some((name?, head.place(key)?))
 }
 
@@ -178,7 +195,10 @@ pub(super) fn by_name(stores: &[Part<StoreDraft>]) -> HashMap<&str, &Part<StoreD
 
 /// The store of this name and those that it is put in front of, from the top down; ends where a
 /// cycle closes, and where there are too many.
-pub(super) fn chain<'a>(by_name: &HashMap<&str, &'a Part<StoreDraft>>, top: &str) -> Vec<&'a Part<StoreDraft>> {
+pub(super) fn chain<'a>(
+    by_name: &HashMap<&str, &'a Part<StoreDraft>>,
+    top: &str,
+) -> Vec<&'a Part<StoreDraft>> {
     let mut chain: Vec<&Part<StoreDraft>> = Vec::new();
     let mut next = by_name.get(top).copied();
     while let Some(store) = next {

@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use sidecore_assembly::spec::{
-    ControllerSpec, DEFAULT_SPIN_US, DeviceSpec, FormatSpec, FrontEndSpec, IdleMode, Nanos, SidecoreSpec, SocketAccess,
-    StageSpec, StoreKind, Values,
+    ControllerSpec, DEFAULT_SPIN_US, DeviceSpec, FormatSpec, FrontEndSpec, IdleMode, Nanos,
+    SidecoreSpec, SocketAccess, StageSpec, StoreKind, Values,
 };
 use toml::de::DeTable;
 
@@ -76,14 +76,17 @@ pub(super) fn read(text: &str, problems: &mut Collector<'_>) -> Option<Draft> {
     let [sidecores, stores, controllers, devices] =
         ["sidecore", "store", "controller", "device"].map(|key| top.tables(key, key));
     let head = top.finish();
-    let control_socket: PathBuf = values.get("control_socket").unwrap_or_else(|| DEFAULT_CONTROL_SOCKET.into());
+    let control_socket: PathBuf =
+        values.get("control_socket").unwrap_or_else(|| DEFAULT_CONTROL_SOCKET.into());
     let crash_log = control_socket.with_file_name(CRASH_LOG);
     Some(Draft {
         head,
         control_access: SocketAccess::from_values(&values, "control_socket"),
         sidecores: each("sidecore", sidecores, problems, sidecore),
         stores: each("store", stores, problems, store),
-        controllers: each("controller", controllers, problems, |section| controller(section, &crash_log)),
+        controllers: each("controller", controllers, problems, |section| {
+            controller(section, &crash_log)
+        }),
         devices: each("device", devices, problems, |mut section| Part {
             spec: device(&mut section),
             head: section.finish(),
@@ -105,7 +108,10 @@ fn each<'t, T>(
 fn sidecore(mut section: Section<'_, '_, '_>) -> Part<SidecoreDraft> {
     let values = section.all(SIDECORE);
     let spin_us = values.get("spin_us").unwrap_or(DEFAULT_SPIN_US);
-    Part { spec: SidecoreDraft { spec: SidecoreSpec::from_values(&values), spin_us }, head: section.finish() }
+    Part {
+        spec: SidecoreDraft { spec: SidecoreSpec::from_values(&values), spin_us },
+        head: section.finish(),
+    }
 }
 
 fn store(mut section: Section<'_, '_, '_>) -> Part<StoreDraft> {
@@ -135,7 +141,10 @@ pub(super) fn bottom(section: &mut Section<'_, '_, '_>, word: &str) -> Option<St
         if let Some(rate) = burst.name.strip_suffix("_burst")
             && !section.has(rate)
         {
-            section.complain_about(burst.name, format!("`{}` has no meaning without `{rate}`", burst.name));
+            section.complain_about(
+                burst.name,
+                format!("`{}` has no meaning without `{rate}`", burst.name),
+            );
         }
     }
     StoreKind::from_values(word, &values)
@@ -146,7 +155,9 @@ fn size_in_blocks(section: &mut Section<'_, '_, '_>, values: &Values) -> Option<
     let bytes: u64 = values.get("size")?;
     let block_bytes: u64 = values.get("block_size").unwrap_or(512);
     let message = if bytes == 0 || bytes.checked_rem(block_bytes) != Some(0) {
-        format!("a size of {bytes} bytes is not a positive multiple of the block size of {block_bytes} bytes")
+        format!(
+            "a size of {bytes} bytes is not a positive multiple of the block size of {block_bytes} bytes"
+        )
     } else if i64::try_from(bytes).is_err() {
         "no store is larger than 2^63 - 1 bytes".to_owned()
     } else {
@@ -206,10 +217,13 @@ fn idle(section: &mut Section<'_, '_, '_>, values: &Values) -> IdleMode {
     let mode = match word.as_str() {
         "poll" => IdleMode::Poll,
         "interrupt" => IdleMode::Interrupt,
-        _ => IdleMode::Adaptive { spin: Nanos::from_micros(values.get("spin_us").unwrap_or(DEFAULT_SPIN_US)) },
+        _ => IdleMode::Adaptive {
+            spin: Nanos::from_micros(values.get("spin_us").unwrap_or(DEFAULT_SPIN_US)),
+        },
     };
     if word != "adaptive" && section.place("spin_us").is_some() {
-        let message = format!("`spin_us` has no meaning with idle = \"{word}\"; leave one of the two out");
+        let message =
+            format!("`spin_us` has no meaning with idle = \"{word}\"; leave one of the two out");
         section.complain_about("spin_us", message);
     }
     mode
@@ -221,7 +235,8 @@ fn front_end(section: &mut Section<'_, '_, '_>, values: &Values) -> FrontEndSpec
     let front_end = FrontEndSpec::from_word(&word);
     let (own, word) = (front_end.keys(), front_end.word());
     for key in keys::front_ends().filter(|key| !own.iter().any(|own| own.name == key.name)) {
-        let message = format!("`{}` has no meaning with front_end = \"{word}\"; leave it out", key.name);
+        let message =
+            format!("`{}` has no meaning with front_end = \"{word}\"; leave it out", key.name);
         section.refuse(key.name, message);
     }
     front_end
@@ -237,7 +252,10 @@ fn sidecores(section: &mut Section<'_, '_, '_>, values: &Values, queues: u16) ->
         section.complain_about("sidecores", message);
     }
     if several.is_empty() {
-        section.complain_about("sidecores", "`sidecores` is empty; leave it out and a sidecore is chosen");
+        section.complain_about(
+            "sidecores",
+            "`sidecores` is empty; leave it out and a sidecore is chosen",
+        );
     } else if several.len() > usize::from(queues) {
         let message = format!(
             "{} sidecores for {queues} queues: a queue is served by one sidecore; raise `queues`",

@@ -28,7 +28,8 @@ fn owners<'a>(
 ) -> HashMap<&'a str, &'a Part<ControllerSpec>> {
     let mut owners: HashMap<&str, &Part<ControllerSpec>> = HashMap::new();
     for controller in &draft.controllers {
-        let Some((store, place)) = refers(&controller.head, "store", Some(&controller.spec.store)) else {
+        let Some((store, place)) = refers(&controller.head, "store", Some(&controller.spec.store))
+        else {
             continue;
         };
         let subject = &controller.head.subject;
@@ -37,7 +38,9 @@ fn owners<'a>(
         let Some(bottom) = chain.last().copied() else { continue };
         let Some(name) = bottom.head.name() else { continue };
         let unfit = match &bottom.spec.kind {
-            _ if chain.iter().any(|store| store.spec.is_read_only()) => Some("is behind a stage that refuses writes"),
+            _ if chain.iter().any(|store| store.spec.is_read_only()) => {
+                Some("is behind a stage that refuses writes")
+            }
             Some(StoreKind::Null { .. }) => Some("keeps nothing, and so no volumes either"),
             Some(StoreKind::Volume(_) | StoreKind::PhysicalFunction { .. }) => {
                 Some("is itself a function of a controller")
@@ -45,7 +48,8 @@ fn owners<'a>(
             Some(StoreKind::HostFile(_)) => Some("belongs to the host's filesystem"),
             Some(StoreKind::File(options)) if options.read_only => Some("is read-only"),
             Some(StoreKind::Ram { .. }) if controller.spec.format.is_none() => {
-                let message = format!("store \"{name}\" is blank at every start; add `format = \"blank\"`");
+                let message =
+                    format!("store \"{name}\" is blank at every start; add `format = \"blank\"`");
                 problems.add(place.clone(), subject, message);
                 None
             }
@@ -57,7 +61,9 @@ fn owners<'a>(
         }
         if let Some(other) = owners.get(name) {
             let other = &other.head.subject;
-            let message = format!("store \"{name}\" belongs to {other} already; give each controller its own");
+            let message = format!(
+                "store \"{name}\" belongs to {other} already; give each controller its own"
+            );
             problems.add(place, subject, message);
             continue;
         }
@@ -67,7 +73,10 @@ fn owners<'a>(
 }
 
 /// Returns the controller that owns `store`, if there is one.
-pub(super) fn owner<'a>(draft: &'a Draft, store: &Part<StoreDraft>) -> Option<&'a Part<ControllerSpec>> {
+pub(super) fn owner<'a>(
+    draft: &'a Draft,
+    store: &Part<StoreDraft>,
+) -> Option<&'a Part<ControllerSpec>> {
     let stores = by_name(&draft.stores);
     draft.controllers.iter().find(|controller| {
         let bottom = chain(&stores, &controller.spec.store).last().copied();
@@ -77,8 +86,11 @@ pub(super) fn owner<'a>(draft: &'a Draft, store: &Part<StoreDraft>) -> Option<&'
 
 /// Checks the stores that are functions: their controller exists and allows them.
 fn functions(draft: &Draft, problems: &mut Collector<'_>) {
-    let controllers: HashMap<&str, &Part<ControllerSpec>> =
-        draft.controllers.iter().filter_map(|controller| Some((controller.head.name()?, controller))).collect();
+    let controllers: HashMap<&str, &Part<ControllerSpec>> = draft
+        .controllers
+        .iter()
+        .filter_map(|controller| Some((controller.head.name()?, controller)))
+        .collect();
     let mut volumes: HashMap<(&str, &str), &Part<StoreDraft>> = HashMap::new();
     for store in &draft.stores {
         let Some(kind) = &store.spec.kind else { continue };
@@ -86,13 +98,21 @@ fn functions(draft: &Draft, problems: &mut Collector<'_>) {
             continue;
         };
         let subject = &store.head.subject;
-        known("controller", (wanted, place.clone()), controllers.keys().copied(), subject, problems);
+        known(
+            "controller",
+            (wanted, place.clone()),
+            controllers.keys().copied(),
+            subject,
+            problems,
+        );
         let controller = controllers.get(wanted);
         match kind {
             StoreKind::Volume(volume) => {
                 if let Some(other) = volumes.insert((wanted, &volume.volume), store) {
                     let other = &other.head.subject;
-                    let message = format!("this volume is that of {other} already; let several devices use one store");
+                    let message = format!(
+                        "this volume is that of {other} already; let several devices use one store"
+                    );
                     problems.add(store.head.place("volume").unwrap_or(place), subject, message);
                 }
                 // A controller that this file does not format may have any granularity.
@@ -110,7 +130,9 @@ fn functions(draft: &Draft, problems: &mut Collector<'_>) {
                 }
             }
             StoreKind::PhysicalFunction { .. } => {
-                if let Some(controller) = controller.filter(|controller| !controller.spec.physical_function) {
+                if let Some(controller) =
+                    controller.filter(|controller| !controller.spec.physical_function)
+                {
                     let message = format!(
                         "the physical function reaches every block of every volume; if that is meant, set \
                          `physical_function = true` in {}",
@@ -133,7 +155,8 @@ fn past_the_controller(
 ) {
     let Some((store, place)) = store_of(device) else { return };
     let bottom = chain(stores, store).last().and_then(|bottom| bottom.head.name());
-    let Some((bottom, controller)) = bottom.and_then(|bottom| Some((bottom, owners.get(bottom)?))) else {
+    let Some((bottom, controller)) = bottom.and_then(|bottom| Some((bottom, owners.get(bottom)?)))
+    else {
         return;
     };
     let message = format!(
@@ -144,13 +167,21 @@ fn past_the_controller(
 }
 
 /// Reports volumes with two writers: a volume belongs to one guest that writes, as a file does.
-fn volume_writers(draft: &Draft, stores: &HashMap<&str, &Part<StoreDraft>>, problems: &mut Collector<'_>) {
+fn volume_writers(
+    draft: &Draft,
+    stores: &HashMap<&str, &Part<StoreDraft>>,
+    problems: &mut Collector<'_>,
+) {
     let mut writers: HashMap<(&str, &str), &str> = HashMap::new();
     for device in &draft.devices {
         let Some((store, place)) = store_of(device) else { continue };
         let chain = chain(stores, store);
-        let bottom = chain.last().filter(|_| writes(device, &chain)).and_then(|bottom| bottom.spec.kind.as_ref());
-        let Some(volume) = bottom.and_then(StoreKind::volume).filter(|volume| !volume.read_only) else {
+        let bottom = chain
+            .last()
+            .filter(|_| writes(device, &chain))
+            .and_then(|bottom| bottom.spec.kind.as_ref());
+        let Some(volume) = bottom.and_then(StoreKind::volume).filter(|volume| !volume.read_only)
+        else {
             continue;
         };
         let key = (volume.controller.as_str(), volume.volume.as_str());

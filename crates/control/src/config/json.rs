@@ -16,8 +16,12 @@ use super::section::Section;
 ///
 /// # Errors
 /// All problems of the device.
-pub(crate) fn device(mut keys: Map<String, Value>) -> Result<(DeviceSpec, Option<StoreSpec>), String> {
-    keys.retain(|_, value| !value.is_null() && value.as_array().is_none_or(|list| !list.is_empty()));
+pub(crate) fn device(
+    mut keys: Map<String, Value>,
+) -> Result<(DeviceSpec, Option<StoreSpec>), String> {
+    keys.retain(|_, value| {
+        !value.is_null() && value.as_array().is_none_or(|list| !list.is_empty())
+    });
     let part = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
     let of_volume = |key| part(keys.get("volume").and_then(|volume| volume.get(key)));
     let name = part(keys.get("name"));
@@ -41,18 +45,27 @@ pub(crate) fn device(mut keys: Map<String, Value>) -> Result<(DeviceSpec, Option
     section.finish();
     let store = volume.and_then(|table| existing_volume(function, table, &mut problems));
     let messages = |problem: super::Problem| problem.message;
-    problems.finish().map_err(|problems| problems.list.into_iter().map(messages).collect::<Vec<_>>().join("; "))?;
+    problems.finish().map_err(|problems| {
+        problems.list.into_iter().map(messages).collect::<Vec<_>>().join("; ")
+    })?;
     Ok((device, store))
 }
 
 /// A virtual function of a volume that was made before, and the stages in front of it.
-fn existing_volume(name: String, volume: &Spanned<DeValue<'_>>, problems: &mut Collector<'_>) -> Option<StoreSpec> {
+fn existing_volume(
+    name: String,
+    volume: &Spanned<DeValue<'_>>,
+    problems: &mut Collector<'_>,
+) -> Option<StoreSpec> {
     let mut section = Section::new(volume.get_ref().as_table()?, volume.span(), "volume", problems);
     let kind = draft::bottom(&mut section, "volume");
     let stages = StageSpec::list(&section.all([&STAGE]));
     for key in ["size", "quota"] {
         if section.has(key) {
-            section.complain(0..0, format!("`{key}` belongs to the request that makes the volume; leave it out"));
+            section.complain(
+                0..0,
+                format!("`{key}` belongs to the request that makes the volume; leave it out"),
+            );
         }
     }
     section.finish();
@@ -78,7 +91,14 @@ fn inline(value: &Value) -> String {
         Value::Array(values) => format!("[{}]", list(values.iter().map(inline).collect())),
         Value::Object(keys) => {
             let given = keys.iter().filter(|(_, value)| !value.is_null());
-            format!("{{{}}}", list(given.map(|(key, value)| format!("{} = {}", string(key), inline(value))).collect()))
+            format!(
+                "{{{}}}",
+                list(
+                    given
+                        .map(|(key, value)| format!("{} = {}", string(key), inline(value)))
+                        .collect()
+                )
+            )
         }
     }
 }

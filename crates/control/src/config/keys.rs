@@ -1,8 +1,8 @@
 //! The tables of keys: for the parser, the command line, the manual and the API's document.
 
 pub use sidecore_assembly::spec::{
-    FormatSpec, FrontEndSpec, Key, Kind, SIDECORE, STAGE, STORE, STRUCTURE, StageSpec, StoreKind, VOLUME, Value,
-    Values, Variant,
+    FormatSpec, FrontEndSpec, Key, Kind, SIDECORE, STAGE, STORE, STRUCTURE, StageSpec, StoreKind,
+    VOLUME, Value, Values, Variant,
 };
 
 use sidecore_assembly::spec::{CONTROLLER, ControllerSpec, DeviceSpec, is_mode, is_socket_path};
@@ -22,7 +22,12 @@ pub const CONTROL: &[Key] = &[
         "the daemon's user",
         "the user that it belongs to, as for a [device](#device): who may connect may delete volumes",
     ),
-    Key::new("control_socket_group", Kind::Text, "the daemon's group", "the group that it belongs to"),
+    Key::new(
+        "control_socket_group",
+        Kind::Text,
+        "the daemon's group",
+        "the group that it belongs to",
+    ),
     Key::new(
         "control_socket_mode",
         Kind::Text,

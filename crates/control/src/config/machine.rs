@@ -33,14 +33,21 @@ pub(super) fn check(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
 }
 
 /// Checks that the users and groups of sockets exist.
-fn accounts((subject, head): (&str, &Head), socket: &str, access: &SocketAccess, problems: &mut Collector<'_>) {
+fn accounts(
+    (subject, head): (&str, &Head),
+    socket: &str,
+    access: &SocketAccess,
+    problems: &mut Collector<'_>,
+) {
     let SocketAccess { owner, group, .. } = access.clone();
     let accounts = [
         ("owner", SocketAccess { owner, ..SocketAccess::default() }),
         ("group", SocketAccess { group, ..SocketAccess::default() }),
     ];
     for (part, account) in accounts {
-        if let (Some(place), Err(error)) = (head.place(&format!("{socket}_{part}")), account.resolve()) {
+        if let (Some(place), Err(error)) =
+            (head.place(&format!("{socket}_{part}")), account.resolve())
+        {
             problems.add(place, subject, error.to_string());
         }
     }
@@ -105,7 +112,9 @@ fn files(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
     let files: Vec<(&Part<StoreDraft>, FileOptions)> = files.collect();
     let looks = files.iter().map(|(_, options)| {
         let path = options.path.clone();
-        (path.clone(), move || std::fs::metadata(&path).map_err(|error| unreachable_file(&path, &error)))
+        (path.clone(), move || {
+            std::fs::metadata(&path).map_err(|error| unreachable_file(&path, &error))
+        })
     });
     let looks = machine::in_time(PATIENCE, looks.collect());
     // By device and inode, because a file can have many paths.
@@ -141,7 +150,11 @@ fn files(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
         if is_host_file && depth == Depth::Start {
             continue;
         }
-        tries.push((store, options, functions::owner(draft, store).map(|owner| owner.spec.format.is_some())));
+        tries.push((
+            store,
+            options,
+            functions::owner(draft, store).map(|owner| owner.spec.format.is_some()),
+        ));
     }
     let jobs = tries.iter().map(|(_, options, may_format)| {
         let (options, may_format) = (options.clone(), *may_format);
@@ -165,18 +178,29 @@ fn files(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
 }
 
 fn identity(metadata: &Metadata) -> (u64, u64) {
-    if metadata.file_type().is_block_device() { (u64::MAX, metadata.rdev()) } else { (metadata.dev(), metadata.ino()) }
+    if metadata.file_type().is_block_device() {
+        (u64::MAX, metadata.rdev())
+    } else {
+        (metadata.dev(), metadata.ino())
+    }
 }
 
 /// Reports a file that does not answer, unless a daemon starts: the daemon serves the others, and
 /// opens this file when it answers.
-fn no_answer(store: &Part<StoreDraft>, options: &FileOptions, depth: Depth, problems: &mut Collector<'_>) {
+fn no_answer(
+    store: &Part<StoreDraft>,
+    options: &FileOptions,
+    depth: Depth,
+    problems: &mut Collector<'_>,
+) {
     if depth == Depth::Start {
         return;
     }
     let path = options.path.display();
-    let message =
-        format!("{path} does not answer within {} s; look at the disk or server behind it", PATIENCE.as_secs());
+    let message = format!(
+        "{path} does not answer within {} s; look at the disk or server behind it",
+        PATIENCE.as_secs()
+    );
     complain(store, "path", message, problems);
 }
 
@@ -193,7 +217,8 @@ fn unreachable_file(path: &Path, error: &std::io::Error) -> String {
 fn sockets(draft: &Draft, problems: &mut Collector<'_>) {
     let listening = listening_sockets();
     if let Err(message) = socket(&draft.control_socket, &listening) {
-        let default = || format!("{message} (this is the default; set `control_socket` to another path)");
+        let default =
+            || format!("{message} (this is the default; set `control_socket` to another path)");
         let place = draft.head.place("control_socket");
         let message = if place.is_some() { message.clone() } else { default() };
         problems.add(place.unwrap_or(0..0), "control_socket", message);
@@ -214,22 +239,30 @@ fn socket(path: &Path, listening: &[PathBuf]) -> Result<(), String> {
         directory = match directory.parent() {
             Some(above) if above.is_dir() && std::fs::symlink_metadata(directory).is_err() => above,
             _ => {
-                return Err(format!("there is no directory {0}; make it with `mkdir -p {0}`", directory.display()));
+                return Err(format!(
+                    "there is no directory {0}; make it with `mkdir -p {0}`",
+                    directory.display()
+                ));
             }
         };
     }
     if rustix::fs::access(directory, Access::WRITE_OK | Access::EXEC_OK).is_err() {
-        return Err(format!("no socket may be made in {}; change its owner or mode", directory.display()));
+        return Err(format!(
+            "no socket may be made in {}; change its owner or mode",
+            directory.display()
+        ));
     }
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(format!("{} cannot be looked at: {error}", path.display())),
-        Ok(metadata) if !metadata.file_type().is_socket() => {
-            Err(format!("{} exists and is no socket; remove it or choose another path", path.display()))
-        }
-        Ok(_) if listening.iter().any(|listening| listening == path) => {
-            Err(format!("a program is serving {} already; stop it or choose another path", path.display()))
-        }
+        Ok(metadata) if !metadata.file_type().is_socket() => Err(format!(
+            "{} exists and is no socket; remove it or choose another path",
+            path.display()
+        )),
+        Ok(_) if listening.iter().any(|listening| listening == path) => Err(format!(
+            "a program is serving {} already; stop it or choose another path",
+            path.display()
+        )),
         Ok(_) => Ok(()),
     }
 }

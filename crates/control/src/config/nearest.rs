@@ -3,12 +3,17 @@
 use strsim::levenshtein;
 
 /// Returns the candidate nearest to `word`, if its distance is one or two edits.
-pub(super) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(super) fn nearest<'a>(
+    word: &str,
+    candidates: impl IntoIterator<Item = &'a str>,
+) -> Option<&'a str> {
     // A long word is no misspelling, and the comparison takes quadratic time.
     if word.chars().count() > 64 {
         return None;
     }
-    let near = |candidate: &&str| levenshtein(word, candidate) <= 2.min(candidate.chars().count().div_euclid(2));
+    let near = |candidate: &&str| {
+        levenshtein(word, candidate) <= 2.min(candidate.chars().count().div_euclid(2))
+    };
     candidates.into_iter().filter(near).min_by_key(|candidate| levenshtein(word, candidate))
 }
 

@@ -74,7 +74,10 @@ impl<'a> Collector<'a> {
 
     /// Makes a problem of the whole file.
     pub(super) fn whole_file(file: &Path, message: String) -> Problems {
-        Problems { file: file.to_owned(), list: vec![Problem { place: None, subject: String::new(), message }] }
+        Problems {
+            file: file.to_owned(),
+            list: vec![Problem { place: None, subject: String::new(), message }],
+        }
     }
 
     /// Adds a problem of the text at `span`.
@@ -83,7 +86,8 @@ impl<'a> Collector<'a> {
             return;
         }
         let message = one_line(message.into());
-        let problem = Problem { place: Some(self.place(span.start)), subject: subject.to_owned(), message };
+        let problem =
+            Problem { place: Some(self.place(span.start)), subject: subject.to_owned(), message };
         self.found.push((span.start, problem));
     }
 
@@ -98,7 +102,10 @@ impl<'a> Collector<'a> {
             return Ok(());
         }
         self.found.sort_by_key(|(at, _)| *at);
-        Err(Problems { file: self.file.to_owned(), list: self.found.into_iter().map(|(_, problem)| problem).collect() })
+        Err(Problems {
+            file: self.file.to_owned(),
+            list: self.found.into_iter().map(|(_, problem)| problem).collect(),
+        })
     }
 
     /// Returns the line and the column, in characters, of a byte of the text.
@@ -115,6 +122,7 @@ fn one_line(message: String) -> String {
     if !message.contains(char::is_control) {
         return message;
     }
-    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    let shown =
+        |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
     message.chars().map(shown).collect()
 }

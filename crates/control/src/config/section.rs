@@ -65,9 +65,16 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
     }
 
     /// A section of this kind, called by its name if it has one.
-    pub(super) fn open(kind: &str, table: &'t DeTable<'t>, heading: Place, problems: &'c mut Collector<'p>) -> Self {
-        let name = table.get("name").and_then(|name| name.get_ref().as_str()).filter(|name| is_name(name));
-        let subject = name.map_or_else(|| format!("[[{kind}]]"), |name| format!("[[{kind}]] \"{name}\""));
+    pub(super) fn open(
+        kind: &str,
+        table: &'t DeTable<'t>,
+        heading: Place,
+        problems: &'c mut Collector<'p>,
+    ) -> Self {
+        let name =
+            table.get("name").and_then(|name| name.get_ref().as_str()).filter(|name| is_name(name));
+        let subject =
+            name.map_or_else(|| format!("[[{kind}]]"), |name| format!("[[{kind}]] \"{name}\""));
         Self::new(table, heading, subject, problems)
     }
 
@@ -102,7 +109,8 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
 
     /// The values of those of these keys that are there and obey their rules.
     pub(super) fn all(&mut self, keys: impl IntoIterator<Item = &'static Key>) -> Values {
-        let values = Values(keys.into_iter().filter_map(|key| Some((key.name, self.key(key)?))).collect());
+        let values =
+            Values(keys.into_iter().filter_map(|key| Some((key.name, self.key(key)?))).collect());
         self.head.name = self.head.name.take().or_else(|| values.get("name"));
         values
     }
@@ -145,11 +153,20 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
             Some(base) => base.join(text),
             None => PathBuf::from(text),
         };
-        if path.is_absolute() { Ok(Value::Path(path)) } else { Err(format!("`{key}` is an absolute path")) }
+        if path.is_absolute() {
+            Ok(Value::Path(path))
+        } else {
+            Err(format!("`{key}` is an absolute path"))
+        }
     }
 
     /// Sections of several types, each with the keys of its type.
-    fn sections(&mut self, key: &'static str, heading: &str, variants: &'static [Variant]) -> Value {
+    fn sections(
+        &mut self,
+        key: &'static str,
+        heading: &str,
+        variants: &'static [Variant],
+    ) -> Value {
         let words: Vec<&str> = variants.iter().map(|variant| variant.word).collect();
         let mut sections = Vec::new();
         for (at, table) in self.tables(key, heading) {
@@ -157,10 +174,13 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
             let mut section = Section::new(table, at, subject, self.problems);
             section.known.push("type");
             let word = match table.get("type") {
-                Some(value) => word("type", value.get_ref(), &words).map_err(|message| (value.span(), message)),
+                Some(value) => {
+                    word("type", value.get_ref(), &words).map_err(|message| (value.span(), message))
+                }
                 None => {
                     let example = words.first().unwrap_or(&"");
-                    let message = format!("`type` is missing; add for instance `type = \"{example}\"`");
+                    let message =
+                        format!("`type` is missing; add for instance `type = \"{example}\"`");
                     Err((section.head.heading.clone(), message))
                 }
             };
@@ -178,15 +198,27 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
     }
 
     /// Reads a list of tables, as `[[heading]]` writes them, with the place of each.
-    pub(super) fn tables(&mut self, key: &'static str, heading: &str) -> Vec<(Place, &'t DeTable<'t>)> {
-        let table = |value: &'t Spanned<DeValue<'t>>| value.get_ref().as_table().map(|table| (value.span(), table));
+    pub(super) fn tables(
+        &mut self,
+        key: &'static str,
+        heading: &str,
+    ) -> Vec<(Place, &'t DeTable<'t>)> {
+        let table = |value: &'t Spanned<DeValue<'t>>| {
+            value.get_ref().as_table().map(|table| (value.span(), table))
+        };
         if !self.known.contains(&key) {
             self.known.push(key);
         }
         let Some(value) = self.table.get(key) else { return Vec::new() };
-        let found = value.get_ref().as_array().and_then(|array: &DeArray<'t>| array.iter().map(table).collect());
+        let found = value
+            .get_ref()
+            .as_array()
+            .and_then(|array: &DeArray<'t>| array.iter().map(table).collect());
         if found.is_none() {
-            self.complain(value.span(), format!("`{key}` is a list of sections: write [[{heading}]]"));
+            self.complain(
+                value.span(),
+                format!("`{key}` is a list of sections: write [[{heading}]]"),
+            );
         }
         found.unwrap_or_default()
     }
@@ -196,7 +228,10 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
         self.known.push(key);
         let value = self.table.get(key)?;
         if value.get_ref().as_table().is_none() {
-            self.complain(value.span(), format!("`{key}` must be a section, not {}", kind(value.get_ref())));
+            self.complain(
+                value.span(),
+                format!("`{key}` must be a section, not {}", kind(value.get_ref())),
+            );
             return None;
         }
         Some(value)
@@ -213,7 +248,11 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
                 Some(near) => format!("did you mean `{near}`?"),
                 None => format!("known here: {}", self.known.join(", ")),
             };
-            self.problems.add(key.span(), &self.head.subject, format!("unknown key `{name}`; {remedy}"));
+            self.problems.add(
+                key.span(),
+                &self.head.subject,
+                format!("unknown key `{name}`; {remedy}"),
+            );
         }
         self.head
     }
@@ -245,7 +284,9 @@ fn value(key: &Key, value: &DeValue<'_>, places: &mut Vec<Place>) -> Result<Valu
             };
             value.as_array().and_then(|array| array.iter().map(element).collect()).map(Value::Texts)
         }
-        Kind::Ranges => value.as_array().and_then(|array| array.iter().map(range).collect()).map(Value::Ranges),
+        Kind::Ranges => {
+            value.as_array().and_then(|array| array.iter().map(range).collect()).map(Value::Ranges)
+        }
         Kind::Sections(..) => None,
     };
     found.ok_or_else(|| {
@@ -277,7 +318,9 @@ fn word(key: &str, value: &DeValue<'_>, words: &[&'static str]) -> Result<&'stat
 fn bytes(key: &str, value: &DeValue<'_>) -> Result<u64, String> {
     let found = match value {
         DeValue::String(text) => size::parse(text),
-        DeValue::Integer(number) => integer(number).ok_or_else(|| format!("`{number}` is no size in bytes")),
+        DeValue::Integer(number) => {
+            integer(number).ok_or_else(|| format!("`{number}` is no size in bytes"))
+        }
         other => Err(format!("expected a size like \"512MiB\", not {}", kind(other))),
     };
     found.map_err(|why| format!("{key}: {why}"))
@@ -286,7 +329,8 @@ fn bytes(key: &str, value: &DeValue<'_>) -> Result<u64, String> {
 /// A pair of whole numbers, the first not after the last.
 fn range(value: &Spanned<DeValue<'_>>) -> Option<(u64, u64)> {
     let mut numbers = value.get_ref().as_array()?.iter();
-    let mut next = || numbers.next().and_then(|number| number.get_ref().as_integer()).and_then(integer);
+    let mut next =
+        || numbers.next().and_then(|number| number.get_ref().as_integer()).and_then(integer);
     let (first, last) = (next()?, next()?);
     (numbers.next().is_none() && first <= last).then_some((first, last))
 }

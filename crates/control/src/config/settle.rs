@@ -7,9 +7,13 @@ use super::draft::{Draft, Part, SidecoreDraft};
 
 /// Makes the configuration of a draft without faults.
 pub(super) fn settle(draft: Draft) -> Config {
-    let mut load = Load::new(&draft.devices, draft.sidecores.iter().filter_map(|sidecore| sidecore.head.name()));
+    let mut load = Load::new(
+        &draft.devices,
+        draft.sidecores.iter().filter_map(|sidecore| sidecore.head.name()),
+    );
     let devices = draft.devices.into_iter();
-    let devices = devices.filter_map(|device| settle_device(device, &mut load, &draft.sidecores)).collect();
+    let devices =
+        devices.filter_map(|device| settle_device(device, &mut load, &draft.sidecores)).collect();
     let stores = draft.stores.into_iter().filter_map(|store| {
         let (name, spec) = (store.head.name?, store.spec);
         Some(StoreSpec { stages: spec.stages, ..StoreSpec::new(name, spec.kind?) })
@@ -23,15 +27,23 @@ pub(super) fn settle(draft: Draft) -> Config {
     Config { control_socket: draft.control_socket, control_access: draft.control_access, spec }
 }
 
-fn settle_device(device: Part<DeviceSpec>, load: &mut Load, sidecores: &[Part<SidecoreDraft>]) -> Option<DeviceSpec> {
+fn settle_device(
+    device: Part<DeviceSpec>,
+    load: &mut Load,
+    sidecores: &[Part<SidecoreDraft>],
+) -> Option<DeviceSpec> {
     let says_spin = device.head.place("spin_us").is_some();
     let mut spec = device.spec;
     if spec.sidecores.is_empty() {
         spec.sidecores.push(load.least(spec.queues)?);
     }
     if let (IdleMode::Adaptive { spin }, false) = (&mut spec.idle, says_spin) {
-        let serving = sidecores.iter().filter(|sidecore| spec.sidecores.contains(&sidecore.spec.spec.name));
-        *spin = serving.map(|sidecore| Nanos::from_micros(sidecore.spec.spin_us)).max().unwrap_or(*spin);
+        let serving =
+            sidecores.iter().filter(|sidecore| spec.sidecores.contains(&sidecore.spec.spec.name));
+        *spin = serving
+            .map(|sidecore| Nanos::from_micros(sidecore.spec.spin_us))
+            .max()
+            .unwrap_or(*spin);
     }
     Some(spec)
 }
@@ -46,7 +58,12 @@ impl Load {
         let queues_on = |sidecore: &str| {
             let share = |Part { spec, .. }: &Part<DeviceSpec>| {
                 let position = spec.sidecores.iter().position(|name| name == sidecore)?;
-                Some((0..usize::from(spec.queues)).skip(position).step_by(spec.sidecores.len()).count())
+                Some(
+                    (0..usize::from(spec.queues))
+                        .skip(position)
+                        .step_by(spec.sidecores.len())
+                        .count(),
+                )
             };
             devices.iter().filter_map(share).fold(0, usize::saturating_add)
         };

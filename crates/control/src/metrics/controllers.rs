@@ -6,9 +6,11 @@ use sidecore_telemetry::{Metric, Value};
 use super::{Page, gauge};
 
 const CONTROLLERS: &[Metric<ControllerReport>] = &[
-    gauge("read_only", "1 if changes are refused: metadata is damaged, or could not be written.", |c| {
-        Value::Whole(c.read_only.into())
-    }),
+    gauge(
+        "read_only",
+        "1 if changes are refused: metadata is damaged, or could not be written.",
+        |c| Value::Whole(c.read_only.into()),
+    ),
     gauge("store_full", "1 if the store had no space for the last commit, which is kept.", |c| {
         Value::Whole(c.full.is_some().into())
     }),
@@ -20,11 +22,19 @@ const CONTROLLERS: &[Metric<ControllerReport>] = &[
         "The sizes of its volumes together, without snapshots: more than its store has is over-commitment.",
         |c| Value::Whole(c.provisioned_bytes),
     ),
-    gauge("damaged", "How many things were found damaged.", |c| Value::Whole(c.damage.len() as u64)),
+    gauge(
+        "damaged",
+        "How many things were found damaged.",
+        |c| Value::Whole(c.damage.len() as u64),
+    ),
     gauge("volumes", "Volumes and snapshots.", |c| Value::Whole(c.volumes)),
     gauge("extents", "Extents that map their blocks.", |c| Value::Whole(c.extents)),
-    gauge("functions", "Virtual functions that are open.", |c| Value::Whole(c.functions.len() as u64)),
-    gauge("tree_memory_bytes", "Memory of the extent trees.", |c| Value::Whole(c.tree_memory.used_bytes)),
+    gauge("functions", "Virtual functions that are open.", |c| {
+        Value::Whole(c.functions.len() as u64)
+    }),
+    gauge("tree_memory_bytes", "Memory of the extent trees.", |c| {
+        Value::Whole(c.tree_memory.used_bytes)
+    }),
     gauge("tree_memory_max_bytes", "The most that the extent trees may use: `tree_memory`.", |c| {
         Value::Whole(c.tree_memory.max_bytes)
     }),
@@ -34,7 +44,9 @@ const SPACE_HELP: &str = "The store's bytes by their use, which add up to all of
     `reserved` (kept for metadata), `granted` (to writes in flight), `pending` (freed, not yet reusable).";
 
 const FUNCTIONS: &[Metric<FunctionReport>] = &[
-    gauge("weight", "Its share among the functions that compete.", |f| Value::Whole(f.weight.into())),
+    gauge("weight", "Its share among the functions that compete.", |f| {
+        Value::Whole(f.weight.into())
+    }),
     gauge("queues", "Queues that are open.", |f| Value::Whole(f.channels)),
     gauge("tree_depth", "Levels of its extent tree.", |f| Value::Whole(f.tree.depth.into())),
     gauge("tree_nodes", "Nodes of 4 KiB of its extent tree.", |f| Value::Whole(f.tree.nodes)),
@@ -48,8 +60,11 @@ impl Page {
         self.family(name, "gauge", "Always 1; join it to the others for its labels.");
         for controller in controllers {
             let block_bytes = controller.block_bytes.to_string();
-            let labels =
-                [("controller", controller.name.as_str()), ("store", &controller.store), ("block_bytes", &block_bytes)];
+            let labels = [
+                ("controller", controller.name.as_str()),
+                ("store", &controller.store),
+                ("block_bytes", &block_bytes),
+            ];
             self.sample(name, &labels, Value::Whole(1));
         }
         let name = "sidecore_controller_space_bytes";
@@ -64,7 +79,11 @@ impl Page {
                 ("granted", space.granted_bytes),
                 ("pending", space.pending_bytes),
             ] {
-                self.sample(name, &[("controller", controller.name.as_str()), ("use", usage)], Value::Whole(bytes));
+                self.sample(
+                    name,
+                    &[("controller", controller.name.as_str()), ("use", usage)],
+                    Value::Whole(bytes),
+                );
             }
         }
         let labelled = || controllers.iter().map(|c| (vec![("controller", c.name.as_str())], c));
@@ -73,13 +92,20 @@ impl Page {
         self.counts("sidecore_controller_", labelled().map(|(labels, c)| (labels, &c.counts)));
         let functions: Vec<(&str, String, &FunctionReport)> = controllers
             .iter()
-            .flat_map(|controller| controller.functions.iter().map(move |function| (controller, function)))
-            .map(|(controller, function)| (controller.name.as_str(), function.id.to_string(), function))
+            .flat_map(|controller| {
+                controller.functions.iter().map(move |function| (controller, function))
+            })
+            .map(|(controller, function)| {
+                (controller.name.as_str(), function.id.to_string(), function)
+            })
             .collect();
         let labelled = || {
             functions.iter().map(|(controller, id, function)| {
-                let labels =
-                    vec![("controller", *controller), ("function", id.as_str()), ("volume", function.volume.as_str())];
+                let labels = vec![
+                    ("controller", *controller),
+                    ("function", id.as_str()),
+                    ("volume", function.volume.as_str()),
+                ];
                 (labels, *function)
             })
         };

@@ -4,8 +4,8 @@ mod manual;
 use std::collections::BTreeSet;
 
 use sidecore_assembly::report::{
-    DeviceStats, FunctionReport, FunctionStats, HypervisorCounts, Latency, LatencyCounts, QueueCounts, ReactorCounts,
-    SpaceReport, TranslationCounts, TreeMemoryReport, TreeReport,
+    DeviceStats, FunctionReport, FunctionStats, HypervisorCounts, Latency, LatencyCounts,
+    QueueCounts, ReactorCounts, SpaceReport, TranslationCounts, TreeMemoryReport, TreeReport,
 };
 
 use super::*;
@@ -30,7 +30,8 @@ fn example() -> (Stats, Vec<DeviceReport>) {
         bytes_written: 15,
         ..QueueCounts::default()
     };
-    counts.latency_ns = Latency::of(LatencyCounts { buckets: vec![(191, 1), (1023, 2), (1087, 1)], sum_ns: 3_000 });
+    counts.latency_ns =
+        Latency::of(LatencyCounts { buckets: vec![(191, 1), (1023, 2), (1087, 1)], sum_ns: 3_000 });
     let queue = QueueCounters { index: 3, counts, bytes: 29 };
     let sidecore = SidecoreReport {
         name: "sc0".to_owned(),
@@ -97,8 +98,20 @@ fn controllers() -> Vec<ControllerReport> {
         volume: "root".to_owned(),
         weight: 100,
         channels: 2,
-        tree: TreeReport { depth: 3, nodes: 40, extents: 50, mapped_bytes: 60, pruned_ranges: 70, pruned_bytes: 0 },
-        stats: FunctionStats { last_hits: 71, translations: 72, stalled: 78, ..FunctionStats::default() },
+        tree: TreeReport {
+            depth: 3,
+            nodes: 40,
+            extents: 50,
+            mapped_bytes: 60,
+            pruned_ranges: 70,
+            pruned_bytes: 0,
+        },
+        stats: FunctionStats {
+            last_hits: 71,
+            translations: 72,
+            stalled: 78,
+            ..FunctionStats::default()
+        },
         ..FunctionReport::default()
     };
     vec![ControllerReport {
@@ -110,7 +123,12 @@ fn controllers() -> Vec<ControllerReport> {
         volumes: 80,
         extents: 81,
         tree_memory: TreeMemoryReport { used_bytes: 82, max_bytes: 83 },
-        translation: TranslationCounts { btlb_hits: 84, walks: 85, nodes_visited: 86, ..Default::default() },
+        translation: TranslationCounts {
+            btlb_hits: 84,
+            walks: 85,
+            nodes_visited: 86,
+            ..Default::default()
+        },
         counts: HypervisorCounts { commits: 87, ..Default::default() },
         functions: vec![function],
         ..ControllerReport::default()
@@ -210,7 +228,8 @@ fn the_documented_metrics_are_those_there_are() {
 #[test]
 fn every_counter_of_a_queue_shows_its_own_value() {
     let (mut stats, _) = example();
-    let numbered = QueueCounts::METRICS.iter().zip(100_u64..).map(|(metric, number)| (metric.field, number));
+    let numbered =
+        QueueCounts::METRICS.iter().zip(100_u64..).map(|(metric, number)| (metric.field, number));
     let counts: serde_json::Map<_, _> =
         numbered.clone().map(|(field, number)| (field.to_owned(), number.into())).collect();
     stats.devices[0].queues[0].counts = serde_json::from_value(counts.into()).unwrap();

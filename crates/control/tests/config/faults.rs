@@ -12,10 +12,25 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
         "3:7",
         &["[[sidecore]] \"x\"", "`cpu` must be a whole number", "not \"1\""],
     ),
-    ("a negative number", "[[sidecore]]\nname = \"x\"\nspin_us = -1\n", "3:11", &["from 0 to 60000000", "not -1"]),
-    ("a section instead of a list", "[devices]\n", "1:", &["unknown key `devices`", "did you mean `device`?"]),
+    (
+        "a negative number",
+        "[[sidecore]]\nname = \"x\"\nspin_us = -1\n",
+        "3:11",
+        &["from 0 to 60000000", "not -1"],
+    ),
+    (
+        "a section instead of a list",
+        "[devices]\n",
+        "1:",
+        &["unknown key `devices`", "did you mean `device`?"],
+    ),
     // Keys.
-    ("an unknown key", "[[sidecore]]\nname = \"x\"\ncpus = 1\n", "3:1", &["unknown key `cpus`", "did you mean `cpu`?"]),
+    (
+        "an unknown key",
+        "[[sidecore]]\nname = \"x\"\ncpus = 1\n",
+        "3:1",
+        &["unknown key `cpus`", "did you mean `cpu`?"],
+    ),
     (
         "an unknown key unlike any",
         "[[sidecore]]\nname = \"x\"\ncolour = 1\n",
@@ -28,14 +43,26 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
         "5:1",
         &["[[store]] \"x\"", "unknown key `path`"],
     ),
-    ("no name", "[[store]]\ntype = \"null\"\nsize = 512\n", "1:1", &["[[store]]", "`name` is missing"]),
+    (
+        "no name",
+        "[[store]]\ntype = \"null\"\nsize = 512\n",
+        "1:1",
+        &["[[store]]", "`name` is missing"],
+    ),
     ("a name with a space", "[[sidecore]]\nname = \"a b\"\n", "2:8", &["letters, digits"]),
-    ("no type", "[[store]]\nname = \"x\"\nsize = 512\n", "1:1", &["`type` is missing", "type = \"file\""]),
+    (
+        "no type",
+        "[[store]]\nname = \"x\"\nsize = 512\n",
+        "1:1",
+        &["`type` is missing", "type = \"file\""],
+    ),
     (
         "an unknown type",
         "[[store]]\nname = \"x\"\ntype = \"tape\"\n",
         "3:8",
-        &["\"tape\" is not one of \"null\", \"ram\", \"file\", \"delay\", \"fault\", \"volume\", \"pf\""],
+        &[
+            "\"tape\" is not one of \"null\", \"ram\", \"file\", \"delay\", \"fault\", \"volume\", \"pf\"",
+        ],
     ),
     (
         "a device without store",
@@ -129,7 +156,12 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
         "4:9",
         &["in front of itself"],
     ),
-    ("a type of two lines", "[[store]]\nname = \"x\"\ntype = \"a\\nb\"\n", "3:8", &["type = \"a\\nb\" is not one of"]),
+    (
+        "a type of two lines",
+        "[[store]]\nname = \"x\"\ntype = \"a\\nb\"\n",
+        "3:8",
+        &["type = \"a\\nb\" is not one of"],
+    ),
     // Numbers.
     ("no size", "[[store]]\nname = \"x\"\ntype = \"null\"\n", "1:1", &["`size` is missing"]),
     (
@@ -150,7 +182,12 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
         "4:8",
         &["power of ten"],
     ),
-    ("a size beyond 2^63", "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = \"9000000TiB\"\n", "4:8", &["2^63"]),
+    (
+        "a size beyond 2^63",
+        "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = \"9000000TiB\"\n",
+        "4:8",
+        &["2^63"],
+    ),
     (
         "a block size of its own",
         "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = 1024\nblock_size = 1024\n",
@@ -312,7 +349,12 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
         "4:8",
         &["there is no file", "truncate"],
     ),
-    ("an empty file", "[[store]]\nname = \"x\"\ntype = \"file\"\npath = \"empty.img\"\n", "4:8", &["is empty"]),
+    (
+        "an empty file",
+        "[[store]]\nname = \"x\"\ntype = \"file\"\npath = \"empty.img\"\n",
+        "4:8",
+        &["is empty"],
+    ),
     (
         "a file in part of a block",
         "[[store]]\nname = \"x\"\ntype = \"file\"\npath = \"odd.img\"\n",
@@ -331,7 +373,12 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
         "4:8",
         &["that of [[store]] \"disk\" already"],
     ),
-    ("a CPU there is not", "[[sidecore]]\nname = \"x\"\ncpu = 4095\n", "3:7", &["there is no CPU 4095"]),
+    (
+        "a CPU there is not",
+        "[[sidecore]]\nname = \"x\"\ncpu = 4095\n",
+        "3:7",
+        &["there is no CPU 4095"],
+    ),
     (
         "memory there is not",
         "[[store]]\nname = \"x\"\ntype = \"ram\"\nsize = \"1024TiB\"\n",
@@ -397,7 +444,11 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
         "a device past its controller",
         "[[controller]]\nname = \"x\"\nstore = \"disk\"\n[[device]]\nname = \"y\"\nstore = \"disk\"\nsocket = \"y.sock\"\n",
         "6:9",
-        &["[[device]] \"y\"", "store \"disk\" belongs to [[controller]] \"x\"", "type = \"volume\""],
+        &[
+            "[[device]] \"y\"",
+            "store \"disk\" belongs to [[controller]] \"x\"",
+            "type = \"volume\"",
+        ],
     ),
     (
         "a volume of an unknown controller",

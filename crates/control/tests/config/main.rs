@@ -78,8 +78,12 @@ fn directory() -> TempDir {
     for (name, bytes) in [("disk.img", 1 << 20), ("empty.img", 0), ("odd.img", 1000)] {
         std::fs::File::create(directory.path().join(name)).unwrap().set_len(bytes).unwrap();
     }
-    offline::format(&directory.path().join("disk.img"), &offline::FormatSpec::default(), offline::GiveUp::Nothing)
-        .unwrap();
+    offline::format(
+        &directory.path().join("disk.img"),
+        &offline::FormatSpec::default(),
+        offline::GiveUp::Nothing,
+    )
+    .unwrap();
     std::fs::File::create(directory.path().join("blank.img")).unwrap().set_len(1 << 20).unwrap();
     std::fs::write(directory.path().join("used.img"), vec![1; 1 << 20]).unwrap();
     std::os::unix::fs::symlink("disk.img", directory.path().join("alias.img")).unwrap();
@@ -103,7 +107,10 @@ fn each_fault_is_found_at_its_place_and_nothing_else_is() {
         let (line, column) = place.split_once(':').unwrap();
         let line = line.parse::<usize>().unwrap() + offset;
         let last = text.lines().last().unwrap();
-        assert!(last.contains(&format!("disks.toml:{line}:{column}")), "{name}: not at {place} (line {line}): {text}");
+        assert!(
+            last.contains(&format!("disks.toml:{line}:{column}")),
+            "{name}: not at {place} (line {line}): {text}"
+        );
         for fragment in *fragments {
             assert!(text.contains(fragment), "{name}: no word of {fragment}: {text}");
         }
@@ -118,7 +125,8 @@ fn all_faults_are_reported_at_once_in_the_order_of_the_file() {
     let directory = directory();
     let text = "[[device]]\nname = \"x\"\nstore = \"nowhere\"\nsocket = \"/no/such/x.sock\"\nqueues = 0\nqeues = 1\n";
     let problems = parse(directory.path(), text, Depth::Machine).unwrap_err();
-    let lines: Vec<usize> = problems.list.iter().filter_map(|problem| Some(problem.place?.0)).collect();
+    let lines: Vec<usize> =
+        problems.list.iter().filter_map(|problem| Some(problem.place?.0)).collect();
     // The directory of the default control socket may exist or not.
     let lines: Vec<usize> = lines.into_iter().filter(|line| *line > 1).collect();
     assert_eq!(lines, [3, 4, 5, 6], "{problems}");
@@ -168,13 +176,25 @@ fn controllers_and_volumes_have_the_right_values() {
     let directory = directory();
     let config = parse(directory.path(), &format!("{GOOD}{CONTROLLERS}"), Depth::Machine).unwrap();
     let [usual, own] = &config.spec.controllers[..] else { panic!("{config:?}") };
-    assert_eq!((usual.format.clone(), usual.btlb_entries, usual.tree_memory_bytes), (None, 8, 64 << 20));
+    assert_eq!(
+        (usual.format.clone(), usual.btlb_entries, usual.tree_memory_bytes),
+        (None, 8, 64 << 20)
+    );
     assert_eq!((usual.commit_interval.as_millis(), usual.physical_function), (5000, false));
     assert_eq!((usual.warn_used_percent, own.warn_used_percent), (80, 95));
-    assert_eq!(own.format, Some(FormatSpec { block_bytes: 4096, label: "the fast one".to_owned() }));
-    assert_eq!((own.btlb_entries, own.commit_interval.as_millis(), own.physical_function), (0, 100, true));
+    assert_eq!(
+        own.format,
+        Some(FormatSpec { block_bytes: 4096, label: "the fast one".to_owned() })
+    );
+    assert_eq!(
+        (own.btlb_entries, own.commit_interval.as_millis(), own.physical_function),
+        (0, 100, true)
+    );
     let StoreKind::Volume(volume) = &config.spec.stores[3].kind else { panic!("{config:?}") };
-    assert_eq!((volume.size_bytes, volume.quota_bytes, volume.weight), (Some(10 << 30), Some(1 << 30), 300));
+    assert_eq!(
+        (volume.size_bytes, volume.quota_bytes, volume.weight),
+        (Some(10 << 30), Some(1 << 30), 300)
+    );
     let limits = LimitsSpec {
         read_iops: Some(LimitSpec { per_s: 1000, burst: 1000 }),
         write_bps: Some(LimitSpec { per_s: 100 << 20, burst: 1 << 20 }),
@@ -211,14 +231,21 @@ fn a_busy_file_is_reported() {
 fn checking_leaves_no_trace() {
     let directory = directory();
     let list = || {
-        let mut names: Vec<_> =
-            std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let mut names: Vec<_> = std::fs::read_dir(directory.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
         names.sort();
         names
     };
     let before = list();
     let config = directory.path().join("disks.toml");
-    assert!(Config::load(&config, Depth::Machine).unwrap_err().to_string().contains("there is no such file"));
+    assert!(
+        Config::load(&config, Depth::Machine)
+            .unwrap_err()
+            .to_string()
+            .contains("there is no such file")
+    );
     parse(directory.path(), GOOD, Depth::Machine).unwrap();
     assert_eq!(list(), before);
 }
@@ -244,9 +271,14 @@ fn other_files_are_refused_and_never_panic() {
     }
     // Places where a check of one section by another would take for ever.
     let sections = |section: &dyn Fn(usize) -> String| (0..8_000).map(section).collect::<String>();
-    let deep = sections(&|n| format!("[[store]]\nname = \"s{n}\"\ntype = \"store\"\nstore = \"s{}\"\n", n + 1));
-    let unknown =
-        sections(&|n| format!("[[store]]\nname = \"s{n}\"\ntype = \"store\"\nstore = \"a-store-that-there-is-not\"\n"));
+    let deep = sections(&|n| {
+        format!("[[store]]\nname = \"s{n}\"\ntype = \"store\"\nstore = \"s{}\"\n", n + 1)
+    });
+    let unknown = sections(&|n| {
+        format!(
+            "[[store]]\nname = \"s{n}\"\ntype = \"store\"\nstore = \"a-store-that-there-is-not\"\n"
+        )
+    });
     for text in [
         deep.as_str(),
         &unknown,

@@ -45,7 +45,8 @@ fn table_of<'a>(keys: impl IntoIterator<Item = &'a Key>) -> String {
 
 /// The type of a stage.
 fn stage_type() -> String {
-    let words: Vec<String> = StageSpec::VARIANTS.iter().map(|stage| format!("`{}`", stage.word)).collect();
+    let words: Vec<String> =
+        StageSpec::VARIANTS.iter().map(|stage| format!("`{}`", stage.word)).collect();
     let (last, others) = words.split_last().unwrap();
     let meaning = format!("{} or {last}; the other keys depend on it", others.join(", "));
     table(&[("type", "required", &meaning)])
@@ -54,7 +55,11 @@ fn stage_type() -> String {
 /// A chapter for each stage.
 fn stages() -> String {
     let chapter = |stage: &keys::Variant| {
-        let table = if stage.keys.is_empty() { String::new() } else { format!("\n{}", table_of(stage.keys)) };
+        let table = if stage.keys.is_empty() {
+            String::new()
+        } else {
+            format!("\n{}", table_of(stage.keys))
+        };
         format!("### type = \"{}\"\n\n{}\n{table}", stage.word, stage.meaning)
     };
     StageSpec::VARIANTS.iter().map(chapter).collect::<Vec<_>>().join("\n")
@@ -65,7 +70,8 @@ fn rewritten(manual: &str) -> String {
     let mut text = String::new();
     let mut rest = manual;
     while let Some((before, after)) = rest.split_once(BEGIN) {
-        let (name, after) = after.split_once(BEGIN_END).expect("the line before a table has an end");
+        let (name, after) =
+            after.split_once(BEGIN_END).expect("the line before a table has an end");
         let (_, after) = after.split_once(END).expect("a table has an end");
         text += &format!("{before}{BEGIN}{name}{BEGIN_END}");
         text += &match name {
@@ -93,8 +99,9 @@ fn the_tables_of_the_manual_are_those_of_the_keys() {
 
 /// Returns the valid keys of a section, from the message about an unknown key.
 fn known_keys(section: &str) -> Vec<String> {
-    let problems =
-        parse(Path::new("/"), &format!("{section}\nxxxxxxxxxxxx = 1\n"), Depth::Text).unwrap_err().to_string();
+    let problems = parse(Path::new("/"), &format!("{section}\nxxxxxxxxxxxx = 1\n"), Depth::Text)
+        .unwrap_err()
+        .to_string();
     let (_, list) = problems.split_once("known here: ").unwrap_or_else(|| panic!("{problems}"));
     list.lines().next().unwrap().split(", ").map(str::to_owned).collect()
 }
@@ -125,11 +132,15 @@ fn the_manual_lists_the_keys_that_there_are_and_its_example_is_good() {
     {
         let (_, chapter) = manual.split_once(&format!("{heading}\n")).unwrap();
         let chapter = chapter.split("\n##").next().unwrap();
-        let mut listed: Vec<&str> =
-            chapter.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
+        let mut listed: Vec<&str> = chapter
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
+            .collect();
         match section {
             _ if section.contains("[[store.stage]]") => listed.push("type"),
-            _ if section.contains("[[device]]") => listed.extend(keys::device().map(|key| key.name)),
+            _ if section.contains("[[device]]") => {
+                listed.extend(keys::device().map(|key| key.name))
+            }
             _ if heading.starts_with("###") => listed.extend(["name", "type", "stage"]),
             _ => {}
         }
@@ -139,6 +150,7 @@ fn the_manual_lists_the_keys_that_there_are_and_its_example_is_good() {
         assert_eq!(listed, known, "{heading}");
     }
     let example = manual.split_once("```toml\n").unwrap().1.split_once("```").unwrap().0;
-    let config = parse(Path::new("/"), example, Depth::Text).unwrap_or_else(|problems| panic!("{problems}"));
+    let config =
+        parse(Path::new("/"), example, Depth::Text).unwrap_or_else(|problems| panic!("{problems}"));
     assert_eq!(config.spec.devices.len(), 2);
 }

@@ -19,8 +19,12 @@ fn both_spellings_of_a_stage_are_equal() {
     let rule = |affected, fault| FaultRule { affected, when: When::EveryNth(9), fault };
     let rules = vec![rule(Affected::Reads, Fault::Short), rule(Affected::Writes, Fault::Short)];
     let fault = StageSpec::Fault(FaultPlan { seed: 0, rules });
-    for (word, keys, stage) in [("delay", "delay_us = 5\n", &delay), ("fault", "short_every = 9\n", &fault)] {
-        let old = stores(&format!("[[store]]\nname = \"x\"\ntype = \"{word}\"\nstore = \"disk\"\n{keys}"));
+    for (word, keys, stage) in
+        [("delay", "delay_us = 5\n", &delay), ("fault", "short_every = 9\n", &fault)]
+    {
+        let old = stores(&format!(
+            "[[store]]\nname = \"x\"\ntype = \"{word}\"\nstore = \"disk\"\n{keys}"
+        ));
         let new = "[[store]]\nname = \"x\"\ntype = \"store\"\nstore = \"disk\"\n[[store.stage]]\n";
         assert_eq!(old, stores(&format!("{new}type = \"{word}\"\n{keys}")));
         assert_eq!(old, [StoreSpec::in_front_of("x", "disk", stage.clone())]);
@@ -29,7 +33,8 @@ fn both_spellings_of_a_stage_are_equal() {
     let several = "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = 512\n[[store.stage]]\ntype = \"fault\"\n\
                    short_every = 9\n[[store.stage]]\ntype = \"delay\"\ndelay_us = 5\n";
     let kind = StoreKind::Null { size_bytes: 512, block_bytes: 512 };
-    let several_are = StoreSpec { stages: vec![fault.clone(), delay.clone()], ..StoreSpec::new("x", kind) };
+    let several_are =
+        StoreSpec { stages: vec![fault.clone(), delay.clone()], ..StoreSpec::new("x", kind) };
     assert_eq!(stores(several), [several_are]);
     // Requests pass the stages in front of an older spelling before its own stage.
     let mixed = "[[store]]\nname = \"x\"\ntype = \"delay\"\nstore = \"mem\"\ndelay_us = 5\n[[store.stage]]\n\
@@ -43,12 +48,20 @@ fn a_stage_that_refuses_writes_makes_a_reader() {
     let two = "[[device]]\nname = \"x\"\nstore = \"disk\"\nsocket = \"x.sock\"\n[[device]]\nname = \"y\"\n\
                store = \"shown\"\nsocket = \"y.sock\"\n[[store]]\nname = \"shown\"\ntype = \"store\"\nstore = \"disk\"\n";
     let stage = |word: &str| format!("{GOOD}{two}[[store.stage]]\ntype = \"{word}\"\n");
-    let shown = parse(Path::new("/"), &stage("read-only"), Depth::Text).unwrap().spec.stores.remove(2);
+    let shown =
+        parse(Path::new("/"), &stage("read-only"), Depth::Text).unwrap().spec.stores.remove(2);
     assert_eq!(
         shown,
-        StoreSpec::in_front_of("shown", "disk", StageSpec::from_values("read-only", &Values::default()).unwrap())
+        StoreSpec::in_front_of(
+            "shown",
+            "disk",
+            StageSpec::from_values("read-only", &Values::default()).unwrap()
+        )
     );
     assert_eq!(shown.word(), "read-only");
     let problems = parse(Path::new("/"), &stage("fault"), Depth::Text).unwrap_err().to_string();
-    assert!(problems.contains("[[device]] \"x\" writes to the file of store \"disk\" too"), "{problems}");
+    assert!(
+        problems.contains("[[device]] \"x\" writes to the file of store \"disk\" too"),
+        "{problems}"
+    );
 }

@@ -9,7 +9,9 @@ pub fn check_answer(document: &Value, request: &str, status: u16, answer: &str) 
     let fits = |template: &&String| {
         let parts = template.split('/').map(|part| (!part.starts_with('{')).then_some(part));
         parts.clone().count() == path.split('/').count()
-            && parts.zip(path.split('/')).all(|(wanted, part)| wanted.is_none_or(|wanted| wanted == part))
+            && parts
+                .zip(path.split('/'))
+                .all(|(wanted, part)| wanted.is_none_or(|wanted| wanted == part))
     };
     let template = document["paths"].as_object().unwrap().keys().find(fits);
     let template = template.unwrap_or_else(|| panic!("no path for {request}"));
@@ -40,11 +42,20 @@ fn check(document: &Value, schema: &Value, value: &Value, place: &str) {
         let Some(schemas) = schema[key].as_array() else { continue };
         let fitting = schemas.iter().find(|schema| match schema.get("const") {
             Some(constant) => constant == value,
-            None => schema["type"] == "null" && value.is_null() || schema.get("$ref").is_some() && !value.is_null(),
+            None => {
+                schema["type"] == "null" && value.is_null()
+                    || schema.get("$ref").is_some() && !value.is_null()
+            }
         });
-        check(document, fitting.unwrap_or_else(|| panic!("{place}: {value} is none of {schema}")), value, place);
+        check(
+            document,
+            fitting.unwrap_or_else(|| panic!("{place}: {value} is none of {schema}")),
+            value,
+            place,
+        );
     }
-    for element in value.as_array().into_iter().flatten().filter(|_| schema.get("items").is_some()) {
+    for element in value.as_array().into_iter().flatten().filter(|_| schema.get("items").is_some())
+    {
         check(document, &schema["items"], element, place);
     }
     let Some(fields) = value.as_object() else { return };

@@ -61,7 +61,8 @@ impl FunctionChannel {
         if received > 0 {
             // Each answer's signal comes before it: if there were more signals than answers, the
             // rest of the answers is about to arrive.
-            self.announced = self.announced.saturating_add(self.line.wake.drain()).saturating_sub(received);
+            self.announced =
+                self.announced.saturating_add(self.line.wake.drain()).saturating_sub(received);
         }
     }
 
@@ -77,7 +78,9 @@ impl FunctionChannel {
                 }
                 self.resume(multiplexer, slot);
             }
-            Answer::Grant { grant, range, extents } => self.use_grant(multiplexer, slot, grant, range, extents),
+            Answer::Grant { grant, range, extents } => {
+                self.use_grant(multiplexer, slot, grant, range, extents)
+            }
             Answer::Done => self.handle_done(multiplexer, slot),
             Answer::Failed(error) => self.fail(slot, error),
         }

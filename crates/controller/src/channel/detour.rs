@@ -16,7 +16,12 @@ impl FunctionChannel {
     /// false if a request needed the slow path, in which case [`poll`](BlockChannel::poll) has run
     /// already.
     #[inline]
-    pub(super) fn exchange_plain(&mut self, now: Nanos, batch: &mut Batch, completed: &mut Batch) -> bool {
+    pub(super) fn exchange_plain(
+        &mut self,
+        now: Nanos,
+        batch: &mut Batch,
+        completed: &mut Batch,
+    ) -> bool {
         self.quiescence.enter();
         let translated = self.translate_front(batch);
         if translated < batch.len() {
@@ -40,10 +45,16 @@ impl FunctionChannel {
     /// [`exchange_plain`](Self::exchange_plain) while other functions share the sidecore or the
     /// store, if the shares admit the whole batch.
     #[inline(never)]
-    pub(super) fn exchange_beside_others(&mut self, now: Nanos, batch: &mut Batch, completed: &mut Batch) {
+    pub(super) fn exchange_beside_others(
+        &mut self,
+        now: Nanos,
+        batch: &mut Batch,
+        completed: &mut Batch,
+    ) {
         self.now = self.now.max(now);
         let multiplexer = Rc::clone(&self.multiplexer);
-        let wanted = batch.iter().map(|request| units(request.len_bytes)).fold(0, i64::saturating_add);
+        let wanted =
+            batch.iter().map(|request| units(request.len_bytes)).fold(0, i64::saturating_add);
         if wanted > 0 {
             let multiplexer = &mut *multiplexer.borrow_mut();
             if self.allowance(multiplexer).is_ok_and(|allowed| wanted <= allowed) {
@@ -85,7 +96,9 @@ impl FunctionChannel {
                 Operation::Write if self.takes_writes => {}
                 _ => break,
             }
-            let Some(offset_bytes) = self.last_bytes.locate(request.offset_bytes, request.len_bytes) else {
+            let Some(offset_bytes) =
+                self.last_bytes.locate(request.offset_bytes, request.len_bytes)
+            else {
                 break;
             };
             if !request.send_on(offset_bytes, mark) {

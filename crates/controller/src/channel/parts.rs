@@ -34,7 +34,9 @@ impl FunctionChannel {
         }
         let unmaps = match parts.request.operation {
             Operation::Discard => true,
-            Operation::WriteZeroes { may_unmap } => may_unmap && !std::mem::replace(&mut parts.unmapped, true),
+            Operation::WriteZeroes { may_unmap } => {
+                may_unmap && !std::mem::replace(&mut parts.unmapped, true)
+            }
             _ => false,
         };
         if !unmaps {
@@ -77,7 +79,9 @@ impl FunctionChannel {
                 parts.phase = Phase::Ready;
                 self.resume(multiplexer, slot);
             }
-            (_, Operation::Discard | Operation::WriteZeroes { .. }) => self.unmapped(multiplexer, slot),
+            (_, Operation::Discard | Operation::WriteZeroes { .. }) => {
+                self.unmapped(multiplexer, slot)
+            }
             (_, _) => {
                 parts.phase = Phase::Finishing;
                 self.finish_if_done(slot);
@@ -169,8 +173,13 @@ impl FunctionChannel {
         let start = parts.request.offset_bytes.saturating_add(parts.next_bytes);
         let end = parts.request.offset_bytes.saturating_add(parts.request.len_bytes);
         let first_byte = range.first.0.checked_shl(shift).unwrap_or(u64::MAX);
-        let end_byte = range.first.0.saturating_add(range.count).checked_shl(shift).unwrap_or(u64::MAX);
-        let question = Question::Allocate { range, partial_head: first_byte < start, partial_tail: end < end_byte };
+        let end_byte =
+            range.first.0.saturating_add(range.count).checked_shl(shift).unwrap_or(u64::MAX);
+        let question = Question::Allocate {
+            range,
+            partial_head: first_byte < start,
+            partial_tail: end < end_byte,
+        };
         self.ask(slot, question);
     }
 
@@ -210,7 +219,8 @@ impl FunctionChannel {
         let mut lacks_boxes = false;
         for extent in &grant.extents {
             let start = extent.first.0.checked_shl(shift).unwrap_or(u64::MAX);
-            let end = extent.first.0.saturating_add(extent.count).checked_shl(shift).unwrap_or(u64::MAX);
+            let end =
+                extent.first.0.saturating_add(extent.count).checked_shl(shift).unwrap_or(u64::MAX);
             let at = parts.request.offset_bytes.saturating_add(parts.next_bytes);
             let end = end.saturating_sub(parts.request.offset_bytes).min(grant.end_bytes);
             if at < start || parts.next_bytes >= end || parts.result.is_err() {
@@ -252,7 +262,12 @@ impl FunctionChannel {
     }
 
     /// Handles the completion of a part.
-    pub(super) fn take_back_part(&mut self, multiplexer: &mut Multiplexer, slot: Slot, part: Box<BlockRequest>) {
+    pub(super) fn take_back_part(
+        &mut self,
+        multiplexer: &mut Multiplexer,
+        slot: Slot,
+        part: Box<BlockRequest>,
+    ) {
         let result = part.result;
         multiplexer.recycle(part);
         let Some(parts) = self.slots.parts(slot) else { return };
@@ -297,10 +312,22 @@ struct Sender<'a> {
 
 impl Sender<'_> {
     /// Handles the next piece of the request's translation.
-    fn take_piece(&mut self, parts: &mut Parts, piece: Piece, shift: u32, stop: &mut Option<Stop>) -> ControlFlow<()> {
+    fn take_piece(
+        &mut self,
+        parts: &mut Parts,
+        piece: Piece,
+        shift: u32,
+        stop: &mut Option<Stop>,
+    ) -> ControlFlow<()> {
         let operation = parts.request.operation;
         let start = piece.range.first.0.checked_shl(shift).unwrap_or(u64::MAX);
-        let end = piece.range.first.0.saturating_add(piece.range.count).checked_shl(shift).unwrap_or(u64::MAX);
+        let end = piece
+            .range
+            .first
+            .0
+            .saturating_add(piece.range.count)
+            .checked_shl(shift)
+            .unwrap_or(u64::MAX);
         let end = end.saturating_sub(parts.request.offset_bytes).min(parts.request.len_bytes);
         let reads = operation == Operation::Read;
         match (piece.mapping, &mut *stop) {
@@ -346,7 +373,14 @@ impl Sender<'_> {
 
     /// Queues parts for the request's bytes up to `end_bytes`. They belong to an extent whose first
     /// byte is `start`, at block `physical`. False if there are too few boxes.
-    fn send(&mut self, parts: &mut Parts, end_bytes: u64, physical: Plba, start: u64, shift: u32) -> bool {
+    fn send(
+        &mut self,
+        parts: &mut Parts,
+        end_bytes: u64,
+        physical: Plba,
+        start: u64,
+        shift: u32,
+    ) -> bool {
         let request = &parts.request;
         let physical_bytes = physical.0.checked_shl(shift).unwrap_or(u64::MAX);
         while parts.next_bytes < end_bytes {

@@ -100,12 +100,20 @@ impl Slots {
 
     /// Redirects a whole request to `offset_bytes`: a label replaces its tag. False, and nothing
     /// done, if it has no tag or no slot is free.
-    pub(super) fn send_whole(&mut self, request: &mut BlockRequest, offset_bytes: u64, parity: bool) -> bool {
+    pub(super) fn send_whole(
+        &mut self,
+        request: &mut BlockRequest,
+        offset_bytes: u64,
+        parity: bool,
+    ) -> bool {
         if request.tag.is_none() {
             return false;
         }
         let Some(slot) = self.free.pop() else { return false };
-        let tag = request.tag.replace(Label { slot, part: false, parity }.into_tag()).map_or(0, Tag::into_bits);
+        let tag = request
+            .tag
+            .replace(Label { slot, part: false, parity }.into_tag())
+            .map_or(0, Tag::into_bits);
         let offset_bytes = std::mem::replace(&mut request.offset_bytes, offset_bytes);
         let detour = std::mem::take(&mut request.detour);
         if let Some(place) = self.wholes.get_mut(slot as usize) {

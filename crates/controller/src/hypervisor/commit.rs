@@ -124,9 +124,14 @@ impl CommitQueue {
             wanted = match timeout {
                 None => self.changed.wait(wanted).unwrap_or_else(PoisonError::into_inner),
                 Some(timeout) => {
-                    let (next, waited) =
-                        self.changed.wait_timeout(wanted, timeout).unwrap_or_else(PoisonError::into_inner);
-                    if waited.timed_out() && patience.is_some() && overdue.is_none_or(|overdue| overdue > timeout) {
+                    let (next, waited) = self
+                        .changed
+                        .wait_timeout(wanted, timeout)
+                        .unwrap_or_else(PoisonError::into_inner);
+                    if waited.timed_out()
+                        && patience.is_some()
+                        && overdue.is_none_or(|overdue| overdue > timeout)
+                    {
                         return NextCommit::Later;
                     }
                     next
@@ -205,7 +210,8 @@ impl Hypervisor {
             let Some(commit) = commit else { return self.flush(transaction, disk) };
             let written = commit.write(disk);
             let told = written.as_ref().map_err(|error| {
-                let kind = if error.is_full() { io::ErrorKind::StorageFull } else { io::ErrorKind::Other };
+                let kind =
+                    if error.is_full() { io::ErrorKind::StorageFull } else { io::ErrorKind::Other };
                 io::Error::new(kind, error.to_string())
             });
             let told = told.copied();
@@ -237,10 +243,14 @@ impl Hypervisor {
         match percent {
             Some(percent) if !before => {
                 let warn = self.warn_used_percent;
-                let what = format!("{percent} % of the store are in use, which is nearly full (from {warn} % on)");
+                let what = format!(
+                    "{percent} % of the store are in use, which is nearly full (from {warn} % on)"
+                );
                 self.events.note(&self.name, what);
             }
-            None if before => self.events.note(&self.name, "the store is no longer nearly full".to_owned()),
+            None if before => {
+                self.events.note(&self.name, "the store is no longer nearly full".to_owned())
+            }
             _ => {}
         }
     }
@@ -274,8 +284,9 @@ impl Hypervisor {
             self.events.note(&self.name, "the store has space for metadata again".to_owned());
         }
         if let Some(why) = &full {
-            let what =
-                format!("the store has no space for the metadata's reserve, fresh blocks are not written: {why}");
+            let what = format!(
+                "the store has no space for the metadata's reserve, fresh blocks are not written: {why}"
+            );
             self.events.note(&self.name, what);
             // Tries again after the commit interval.
             self.commits.note_change();
@@ -284,7 +295,8 @@ impl Hypervisor {
 
     /// Flushes the store when there is nothing to commit.
     fn flush(&self, transaction: u64, disk: &mut dyn Disk) -> io::Result<()> {
-        let refused = self.state().volumes.cannot_commit().map(|why| io::Error::other(why.to_owned()));
+        let refused =
+            self.state().volumes.cannot_commit().map(|why| io::Error::other(why.to_owned()));
         if let Some(error) = refused.filter(|_| self.has_uncommitted(transaction)) {
             return Err(error);
         }
@@ -305,13 +317,18 @@ impl Hypervisor {
             Ok(()) => {
                 self.durable.store(transaction, Ordering::Release);
                 if was_full {
-                    self.events.note(&self.name, "the store has space again: the kept changes are durable".to_owned());
+                    self.events.note(
+                        &self.name,
+                        "the store has space again: the kept changes are durable".to_owned(),
+                    );
                 }
             }
             Err(error) if is_full(error) => {
                 // Tries again after the commit interval.
                 self.commits.note_change();
-                let what = format!("the store is full, so changes are kept in memory until it has space: {error}");
+                let what = format!(
+                    "the store is full, so changes are kept in memory until it has space: {error}"
+                );
                 self.events.note(&self.name, what);
             }
             Err(error) => {
@@ -327,7 +344,8 @@ impl Hypervisor {
     fn serve_sizes(&self, state: &mut State) {
         let durable = state.volumes.generation();
         let changed = std::mem::take(&mut state.sizes);
-        let (durable_now, later) = changed.into_iter().partition(|(_, (generation, _))| *generation <= durable);
+        let (durable_now, later) =
+            changed.into_iter().partition(|(_, (generation, _))| *generation <= durable);
         state.sizes = later;
         let durable_now: BTreeMap<VolumeId, (u64, u64)> = durable_now;
         for id in durable_now.into_keys() {

@@ -30,7 +30,10 @@ impl Hypervisor {
             return;
         };
         let blocks = open.tree.root().blocks();
-        let range = BlockRange { first: range.first, count: blocks.saturating_sub(range.first.0).max(range.count) };
+        let range = BlockRange {
+            first: range.first,
+            count: blocks.saturating_sub(range.first.0).max(range.count),
+        };
         // The mappings of locked blocks are not in the metadata yet.
         let range = match open.grants.conflict(range) {
             Some(conflict) if conflict.first <= range.first => {
@@ -49,7 +52,10 @@ impl Hypervisor {
                 Ok(()) => Answer::Rewalk,
                 Err(SetError::OutOfNodes(_)) => return self.wait_for_epoch(&mut state, message),
                 Err(error) => {
-                    tracing::error!(controller = self.name, "the tree rejects a mapping of the metadata: {error}");
+                    tracing::error!(
+                        controller = self.name,
+                        "the tree rejects a mapping of the metadata: {error}"
+                    );
                     Answer::Failed(BlockError::EIO)
                 }
             },
@@ -65,7 +71,12 @@ impl Hypervisor {
     }
 
     /// Sets the metadata's mappings in the function's tree.
-    fn show(&self, state: &mut State, function: FunctionId, mapped: &Mapped) -> Result<(), SetError> {
+    fn show(
+        &self,
+        state: &mut State,
+        function: FunctionId,
+        mapped: &Mapped,
+    ) -> Result<(), SetError> {
         self.set(state, function, mapped.covered, &mapped.extents)
     }
 
@@ -97,7 +108,13 @@ impl Hypervisor {
 
     /// Changes a tree, or prunes all of it if there are no free nodes: the tree must not keep the
     /// old mapping.
-    fn set_or_prune(&self, state: &mut State, function: FunctionId, range: BlockRange, extents: &[Extent]) {
+    fn set_or_prune(
+        &self,
+        state: &mut State,
+        function: FunctionId,
+        range: BlockRange,
+        extents: &[Extent],
+    ) {
         if self.set(state, function, range, extents).is_ok() {
             return;
         }
@@ -129,7 +146,9 @@ impl Hypervisor {
         let settled = self.epochs.passed(open.shared_at);
         let found = volumes.map(disk, id, range, LOOKUP_EXTENTS).and_then(|mapped| {
             let copies = |partial: bool, block| partial && locate(&mapped.extents, block).is_some();
-            if !settled && (copies(partial_head, range.first) || copies(partial_tail, last_of(range))) {
+            if !settled
+                && (copies(partial_head, range.first) || copies(partial_tail, last_of(range)))
+            {
                 // Writes from before the block was shared may still be in flight to it: a copy
                 // would lack them.
                 return Ok(None);
@@ -162,7 +181,8 @@ impl Hypervisor {
         let answer = match filled {
             Ok(()) => Answer::Grant { grant, range: granted, extents },
             Err(error) => {
-                self.events.note(&self.name, format!("the store failed to fill a fresh block: {error}"));
+                self.events
+                    .note(&self.name, format!("the store failed to fill a fresh block: {error}"));
                 self.end_grant(message.function, grant, to_do);
                 Answer::Failed(BlockError::EIO)
             }
@@ -173,7 +193,13 @@ impl Hypervisor {
     }
 
     /// Keeps a message until a commit has freed space, or answers it with the error.
-    fn refuse_allocation(&self, mut state: MutexGuard<'_, State>, message: Message, id: VolumeId, error: &VolumeError) {
+    fn refuse_allocation(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        message: Message,
+        id: VolumeId,
+        error: &VolumeError,
+    ) {
         if let VolumeError::NoSpace { after_commit: true } = error {
             state.for_space.push(message);
             drop(state);
@@ -200,7 +226,9 @@ impl Hypervisor {
     fn fill(&self, disk: &mut dyn Disk, source: Option<Plba>, target: Plba) -> io::Result<()> {
         let block_bytes = self.block_bytes();
         let mut block = vec![0; block_bytes as usize];
-        let byte = |block: Plba| block.0.checked_mul(u64::from(block_bytes)).ok_or(io::ErrorKind::InvalidInput);
+        let byte = |block: Plba| {
+            block.0.checked_mul(u64::from(block_bytes)).ok_or(io::ErrorKind::InvalidInput)
+        };
         if let Some(source) = source {
             disk.read(byte(source)?, &mut block)?;
         }
@@ -345,7 +373,11 @@ impl Hypervisor {
 }
 
 /// Locks a grant's blocks in its volume, or returns them if the volume is closed.
-fn open_volume_add(state: &mut State, function: FunctionId, grant: sidecore_volume::Grant) -> Option<GrantId> {
+fn open_volume_add(
+    state: &mut State,
+    function: FunctionId,
+    grant: sidecore_volume::Grant,
+) -> Option<GrantId> {
     match state.volume_of(function) {
         Some((_, open, _)) => Some(open.grants.add(grant)),
         None => {
@@ -359,7 +391,8 @@ fn open_volume_add(state: &mut State, function: FunctionId, grant: sidecore_volu
 /// first block can.
 fn missing_part(mapped: &Mapped) -> Option<BlockRange> {
     let own = mapped.extents.iter().find(|extent| !extent.shared);
-    let end = own.map_or_else(|| mapped.covered.end().unwrap_or(Vlba(u64::MAX)), |extent| extent.first);
+    let end =
+        own.map_or_else(|| mapped.covered.end().unwrap_or(Vlba(u64::MAX)), |extent| extent.first);
     let missing = BlockRange::between(mapped.covered.first, end);
     (missing.count > 0).then_some(missing)
 }

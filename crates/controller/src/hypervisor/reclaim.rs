@@ -94,11 +94,16 @@ impl Hypervisor {
             };
             // A damaged store keeps the contents of its blocks, whichever of them its metadata
             // calls free.
-            let discarded = if state.volumes.is_frozen() { Vec::new() } else { state.volumes.discardable(&freed) };
+            let discarded = if state.volumes.is_frozen() {
+                Vec::new()
+            } else {
+                state.volumes.discardable(&freed)
+            };
             drop(state);
             for range in discarded {
                 let offset_bytes = range.first.0.saturating_mul(block_bytes);
-                result = result.and(disk.discard(offset_bytes, range.count.saturating_mul(block_bytes)));
+                result =
+                    result.and(disk.discard(offset_bytes, range.count.saturating_mul(block_bytes)));
             }
             let mut state = self.state();
             state.volumes.reuse(freed);

@@ -39,7 +39,13 @@ impl State {
 
 impl Hypervisor {
     /// Withholds a change, made in this transaction, until its commit.
-    pub(super) fn withhold(&self, state: &mut State, volume: VolumeId, range: BlockRange, reply_to: ReplyTo) {
+    pub(super) fn withhold(
+        &self,
+        state: &mut State,
+        volume: VolumeId,
+        range: BlockRange,
+        reply_to: ReplyTo,
+    ) {
         let generation = state.volumes.open_generation();
         let Some(open) = state.open.get_mut(&volume) else {
             // The function is closed, so there is no tree to change.
@@ -66,7 +72,8 @@ impl Hypervisor {
                 .partition(|withheld| withheld.generation <= durable || is_over);
             for withheld in ended {
                 let is_durable = withheld.generation <= durable;
-                let answer = if is_durable { Answer::Done } else { Answer::Failed(BlockError::EIO) };
+                let answer =
+                    if is_durable { Answer::Done } else { Answer::Failed(BlockError::EIO) };
                 answers.extend(withheld.reply_to.map(|reply_to| (reply_to, answer)));
                 if let Some(open) = state.open.get_mut(&withheld.volume) {
                     open.grants.remove(withheld.lock);
@@ -77,10 +84,13 @@ impl Hypervisor {
                 // The time when the store will have space is unknown, so requests do not wait for
                 // it.
                 let no_space = |reply_to| (reply_to, Answer::Failed(BlockError::NoSpace));
-                answers.extend(later.iter_mut().filter_map(|withheld| withheld.reply_to.take()).map(no_space));
+                answers.extend(
+                    later.iter_mut().filter_map(|withheld| withheld.reply_to.take()).map(no_space),
+                );
                 for withheld in &later {
                     let Some(open) = state.open.get_mut(&withheld.volume) else { continue };
-                    answers.extend(open.blocked.drain(..).map(|message| no_space(message.reply_to)));
+                    answers
+                        .extend(open.blocked.drain(..).map(|message| no_space(message.reply_to)));
                 }
             }
             state.withheld.append(&mut later);

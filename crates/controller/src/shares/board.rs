@@ -127,7 +127,8 @@ impl Board {
     /// Publishes a function and its weight; `None` withdraws the function.
     pub(super) fn show(&self, function: u32, weight: Option<u32>) {
         let number = function as usize;
-        let (Some(entry), Some(set)) = (self.entries.get(number), self.present.get(number / 64)) else {
+        let (Some(entry), Some(set)) = (self.entries.get(number), self.present.get(number / 64))
+        else {
             return;
         };
         let bit = 1_u64 << (number % 64);
@@ -147,10 +148,12 @@ impl Board {
     }
 
     pub(super) fn read(&self) -> impl Iterator<Item = Reading> {
-        let sets = self.present.iter().map(|set| set.load(Ordering::Acquire)).zip((0..).step_by(64));
+        let sets =
+            self.present.iter().map(|set| set.load(Ordering::Acquire)).zip((0..).step_by(64));
         let numbers = sets.flat_map(|(set, first): (u64, u32)| {
             let rest = std::iter::successors(Some(set), |set| Some(set & set.wrapping_sub(1)));
-            rest.take_while(|set| *set != 0).map(move |set| first.saturating_add(set.trailing_zeros()))
+            rest.take_while(|set| *set != 0)
+                .map(move |set| first.saturating_add(set.trailing_zeros()))
         });
         numbers.filter_map(|function| {
             let entry = self.entries.get(function as usize)?;

@@ -76,12 +76,17 @@ impl Queues {
             queue.waiting = waiting;
             // A queue that was idle has saved up nothing.
             queue.served = queue.served.max(least);
-            self.waiting = if waiting { self.waiting.saturating_add(1) } else { self.waiting.saturating_sub(1) };
+            self.waiting = if waiting {
+                self.waiting.saturating_add(1)
+            } else {
+                self.waiting.saturating_sub(1)
+            };
         }
         if queue.for_store != for_store {
             queue.for_store = for_store;
             let count = self.for_store;
-            self.for_store = if for_store { count.saturating_add(1) } else { count.saturating_sub(1) };
+            self.for_store =
+                if for_store { count.saturating_add(1) } else { count.saturating_sub(1) };
         }
     }
 

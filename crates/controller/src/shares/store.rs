@@ -107,7 +107,10 @@ impl Member {
         if self.elsewhere.waiting == 0 {
             return i64::MAX;
         }
-        LEAD_UNITS.cast_signed().saturating_sub(self.ahead).saturating_sub(self.started_since_look())
+        LEAD_UNITS
+            .cast_signed()
+            .saturating_sub(self.ahead)
+            .saturating_sub(self.started_since_look())
     }
 
     /// Accounts for units started since the last look, here and on the other sidecores.
@@ -115,9 +118,11 @@ impl Member {
         let here = self.started_since_look();
         self.seen_here = self.started_here;
         let Some(before) = self.elsewhere.before else { return };
-        let there = i64::try_from(self.elsewhere.started.saturating_sub(before)).unwrap_or(i64::MAX);
+        let there =
+            i64::try_from(self.elsewhere.started.saturating_sub(before)).unwrap_or(i64::MAX);
         if contended {
-            let least = DEBT_ROUNDS.saturating_mul(ROUND_UNITS).saturating_mul(FRACTION).saturating_neg();
+            let least =
+                DEBT_ROUNDS.saturating_mul(ROUND_UNITS).saturating_mul(FRACTION).saturating_neg();
             let credit = self.credit.saturating_sub(there.saturating_mul(FRACTION));
             self.credit = credit.max(least.min(self.credit));
         }
@@ -220,7 +225,8 @@ impl StoreShares {
         let waiting = member.is_waiting();
         // A function that is ahead here cannot use its credit here: waiting for the credit would be
         // waiting for another sidecore.
-        let now = Counted { waiting, has_credit: waiting && member.credit > 0 && member.lead() > 0 };
+        let now =
+            Counted { waiting, has_credit: waiting && member.credit > 0 && member.lead() > 0 };
         let before = std::mem::replace(&mut member.counted, now);
         let count = |sum: usize, before: bool, now: bool| {
             sum.saturating_add(usize::from(now)).saturating_sub(usize::from(before))
@@ -259,7 +265,9 @@ impl StoreShares {
             Some(slot) => *slot = member,
             None => self.members.push(member),
         }
-        if let (Some(place), Ok(index)) = (self.places.get_mut(function as usize), u16::try_from(index)) {
+        if let (Some(place), Ok(index)) =
+            (self.places.get_mut(function as usize), u16::try_from(index))
+        {
             *place = index;
         }
         index
@@ -287,7 +295,11 @@ impl StoreShares {
         let Some(Some(member)) = self.members.get(place.member) else { return Ok(i64::MAX) };
         let lead = member.queues.lead(place.queue);
         if lead <= 0 {
-            return Err(if member.queues.wait_for_store() { QueuedBy::Store } else { QueuedBy::Turn });
+            return Err(if member.queues.wait_for_store() {
+                QueuedBy::Store
+            } else {
+                QueuedBy::Turn
+            });
         }
         if !self.contended {
             return Ok(lead);
@@ -307,7 +319,8 @@ impl StoreShares {
 
     /// The number of requests that may be submitted now.
     fn room(&self) -> i64 {
-        let window = usize::try_from(self.boards.window.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
+        let window =
+            usize::try_from(self.boards.window.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
         let here = self.in_flight_here;
         let room = window.saturating_sub(here.saturating_add(self.in_flight_elsewhere));
         // The other sidecores' use is known with a delay, and perhaps always at a bad moment: an
@@ -397,7 +410,10 @@ impl StoreShares {
                 heaviest = heaviest.max(member.weight);
             }
         }
-        self.sidecores = self.sidecores.saturating_add(usize::from(self.in_flight_here > 0 || waiting_here)).max(1);
+        self.sidecores = self
+            .sidecores
+            .saturating_add(usize::from(self.in_flight_here > 0 || waiting_here))
+            .max(1);
         if active > 1 {
             self.heaviest = heaviest;
             self.contended_until = now.after(LINGER);
@@ -421,7 +437,8 @@ impl StoreShares {
         self.sidecores = 0;
         for member in self.members.iter_mut().flatten() {
             let Elsewhere { present, started, .. } = member.elsewhere;
-            member.elsewhere = Elsewhere { before: present.then_some(started), ..Elsewhere::default() };
+            member.elsewhere =
+                Elsewhere { before: present.then_some(started), ..Elsewhere::default() };
         }
         for board in boards.used() {
             if Arc::ptr_eq(board, &self.board) {

@@ -10,7 +10,8 @@ const CONTROLLER: u64 = 1;
 /// demand, on a store that completes at once. Returns the units served to each function.
 fn serve(weights: &[u32], turns: u64) -> Vec<i64> {
     let shares = Turns::default();
-    let places: Vec<_> = (0..).zip(weights).map(|(id, weight)| shares.join((CONTROLLER, id), *weight)).collect();
+    let places: Vec<_> =
+        (0..).zip(weights).map(|(id, weight)| shares.join((CONTROLLER, id), *weight)).collect();
     let mut served = vec![0; weights.len()];
     for turn in 1..=turns {
         for step in 0..places.len() {
@@ -57,7 +58,11 @@ fn unused_time_is_every_functions() {
     let (light, heavy) = (turns.join((CONTROLLER, 1), 1), turns.join((CONTROLLER, 2), 1000));
     for now in 3..1_000 {
         for (place, units) in [(light, 100), (heavy, 31)] {
-            assert_eq!(turns.allowance(place, Nanos(now)).map(|allowed| allowed >= units), Ok(true), "turn {now}");
+            assert_eq!(
+                turns.allowance(place, Nanos(now)).map(|allowed| allowed >= units),
+                Ok(true),
+                "turn {now}"
+            );
             turns.charge(place, units);
         }
     }

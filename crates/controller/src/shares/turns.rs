@@ -67,7 +67,9 @@ impl Turns {
     /// Adds a queue of a function.
     pub(crate) fn join(&self, name: Name, weight: u32) -> TurnPlace {
         let members = &mut self.inner.borrow_mut().members;
-        let found = members.iter_mut().position(|member| member.as_ref().is_some_and(|member| member.name == name));
+        let found = members
+            .iter_mut()
+            .position(|member| member.as_ref().is_some_and(|member| member.name == name));
         if let Some(index) = found {
             if let Some(Some(member)) = members.get_mut(index) {
                 member.queues = member.queues.saturating_add(1);
@@ -151,11 +153,16 @@ impl Inner {
             member.credit = 0;
             return Ok(i64::MAX);
         }
-        let present = self.present.pressed.saturating_sub(usize::from(member.was_pressed(self.turn)));
-        let before = self.before.pressed.saturating_sub(usize::from(member.was_pressed(self.turn.wrapping_sub(1))));
+        let present =
+            self.present.pressed.saturating_sub(usize::from(member.was_pressed(self.turn)));
+        let before = self
+            .before
+            .pressed
+            .saturating_sub(usize::from(member.was_pressed(self.turn.wrapping_sub(1))));
         let time_is_short = present > 0 || before > 0;
         if is_new {
-            let share = share(TURN_UNITS, member.weight, self.before.heaviest.max(self.present.heaviest));
+            let share =
+                share(TURN_UNITS, member.weight, self.before.heaviest.max(self.present.heaviest));
             member.credit = member.credit.saturating_add(share).min(share);
         }
         member.free = !time_is_short;

@@ -126,7 +126,9 @@ impl Window {
 
     fn measured(&mut self, now: Nanos, mean: u64, request_ns: u64, per_s: u64) -> u64 {
         match self.phase {
-            Phase::Probing { before_ns } if mean > LEAST && request_ns < before_ns.saturating_sub(before_ns / 10) => {
+            Phase::Probing { before_ns }
+                if mean > LEAST && request_ns < before_ns.saturating_sub(before_ns / 10) =>
+            {
                 // Some requests were still queued in the store.
                 return self.probe(request_ns, mean);
             }

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use sidecore_block::contract::Harness;
 use sidecore_block::{Batch, BlockDevice, BlockError, BlockRequest, Geometry, RamStore};
-use sidecore_controller::{Controller, ControllerOptions, FunctionOptions, PhysicalDisk, VirtualFunction};
+use sidecore_controller::{
+    Controller, ControllerOptions, FunctionOptions, PhysicalDisk, VirtualFunction,
+};
 use sidecore_units::Nanos;
 use sidecore_volume::FormatOptions;
 
@@ -18,13 +20,15 @@ pub fn format(block_bytes: u32) -> FormatOptions {
 
 /// A controller of `size_bytes` in memory.
 pub fn in_memory(size_bytes: u64, block_bytes: u32) -> (Arc<Controller>, Arc<dyn BlockDevice>) {
-    let store: Arc<dyn BlockDevice> = Arc::new(RamStore::new(Geometry::new(size_bytes, 512)).unwrap());
+    let store: Arc<dyn BlockDevice> =
+        Arc::new(RamStore::new(Geometry::new(size_bytes, 512)).unwrap());
     (over(&store, block_bytes), store)
 }
 
 /// A controller over `store`, formatted if it is blank.
 pub fn over(store: &Arc<dyn BlockDevice>, block_bytes: u32) -> Arc<Controller> {
-    let options = ControllerOptions { format: Some(format(block_bytes)), ..ControllerOptions::default() };
+    let options =
+        ControllerOptions { format: Some(format(block_bytes)), ..ControllerOptions::default() };
     Controller::open("test", Arc::clone(store), &options, None).unwrap()
 }
 

@@ -171,7 +171,11 @@ impl NvmeAdmin {
     ///
     /// # Errors
     /// As [`NvmeAdmin::run`].
-    pub fn read(&mut self, command: NvmeCommand, to: &mut [u8]) -> Result<AdminCompletion, ClientError> {
+    pub fn read(
+        &mut self,
+        command: NvmeCommand,
+        to: &mut [u8],
+    ) -> Result<AdminCompletion, ClientError> {
         let command = self.with_data(command, to.len())?;
         let completion = self.run(command)?;
         self.data.read_bytes(0, to);
@@ -182,14 +186,22 @@ impl NvmeAdmin {
     ///
     /// # Errors
     /// As [`NvmeAdmin::run`].
-    pub fn write(&mut self, command: NvmeCommand, from: &[u8]) -> Result<AdminCompletion, ClientError> {
+    pub fn write(
+        &mut self,
+        command: NvmeCommand,
+        from: &[u8],
+    ) -> Result<AdminCompletion, ClientError> {
         let command = self.with_data(command, from.len())?;
         self.data.write_bytes(0, from);
         self.run(command)
     }
 
     /// Runs a command that has to succeed, and returns its result.
-    pub(crate) fn must(&mut self, name: &'static str, command: NvmeCommand) -> Result<u32, ClientError> {
+    pub(crate) fn must(
+        &mut self,
+        name: &'static str,
+        command: NvmeCommand,
+    ) -> Result<u32, ClientError> {
         check(name, self.run(command)?)
     }
 
@@ -203,9 +215,15 @@ impl NvmeAdmin {
         check(name, self.read(command, to)?)
     }
 
-    fn with_data(&self, command: NvmeCommand, len_bytes: usize) -> Result<NvmeCommand, ClientError> {
+    fn with_data(
+        &self,
+        command: NvmeCommand,
+        len_bytes: usize,
+    ) -> Result<NvmeCommand, ClientError> {
         if len_bytes > ADMIN_DATA_BYTES {
-            return Err(ClientError::Request(format!("{len_bytes} bytes of an admin command's data")));
+            return Err(ClientError::Request(format!(
+                "{len_bytes} bytes of an admin command's data"
+            )));
         }
         let second = if len_bytes > PAGE { self.data_at + PAGE as u64 } else { 0 };
         Ok(command.prp(self.data_at, second))
@@ -218,7 +236,11 @@ impl NvmeAdmin {
             let Some(entry) = self.completions.pop() else { break };
             self.commands.set_head(entry.sq_head)?;
             let status = NvmeStatus(entry.status >> 1);
-            self.others.push_back(AdminCompletion { id: entry.command_id, result: entry.result, status });
+            self.others.push_back(AdminCompletion {
+                id: entry.command_id,
+                result: entry.result,
+                status,
+            });
         }
         if self.completions.head() != before {
             self.ring_head(self.completions.head())?;

@@ -35,7 +35,11 @@ pub(super) struct Probe {
 
 impl NvmeClient {
     /// Waits until CSTS is as wanted, within CAP.TO (half a second at least).
-    pub(super) fn wait_for_status(&self, what: &'static str, wanted: impl Fn(u32) -> bool) -> Result<(), ClientError> {
+    pub(super) fn wait_for_status(
+        &self,
+        what: &'static str,
+        wanted: impl Fn(u32) -> bool,
+    ) -> Result<(), ClientError> {
         let timeout = self.capabilities.timeout().max(Duration::from_millis(500));
         let end = Instant::now() + timeout;
         loop {
@@ -70,16 +74,25 @@ impl NvmeClient {
         self.controller = NvmeControllerInfo::parse(&raw, self.capabilities.min_page_bytes());
         let limit = self.controller.max_transfer_bytes;
         if limit != 0 && u64::from(self.options.slot_bytes) > limit {
-            return Err(ClientError::Options(format!("the controller moves at most {limit} bytes at once (MDTS)")));
+            return Err(ClientError::Options(format!(
+                "the controller moves at most {limit} bytes at once (MDTS)"
+            )));
         }
-        if self.options.pointers == DataPointers::Sgl && self.controller.sgl_support & SGLS_SUPPORTED_MASK == 0 {
+        if self.options.pointers == DataPointers::Sgl
+            && self.controller.sgl_support & SGLS_SUPPORTED_MASK == 0
+        {
             return Err(ClientError::Missing { what: "SGLs" });
         }
         self.find_namespace()?;
         self.ask_for_queues()?;
         let area = MappedArea::new(&self.bar, self.options.map_doorbells)?;
-        let has_shadow = self.controller.optional_admin_commands & oacs::DOORBELL_BUFFER_CONFIG != 0;
-        let shadow = if has_shadow && self.options.shadow_doorbells { Some(self.shadow.clone()) } else { None };
+        let has_shadow =
+            self.controller.optional_admin_commands & oacs::DOORBELL_BUFFER_CONFIG != 0;
+        let shadow = if has_shadow && self.options.shadow_doorbells {
+            Some(self.shadow.clone())
+        } else {
+            None
+        };
         // The doorbells first: making them puts the shadow at zero.
         for id in 1..=self.options.queues {
             let doorbells = QueueDoorbells::new(
@@ -124,10 +137,14 @@ impl NvmeClient {
             // The one from before, after a reset.
             (0, id) | (id, _) => Some(id),
         };
-        let id = id.ok_or(ClientError::Missing { what: "namespace: attach one, or wait until it is attached" })?;
+        let id = id.ok_or(ClientError::Missing {
+            what: "namespace: attach one, or wait until it is attached",
+        })?;
         let (before, now) = (self.namespace, self.identify_namespace(id)?);
         if before.id != 0 && before.block_bytes != now.block_bytes {
-            return Err(ClientError::Missing { what: "namespace of the format from before: make a new client" });
+            return Err(ClientError::Missing {
+                what: "namespace of the format from before: make a new client",
+            });
         }
         self.namespace = now;
         Ok(())
@@ -135,9 +152,11 @@ impl NvmeClient {
 
     pub(super) fn identify_namespace(&mut self, id: u32) -> Result<NvmeNamespaceInfo, ClientError> {
         let raw = self.identify(cns::NAMESPACE.into(), id)?;
-        NvmeNamespaceInfo::parse(id, &raw)
-            .filter(|namespace| namespace.metadata_bytes == 0)
-            .ok_or(ClientError::Missing { what: "active namespace of that number, in a format without metadata" })
+        NvmeNamespaceInfo::parse(id, &raw).filter(|namespace| namespace.metadata_bytes == 0).ok_or(
+            ClientError::Missing {
+                what: "active namespace of that number, in a format without metadata",
+            },
+        )
     }
 
     fn ask_for_queues(&mut self) -> Result<(), ClientError> {
@@ -176,7 +195,8 @@ impl NvmeClient {
 /// Looks whether the device is an NVMe controller that this driver can drive.
 pub(super) fn probe(transport: &Transport) -> Result<Probe, ClientError> {
     let device = transport.device_info()?;
-    if device.flags & vfio::DEVICE_FLAGS_PCI == 0 || device.regions <= vfio::PCI_CONFIG_REGION_INDEX {
+    if device.flags & vfio::DEVICE_FLAGS_PCI == 0 || device.regions <= vfio::PCI_CONFIG_REGION_INDEX
+    {
         return Err(ClientError::Missing { what: "PCI function" });
     }
     let mut class = [0; 3];
@@ -202,5 +222,9 @@ pub(super) fn enable_pci(transport: &Transport) -> Result<(), ClientError> {
     let mut command = [0; 2];
     transport.region_read(vfio::PCI_CONFIG_REGION_INDEX, offset::COMMAND as u64, &mut command)?;
     let command = u16::from_le_bytes(command) | pci::command::MEMORY | pci::command::BUS_MASTER;
-    transport.region_write(vfio::PCI_CONFIG_REGION_INDEX, offset::COMMAND as u64, &command.to_le_bytes())
+    transport.region_write(
+        vfio::PCI_CONFIG_REGION_INDEX,
+        offset::COMMAND as u64,
+        &command.to_le_bytes(),
+    )
 }

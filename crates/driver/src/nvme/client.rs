@@ -17,7 +17,9 @@ use super::identify::{NvmeControllerInfo, NvmeNamespaceInfo};
 use super::options::NvmeOptions;
 use super::plan::Plan;
 use super::queue::NvmeQueue;
-use super::registers::{CC_SHUTDOWN, CC_SHUTDOWN_MASK, CSTS_SHUTDOWN_COMPLETE, CSTS_SHUTDOWN_MASK, NvmeCapabilities};
+use super::registers::{
+    CC_SHUTDOWN, CC_SHUTDOWN_MASK, CSTS_SHUTDOWN_COMPLETE, CSTS_SHUTDOWN_MASK, NvmeCapabilities,
+};
 use super::transport::{RegionInfo, Transport};
 use crate::arena::Arena;
 use crate::error::ClientError;
@@ -61,7 +63,11 @@ impl NvmeClient {
         Self::over(transport, socket, options)
     }
 
-    pub(crate) fn over(transport: Transport, socket: PathBuf, options: &NvmeOptions) -> Result<Self, ClientError> {
+    pub(crate) fn over(
+        transport: Transport,
+        socket: PathBuf,
+        options: &NvmeOptions,
+    ) -> Result<Self, ClientError> {
         let Probe { bar, interrupts, vectors, capabilities } = probe(&transport)?;
         let plan = Plan::new(options, capabilities)?;
         let interrupting = if options.notify == Notify::Interrupt { options.queues } else { 0 };
@@ -71,16 +77,30 @@ impl NvmeClient {
         let mut arena = Arena::new(plan.arena_bytes(options), options.huge_pages)?;
         let first = arena.regions(options.regions).first().map_or(0, |region| region.len_bytes);
         if first < plan.contiguous_bytes(options.queues) {
-            return Err(ClientError::Options("the queues do not fit the first of so many regions".to_owned()));
+            return Err(ClientError::Options(
+                "the queues do not fit the first of so many regions".to_owned(),
+            ));
         }
         let parts = plan.lay_out(&mut arena, options)?;
         let events = (0..=interrupting).map(|_| eventfd()).collect::<Result<Vec<_>, _>>()?;
-        let admin = NvmeAdmin::new(parts.admin, &transport, capabilities, twice(&events[0])?, options.timeout)?;
+        let admin = NvmeAdmin::new(
+            parts.admin,
+            &transport,
+            capabilities,
+            twice(&events[0])?,
+            options.timeout,
+        )?;
         let mut queues = Vec::new();
         for (id, parts) in (1..).zip(parts.queues) {
             let event = events.get(usize::from(id)).map(twice).transpose()?;
-            let doorbells =
-                QueueDoorbells::new(id, capabilities, &MappedArea::new(&bar, false)?, None, &transport, false)?;
+            let doorbells = QueueDoorbells::new(
+                id,
+                capabilities,
+                &MappedArea::new(&bar, false)?,
+                None,
+                &transport,
+                false,
+            )?;
             queues.push(Some(NvmeQueue::new(id, parts, &plan, options, doorbells, event)?));
         }
         let [shadow, events_part] = parts.shadow;
@@ -128,9 +148,12 @@ impl NvmeClient {
             return Err(ClientError::Missing { what: "an interrupt vector for each queue" });
         }
         let (old, new) = (self.capabilities, probe.capabilities);
-        let fits = new.max_entries() >= old.max_entries() && new.doorbell_stride_bytes() <= old.doorbell_stride_bytes();
+        let fits = new.max_entries() >= old.max_entries()
+            && new.doorbell_stride_bytes() <= old.doorbell_stride_bytes();
         if !fits {
-            return Err(ClientError::Missing { what: "queues as large as before: make a new client" });
+            return Err(ClientError::Missing {
+                what: "queues as large as before: make a new client",
+            });
         }
         (self.transport, self.bar, self.capabilities) = (transport, probe.bar, new);
         self.attach(probe.interrupts)?;
@@ -170,7 +193,9 @@ impl NvmeClient {
         }
         let configuration = self.read_register32(register::CC)? & !CC_SHUTDOWN_MASK;
         self.write_register32(register::CC, configuration | CC_SHUTDOWN)?;
-        self.wait_for_status("shut down", |status| status & CSTS_SHUTDOWN_MASK == CSTS_SHUTDOWN_COMPLETE)
+        self.wait_for_status("shut down", |status| {
+            status & CSTS_SHUTDOWN_MASK == CSTS_SHUTDOWN_COMPLETE
+        })
     }
 
     /// Deletes one I/O queue pair (1, 2, and so on); the controller finishes or aborts what it has
@@ -182,7 +207,9 @@ impl NvmeClient {
         let delete = |opcode| NvmeCommand::new(opcode, 0).dword(10, queue.into());
         let admin = &mut self.admin;
         admin.must("Delete I/O Submission Queue", delete(admin_opcode::DELETE_SUBMISSION_QUEUE))?;
-        admin.must("Delete I/O Completion Queue", delete(admin_opcode::DELETE_COMPLETION_QUEUE)).map(drop)
+        admin
+            .must("Delete I/O Completion Queue", delete(admin_opcode::DELETE_COMPLETION_QUEUE))
+            .map(drop)
     }
 
     /// Whether the device has not hung up. Queues with mapped doorbells do not notice by
@@ -221,14 +248,22 @@ impl NvmeClient {
     pub fn active_namespaces(&mut self) -> Result<Vec<u32>, ClientError> {
         let raw = self.identify(cns::ACTIVE_NAMESPACES.into(), 0)?;
         let (entries, _) = raw.as_chunks();
-        Ok(entries.iter().map(|entry| u32::from_le_bytes(*entry)).take_while(|id| *id != 0).collect())
+        Ok(entries
+            .iter()
+            .map(|entry| u32::from_le_bytes(*entry))
+            .take_while(|id| *id != 0)
+            .collect())
     }
 
     /// Identify with any CNS, for any namespace.
     ///
     /// # Errors
     /// The socket, or the controller fails the command.
-    pub fn identify(&mut self, cns: u32, namespace: u32) -> Result<Box<[u8; IDENTIFY_BYTES]>, ClientError> {
+    pub fn identify(
+        &mut self,
+        cns: u32,
+        namespace: u32,
+    ) -> Result<Box<[u8; IDENTIFY_BYTES]>, ClientError> {
         let mut raw = Box::new([0; IDENTIFY_BYTES]);
         let command = NvmeCommand::new(admin_opcode::IDENTIFY, namespace).dword(10, cns);
         self.admin.must_read("Identify", command, &mut raw[..])?;
@@ -318,7 +353,8 @@ impl NvmeClient {
     /// # Errors
     /// There is not enough memory, or the device takes no more regions.
     pub fn new_buffer(&mut self, len_bytes: usize) -> Result<DmaBuffer, ClientError> {
-        let mut arena = Arena::new_at(self.next_buffer_at, len_bytes as u64, self.options.huge_pages)?;
+        let mut arena =
+            Arena::new_at(self.next_buffer_at, len_bytes as u64, self.options.huge_pages)?;
         let buffer = DmaBuffer::new(&mut arena, len_bytes)?;
         map(&self.transport, &arena, 1)?;
         self.next_buffer_at = arena.end().next_multiple_of(BUFFER_GAP_BYTES) + BUFFER_GAP_BYTES;
@@ -351,7 +387,9 @@ impl NvmeClient {
     fn need_all_queues(&self) -> Result<(), ClientError> {
         match self.queues.iter().position(Option::is_none) {
             None => Ok(()),
-            Some(index) => Err(ClientError::Options(format!("queue {index} is taken out: put it back first"))),
+            Some(index) => {
+                Err(ClientError::Options(format!("queue {index} is taken out: put it back first")))
+            }
         }
     }
 }
@@ -366,16 +404,25 @@ impl Drop for NvmeClient {
 pub(super) fn map(transport: &Transport, arena: &Arena, regions: u8) -> Result<(), ClientError> {
     let each = arena.regions(regions);
     each.iter().try_for_each(|region| {
-        transport.dma_map(region.guest_address, region.len_bytes, arena.file(), region.file_offset_bytes)
+        transport.dma_map(
+            region.guest_address,
+            region.len_bytes,
+            arena.file(),
+            region.file_offset_bytes,
+        )
     })
 }
 
 fn unmap(transport: &Transport, arena: &Arena, regions: u8) -> Result<(), ClientError> {
-    arena.regions(regions).iter().try_for_each(|region| transport.dma_unmap(region.guest_address, region.len_bytes))
+    arena
+        .regions(regions)
+        .iter()
+        .try_for_each(|region| transport.dma_unmap(region.guest_address, region.len_bytes))
 }
 
 fn eventfd() -> Result<OwnedFd, ClientError> {
-    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(ClientError::io("eventfd"))
+    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .map_err(ClientError::io("eventfd"))
 }
 
 fn twice(event: &OwnedFd) -> Result<OwnedFd, ClientError> {

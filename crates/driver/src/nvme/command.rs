@@ -1,7 +1,8 @@
 //! The 64 bytes of a command (NVMe base 2.0, 3.3.3.1).
 
 use sidecore_spec_nvme::command::{
-    COMMAND_BYTES, DATA_POINTER_OFFSET, FUSE_FIRST, FUSE_SECOND, FUSE_SHIFT, PRP_BYTES, PSDT_SGL, PSDT_SHIFT, sgl,
+    COMMAND_BYTES, DATA_POINTER_OFFSET, FUSE_FIRST, FUSE_SECOND, FUSE_SHIFT, PRP_BYTES, PSDT_SGL,
+    PSDT_SHIFT, sgl,
 };
 
 /// Dword 0 of the first of two fused commands.
@@ -130,7 +131,11 @@ mod tests {
         assert_eq!(bytes[0..8], [2, 0, 0xbb, 0xaa, 1, 2, 3, 4]);
         assert_eq!(
             bytes[24..40],
-            std::array::from_fn::<u8, 16, _>(|at| if at < 8 { 0x11 + at as u8 } else { 0x19 + at as u8 })
+            std::array::from_fn::<u8, 16, _>(|at| if at < 8 {
+                0x11 + at as u8
+            } else {
+                0x19 + at as u8
+            })
         );
         assert_eq!(bytes[40..50], [0x31, 0x32, 0x33, 0x34, 0x35, 0x36, 0x37, 0x38, 7, 0]);
         let bytes = NvmeCommand::new(1, 1).sgl_data(0x1000, 512).bytes();

@@ -18,7 +18,9 @@ impl MappedArea {
     pub(crate) fn new(bar: &RegionInfo, wanted: bool) -> Result<Self, ClientError> {
         let Some(file) = bar.file.as_ref().filter(|_| wanted) else { return Ok(Self(None)) };
         let region = |area: &super::MappableArea| {
-            let file = file.try_clone().map_err(|source| ClientError::Io { what: "mapping doorbells", source })?;
+            let file = file
+                .try_clone()
+                .map_err(|source| ClientError::Io { what: "mapping doorbells", source })?;
             let overflow = || ClientError::Answer {
                 request: "DEVICE_GET_REGION_INFO",
                 why: "a mappable area past the end of files".to_owned(),
@@ -28,7 +30,10 @@ impl MappedArea {
                 user_address: UserAddress(area.offset_bytes),
                 len_bytes: area.len_bytes,
                 file,
-                file_offset_bytes: bar.offset_bytes.checked_add(area.offset_bytes).ok_or_else(overflow)?,
+                file_offset_bytes: bar
+                    .offset_bytes
+                    .checked_add(area.offset_bytes)
+                    .ok_or_else(overflow)?,
             })
         };
         let regions = bar.areas.iter().map(region).collect::<Result<Vec<_>, ClientError>>()?;
@@ -37,7 +42,8 @@ impl MappedArea {
 
     /// The doorbells in `len_bytes` from `offset_bytes` on, if they are mapped.
     fn words(&self, offset_bytes: u64, len_bytes: usize) -> Option<DoorbellWords> {
-        let window = self.0.as_ref()?.guest_window(GuestAddress(offset_bytes), len_bytes, 4).ok()?;
+        let window =
+            self.0.as_ref()?.guest_window(GuestAddress(offset_bytes), len_bytes, 4).ok()?;
         DoorbellWords::new(window).ok()
     }
 }
@@ -106,7 +112,13 @@ impl QueueDoorbells {
 
     /// Doorbells in memory of the caller's, for a queue without a transport.
     pub(crate) fn in_memory(tail: DoorbellWords, head: DoorbellWords) -> Self {
-        Self { how: How::Mapped { tail, head }, transport: None, tail_at: 0, head_at: 0, posted: false }
+        Self {
+            how: How::Mapped { tail, head },
+            transport: None,
+            tail_at: 0,
+            head_at: 0,
+            posted: false,
+        }
     }
 
     pub(crate) fn are_mapped(&self) -> bool {
@@ -144,9 +156,9 @@ impl QueueDoorbells {
     #[cold]
     fn message(&self, at: u64, value: u32) -> Result<bool, ClientError> {
         match &self.transport {
-            Some(transport) => {
-                transport.poke(vfio::PCI_BAR0_REGION_INDEX, at, &value.to_le_bytes(), self.posted).map(|()| true)
-            }
+            Some(transport) => transport
+                .poke(vfio::PCI_BAR0_REGION_INDEX, at, &value.to_le_bytes(), self.posted)
+                .map(|()| true),
             None => Ok(false),
         }
     }

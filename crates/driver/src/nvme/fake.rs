@@ -13,10 +13,13 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
 };
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
-use sidecore_ring::nvme::{Completion, CompletionQueue, Doorbells, ShadowDoorbells, SubmissionQueue};
+use sidecore_ring::nvme::{
+    Completion, CompletionQueue, Doorbells, ShadowDoorbells, SubmissionQueue,
+};
 use sidecore_spec_nvme::register::{CC, CSTS};
 
 use super::transport::Transport;
@@ -131,7 +134,9 @@ impl Fake {
         loop {
             let worked = self.work();
             let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
-            let readable = rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0;
+            let readable = rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))
+                .unwrap()
+                > 0;
             if readable && !self.serve() {
                 return self.report;
             }
@@ -188,11 +193,17 @@ impl Fake {
         rustix::net::sendmsg(&self.socket, &parts, &mut control, SendFlags::NOSIGNAL).is_ok()
     }
 
-    fn answer(&mut self, command: u16, body: &[u8], files: Vec<OwnedFd>) -> Result<(Vec<u8>, Option<OwnedFd>), u32> {
+    fn answer(
+        &mut self,
+        command: u16,
+        body: &[u8],
+        files: Vec<OwnedFd>,
+    ) -> Result<(Vec<u8>, Option<OwnedFd>), u32> {
         const EINVAL: u32 = 22;
         let word = |index: usize| u32::from_le_bytes(body[index * 4..][..4].try_into().unwrap());
         let long = |at: usize| u64::from_le_bytes(body[at..][..8].try_into().unwrap());
-        let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        let words =
+            |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
         let reply = match command {
             1 => [&[0, 0, 1, 0][..], b"{\"capabilities\":{}}\0"].concat(),
             2 => {
@@ -202,7 +213,8 @@ impl Fake {
             }
             3 => {
                 let at = (GuestAddress(long(8)), UserAddress(long(8)));
-                self.memory = self.memory.without_region(at.0, at.1, long(16)).map_err(|_| EINVAL)?;
+                self.memory =
+                    self.memory.without_region(at.0, at.1, long(16)).map_err(|_| EINVAL)?;
                 self.rebind();
                 body.to_vec()
             }
@@ -240,7 +252,12 @@ impl Fake {
         Ok((reply, None))
     }
 
-    fn map(&mut self, (address, len_bytes): (u64, u64), file: OwnedFd, file_offset_bytes: u64) -> Option<()> {
+    fn map(
+        &mut self,
+        (address, len_bytes): (u64, u64),
+        file: OwnedFd,
+        file_offset_bytes: u64,
+    ) -> Option<()> {
         self.report.dma_maps += 1;
         let (guest_address, user_address) = (GuestAddress(address), UserAddress(address));
         let spec = RegionSpec { guest_address, user_address, len_bytes, file, file_offset_bytes };
@@ -265,7 +282,8 @@ impl Fake {
             at => self.registers.get(&at).copied().unwrap_or(0),
         };
         (region == 0).then(|| {
-            let bytes = (offset..offset + count as u64).step_by(4).flat_map(|at| dword(at).to_le_bytes());
+            let bytes =
+                (offset..offset + count as u64).step_by(4).flat_map(|at| dword(at).to_le_bytes());
             bytes.take(count).collect()
         })
     }
@@ -312,7 +330,8 @@ impl Fake {
         } else if self.admin.is_none() {
             assert_eq!(value, 6 << 16 | 4 << 20 | 1);
             let register = |at| u64::from(self.registers[&at]);
-            let [asq, acq] = [0x28, 0x30].map(|at| GuestAddress(register(at) | register(at + 4) << 32));
+            let [asq, acq] =
+                [0x28, 0x30].map(|at| GuestAddress(register(at) | register(at + 4) << 32));
             let aqa = self.registers[&0x24];
             self.admin = Some(Pair {
                 commands: SubmissionQueue::new(&self.memory, asq, (aqa & 0xfff) + 1, 0).unwrap(),
@@ -340,7 +359,8 @@ impl Fake {
 
     fn run_admin(&mut self) {
         while let Some(entry) = self.admin.as_mut().and_then(|admin| admin.commands.pop()) {
-            let dword = |index: usize| u32::from_le_bytes(entry[index * 4..][..4].try_into().unwrap());
+            let dword =
+                |index: usize| u32::from_le_bytes(entry[index * 4..][..4].try_into().unwrap());
             let (result, status) = self.admin_command(&dword);
             let Some(result) = result else { continue };
             if let Some(admin) = &mut self.admin {
@@ -352,7 +372,9 @@ impl Fake {
 
     /// `None` for a command that completes when something happens, which it never does.
     fn admin_command(&mut self, dword: &dyn Fn(usize) -> u32) -> (Option<u32>, u16) {
-        let prp = |index: usize| GuestAddress(u64::from(dword(index)) | u64::from(dword(index + 1)) << 32);
+        let prp = |index: usize| {
+            GuestAddress(u64::from(dword(index)) | u64::from(dword(index + 1)) << 32)
+        };
         let queue = dword(10) as u16;
         let entries = (dword(10) >> 16) + 1;
         match dword(0) as u8 {
@@ -374,13 +396,16 @@ impl Fake {
                 (Some(0), 0)
             }
             6 => {
-                self.memory.write_slice(prp(6), &self.identify(dword(10)), &mut RegionHint::default()).unwrap();
+                self.memory
+                    .write_slice(prp(6), &self.identify(dword(10)), &mut RegionHint::default())
+                    .unwrap();
                 (Some(0), 0)
             }
             9 => (Some(7 << 16 | 7), 0),
             0x0c => (None, 0),
             0x7c if self.character.shadow => {
-                self.shadow = Some(ShadowDoorbells::new(&self.memory, prp(6), prp(8), 8, 4).unwrap());
+                self.shadow =
+                    Some(ShadowDoorbells::new(&self.memory, prp(6), prp(8), 8, 4).unwrap());
                 (Some(0), 0)
             }
             _ => (Some(0), 0x4001),
@@ -417,7 +442,8 @@ impl Fake {
         let mut worked = false;
         let mut signals = Vec::new();
         for (id, pair) in &mut self.queues {
-            let (mut tail, mut head) = (self.doorbells.submission_tail(*id), self.doorbells.completion_head(*id));
+            let (mut tail, mut head) =
+                (self.doorbells.submission_tail(*id), self.doorbells.completion_head(*id));
             if let Some(shadow) = &self.shadow {
                 (tail, head) = (shadow.submission_tail(*id), shadow.completion_head(*id));
             }
@@ -432,7 +458,8 @@ impl Fake {
                     continue;
                 }
                 let status = execute(&entry, &self.memory, &self.disk, self.character.block_bytes);
-                let cid = u16::from_le_bytes([entry[2], entry[3]]) ^ if self.character.lies { 0x100 } else { 0 };
+                let cid = u16::from_le_bytes([entry[2], entry[3]])
+                    ^ if self.character.lies { 0x100 } else { 0 };
                 complete(pair, *id, cid, 0, status);
                 posted = true;
             }
@@ -447,7 +474,14 @@ impl Fake {
 
 fn complete(pair: &mut Pair, sq_id: u16, command_id: u16, result: u32, status: u16) {
     let sq_head = pair.commands.head();
-    let entry = Completion { result, reserved_or_result_high: 0, sq_head, sq_id, command_id, status: status << 1 };
+    let entry = Completion {
+        result,
+        reserved_or_result_high: 0,
+        sq_head,
+        sq_id,
+        command_id,
+        status: status << 1,
+    };
     assert!(pair.completions.push(entry), "the client must leave room");
 }
 
@@ -520,7 +554,8 @@ fn pieces(entry: &[u8; 64], memory: &GuestMemory, len: usize) -> Vec<(u64, usize
         (1, 0) => vec![(first, second as u32 as usize)],
         (1, 3) => (0..u64::from(second as u32) / 16)
             .map(|index| {
-                let raw: [u8; 16] = memory.read_array(GuestAddress(first + index * 16), hint).unwrap();
+                let raw: [u8; 16] =
+                    memory.read_array(GuestAddress(first + index * 16), hint).unwrap();
                 assert_eq!(raw[12..16], [0; 4]);
                 let word = |at: usize| u64::from_le_bytes(raw[at..][..8].try_into().unwrap());
                 (word(0), word(8) as u32 as usize)
@@ -537,7 +572,9 @@ fn pieces(entry: &[u8; 64], memory: &GuestMemory, len: usize) -> Vec<(u64, usize
                 } else {
                     assert_eq!(second % 8, 0);
                     assert!(second % 4096 + pages as u64 * 8 <= 4096, "the list crosses a page");
-                    u64::from_le_bytes(memory.read_array(GuestAddress(second + page as u64 * 8), hint).unwrap())
+                    u64::from_le_bytes(
+                        memory.read_array(GuestAddress(second + page as u64 * 8), hint).unwrap(),
+                    )
                 };
                 assert_eq!(address % 4096, 0);
                 pieces.push((address, (rest - page * 4096).min(4096)));

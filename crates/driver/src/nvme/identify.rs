@@ -147,7 +147,10 @@ mod tests {
         raw[768..775].copy_from_slice(b"nqn.x.y");
         let info = NvmeControllerInfo::parse(&raw, 4096);
         assert_eq!((info.vendor, &info.serial[..], &info.model[..]), (0x1234, "serial", "model"));
-        assert_eq!((info.max_transfer_bytes, info.namespaces, &info.subsystem[..]), (1 << 20, 3, "nqn.x.y"));
+        assert_eq!(
+            (info.max_transfer_bytes, info.namespaces, &info.subsystem[..]),
+            (1 << 20, 3, "nqn.x.y")
+        );
         assert_ne!(info.optional_admin_commands & identify::oacs::DOORBELL_BUFFER_CONFIG, 0);
     }
 

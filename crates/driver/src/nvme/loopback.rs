@@ -41,12 +41,16 @@ impl NvmeLoopback {
     pub fn new(options: &NvmeOptions) -> Result<Self, ClientError> {
         let options = NvmeOptions { queues: 1, ..options.clone() };
         let plan = Plan::new(&options, CAPABILITIES)?;
-        let mut arena = Arena::new(plan.arena_bytes(&options) + 2 * PAGE as u64, options.huge_pages)?;
+        let mut arena =
+            Arena::new(plan.arena_bytes(&options) + 2 * PAGE as u64, options.huge_pages)?;
         let missing = || ClientError::Options("no queue".to_owned());
         let parts = plan.lay_out(&mut arena, &options)?.queues.pop().ok_or_else(missing)?;
         let (tail, head) = (arena.give(PAGE)?, arena.give(PAGE)?);
         let doorbells = || -> Result<QueueDoorbells, ClientError> {
-            let (tail, head) = (DoorbellWords::new(tail.window.clone())?, DoorbellWords::new(head.window.clone())?);
+            let (tail, head) = (
+                DoorbellWords::new(tail.window.clone())?,
+                DoorbellWords::new(head.window.clone())?,
+            );
             Ok(QueueDoorbells::in_memory(tail, head))
         };
         let mut queue = NvmeQueue::new(1, parts, &plan, &options, doorbells()?, None)?;
@@ -82,7 +86,8 @@ mod tests {
     #[test]
     fn a_controller_in_the_same_process_answers() {
         let options = NvmeOptions { slots: 4, huge_pages: false, ..NvmeOptions::default() };
-        let NvmeLoopback { mut queue, memory, commands, completions, tail } = NvmeLoopback::new(&options).unwrap();
+        let NvmeLoopback { mut queue, memory, commands, completions, tail } =
+            NvmeLoopback::new(&options).unwrap();
         let mut taken = SubmissionQueue::new(&memory, commands.0, commands.1, 0).unwrap();
         let mut answers = CompletionQueue::new(&memory, completions.0, completions.1).unwrap();
         let slot = queue.take_slot().unwrap();
@@ -94,7 +99,12 @@ mod tests {
         let command = taken.pop().unwrap();
         let command_id = u16::from_le_bytes([command[2], command[3]]);
         let sq_head = taken.head();
-        assert!(answers.push(Completion { sq_head, sq_id: 1, command_id, ..Completion::default() }));
+        assert!(answers.push(Completion {
+            sq_head,
+            sq_id: 1,
+            command_id,
+            ..Completion::default()
+        }));
         let mut completed = Vec::new();
         assert_eq!(queue.poll_completions(&mut completed).unwrap(), 1);
         assert!(completed[0].slot == slot && completed[0].status.is_ok());

@@ -1,6 +1,8 @@
 //! How large the parts of a client's memory are, and where they go.
 
-use sidecore_spec_nvme::command::{COMMAND_BYTES, COMPLETION_BYTES, PRP_BYTES, SGL_DESCRIPTOR_BYTES};
+use sidecore_spec_nvme::command::{
+    COMMAND_BYTES, COMPLETION_BYTES, PRP_BYTES, SGL_DESCRIPTOR_BYTES,
+};
 use sidecore_units::PAGE_BYTES;
 
 use super::options::{DataPointers, NvmeOptions};
@@ -62,14 +64,19 @@ pub(crate) struct Parts {
 }
 
 impl Plan {
-    pub(crate) fn new(options: &NvmeOptions, capabilities: NvmeCapabilities) -> Result<Self, ClientError> {
+    pub(crate) fn new(
+        options: &NvmeOptions,
+        capabilities: NvmeCapabilities,
+    ) -> Result<Self, ClientError> {
         let wrong = |why: String| Err(ClientError::Options(why));
         let slot_bytes = options.slot_bytes as usize;
         if options.queues == 0 || options.slots == 0 || options.max_pieces == 0 {
             return wrong("queues, slots and pieces are at least one".to_owned());
         }
         if slot_bytes == 0 || !slot_bytes.is_multiple_of(512) || slot_bytes > MAX_SLOT_BYTES {
-            return wrong(format!("a slot's buffer is a multiple of 512 bytes and at most {MAX_SLOT_BYTES}"));
+            return wrong(format!(
+                "a slot's buffer is a multiple of 512 bytes and at most {MAX_SLOT_BYTES}"
+            ));
         }
         if options.max_pieces > 1 && options.pointers == DataPointers::Prp {
             return wrong("data in pieces needs SGLs".to_owned());
@@ -86,7 +93,10 @@ impl Plan {
             return wrong(format!("{} slots need a queue of {least} entries", options.slots));
         }
         if commands > capabilities.max_entries() {
-            return wrong(format!("the controller's queues have at most {} entries", capabilities.max_entries()));
+            return wrong(format!(
+                "the controller's queues have at most {} entries",
+                capabilities.max_entries()
+            ));
         }
         let pages = slot_bytes.div_ceil(PAGE);
         Ok(Self {
@@ -95,8 +105,12 @@ impl Plan {
             completions: commands.saturating_mul(2).min(capabilities.max_entries()),
             data_stride: pages * PAGE,
             list_stride: if pages > 1 { (pages * PRP_BYTES).next_power_of_two() } else { 0 },
-            aux_stride: (usize::from(options.max_pieces) * SGL_DESCRIPTOR_BYTES).next_power_of_two().max(64),
-            shadow_bytes: (2 * (usize::from(options.queues) + 1) * capabilities.doorbell_stride_bytes() as usize)
+            aux_stride: (usize::from(options.max_pieces) * SGL_DESCRIPTOR_BYTES)
+                .next_power_of_two()
+                .max(64),
+            shadow_bytes: (2
+                * (usize::from(options.queues) + 1)
+                * capabilities.doorbell_stride_bytes() as usize)
                 .next_multiple_of(PAGE),
         })
     }
@@ -111,8 +125,11 @@ impl Plan {
 
     /// Bytes of what a controller wants in one piece, in whole pages.
     pub(crate) fn contiguous_bytes(&self, queues: u16) -> u64 {
-        let admin =
-            [ADMIN_ENTRIES as usize * COMMAND_BYTES, ADMIN_ENTRIES as usize * COMPLETION_BYTES, ADMIN_DATA_BYTES];
+        let admin = [
+            ADMIN_ENTRIES as usize * COMMAND_BYTES,
+            ADMIN_ENTRIES as usize * COMPLETION_BYTES,
+            ADMIN_DATA_BYTES,
+        ];
         let shared = pages(&admin) + pages(&[self.shadow_bytes, self.shadow_bytes]);
         shared + u64::from(queues) * pages(&[self.commands_bytes(), self.completions_bytes()])
     }
@@ -124,7 +141,11 @@ impl Plan {
     }
 
     /// Gives the parts out, the contiguous ones first.
-    pub(crate) fn lay_out(&self, arena: &mut Arena, options: &NvmeOptions) -> Result<Parts, ClientError> {
+    pub(crate) fn lay_out(
+        &self,
+        arena: &mut Arena,
+        options: &NvmeOptions,
+    ) -> Result<Parts, ClientError> {
         let admin = AdminParts {
             commands: arena.give(ADMIN_ENTRIES as usize * COMMAND_BYTES)?,
             completions: arena.give(ADMIN_ENTRIES as usize * COMPLETION_BYTES)?,

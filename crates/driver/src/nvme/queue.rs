@@ -142,7 +142,9 @@ impl NvmeQueue {
         (self.announced_tail, self.unannounced) = (0, 0);
         let Flights { in_flight, aborted, .. } = &mut self.slots;
         aborted.clear();
-        aborted.extend((0..).zip(in_flight.iter()).filter(|(_, in_flight)| **in_flight).map(|(slot, _)| slot));
+        aborted.extend(
+            (0..).zip(in_flight.iter()).filter(|(_, in_flight)| **in_flight).map(|(slot, _)| slot),
+        );
     }
 
     pub(crate) fn addresses(&self) -> QueueAddresses {
@@ -232,7 +234,10 @@ impl NvmeQueue {
     /// # Errors
     /// The controller completed what it was not given.
     #[inline]
-    pub fn poll_completions(&mut self, completions: &mut Vec<NvmeCompletion>) -> Result<usize, ClientError> {
+    pub fn poll_completions(
+        &mut self,
+        completions: &mut Vec<NvmeCompletion>,
+    ) -> Result<usize, ClientError> {
         let before = completions.len();
         if !self.slots.aborted.is_empty() {
             self.take_aborted(completions);
@@ -245,7 +250,8 @@ impl NvmeQueue {
                 return Err(ClientError::NotInFlight { queue, id });
             }
             head = Some(entry.sq_head);
-            completions.push(NvmeCompletion { slot: Slot(id), status: NvmeStatus(entry.status >> 1) });
+            completions
+                .push(NvmeCompletion { slot: Slot(id), status: NvmeStatus(entry.status >> 1) });
         }
         let count = completions.len() - before;
         match head {
@@ -325,7 +331,8 @@ impl NvmeQueue {
     fn take_aborted(&mut self, completions: &mut Vec<NvmeCompletion>) {
         while let Some(slot) = self.slots.aborted.pop() {
             if self.slots.land(slot) {
-                completions.push(NvmeCompletion { slot: Slot(slot), status: NvmeStatus::ABORTED_BY_HOST });
+                completions
+                    .push(NvmeCompletion { slot: Slot(slot), status: NvmeStatus::ABORTED_BY_HOST });
             }
         }
     }

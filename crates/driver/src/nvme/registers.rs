@@ -67,10 +67,19 @@ mod tests {
     #[test]
     fn fields_are_where_the_standard_has_them() {
         let capabilities = NvmeCapabilities(0x0001_0029_1401_03ff);
-        assert_eq!((capabilities.max_entries(), capabilities.timeout()), (1024, Duration::from_secs(10)));
-        assert_eq!((capabilities.doorbell_stride_bytes(), capabilities.min_page_bytes()), (2048, 8192));
+        assert_eq!(
+            (capabilities.max_entries(), capabilities.timeout()),
+            (1024, Duration::from_secs(10))
+        );
+        assert_eq!(
+            (capabilities.doorbell_stride_bytes(), capabilities.min_page_bytes()),
+            (2048, 8192)
+        );
         assert_eq!((capabilities.tail_offset(0), capabilities.head_offset(0)), (0x1000, 0x1800));
         assert_eq!((capabilities.tail_offset(3), capabilities.head_offset(3)), (0x4000, 0x4800));
-        assert_eq!((NvmeCapabilities(0).tail_offset(3), NvmeCapabilities(0).head_offset(3)), (0x1018, 0x101c));
+        assert_eq!(
+            (NvmeCapabilities(0).tail_offset(3), NvmeCapabilities(0).head_offset(3)),
+            (0x1018, 0x101c)
+        );
     }
 }

@@ -1,6 +1,8 @@
 //! Submitting requests: what a command says, and where its data is.
 
-use sidecore_spec_nvme::command::{ATTRIBUTE_DEALLOCATE, DEALLOCATE, PRP_BYTES, SGL_DESCRIPTOR_BYTES};
+use sidecore_spec_nvme::command::{
+    ATTRIBUTE_DEALLOCATE, DEALLOCATE, PRP_BYTES, SGL_DESCRIPTOR_BYTES,
+};
 use sidecore_spec_nvme::opcode::nvm as io_opcode;
 use sidecore_units::{SECTOR_BYTES, Sector};
 
@@ -18,7 +20,12 @@ impl NvmeQueue {
     /// # Errors
     /// The slot is in flight, its buffer is smaller, or these are no whole blocks.
     #[inline]
-    pub fn submit_read(&mut self, slot: Slot, sector: Sector, len_bytes: u32) -> Result<(), ClientError> {
+    pub fn submit_read(
+        &mut self,
+        slot: Slot,
+        sector: Sector,
+        len_bytes: u32,
+    ) -> Result<(), ClientError> {
         self.submit_transfer(slot, io_opcode::READ, 0, sector, len_bytes)
     }
 
@@ -27,7 +34,12 @@ impl NvmeQueue {
     /// # Errors
     /// As [`NvmeQueue::submit_read`].
     #[inline]
-    pub fn submit_write(&mut self, slot: Slot, sector: Sector, len_bytes: u32) -> Result<(), ClientError> {
+    pub fn submit_write(
+        &mut self,
+        slot: Slot,
+        sector: Sector,
+        len_bytes: u32,
+    ) -> Result<(), ClientError> {
         self.submit_transfer(slot, io_opcode::WRITE, 0, sector, len_bytes)
     }
 
@@ -35,7 +47,12 @@ impl NvmeQueue {
     ///
     /// # Errors
     /// As [`NvmeQueue::submit_read`].
-    pub fn submit_compare(&mut self, slot: Slot, sector: Sector, len_bytes: u32) -> Result<(), ClientError> {
+    pub fn submit_compare(
+        &mut self,
+        slot: Slot,
+        sector: Sector,
+        len_bytes: u32,
+    ) -> Result<(), ClientError> {
         self.submit_transfer(slot, io_opcode::COMPARE, 0, sector, len_bytes)
     }
 
@@ -52,7 +69,9 @@ impl NvmeQueue {
         len_bytes: u32,
     ) -> Result<(), ClientError> {
         if compare == write || self.commands.room() < 2 {
-            return Err(ClientError::Request("two slots, and room for both, are needed".to_owned()));
+            return Err(ClientError::Request(
+                "two slots, and room for both, are needed".to_owned(),
+            ));
         }
         self.check_here(write)?;
         self.submit_transfer(compare, io_opcode::COMPARE, FUSED_FIRST, sector, len_bytes)?;
@@ -63,7 +82,12 @@ impl NvmeQueue {
     ///
     /// # Errors
     /// As [`NvmeQueue::submit_read`].
-    pub fn submit_verify(&mut self, slot: Slot, sector: Sector, sectors: u32) -> Result<(), ClientError> {
+    pub fn submit_verify(
+        &mut self,
+        slot: Slot,
+        sector: Sector,
+        sectors: u32,
+    ) -> Result<(), ClientError> {
         let (lba, blocks) = self.blocks(sector, sectors)?;
         self.submit(slot, NvmeCommand::new(io_opcode::VERIFY, self.namespace).blocks(lba, blocks))
     }
@@ -98,14 +122,20 @@ impl NvmeQueue {
     ///
     /// # Errors
     /// As [`NvmeQueue::submit_read`].
-    pub fn submit_deallocate(&mut self, slot: Slot, sector: Sector, sectors: u32) -> Result<(), ClientError> {
+    pub fn submit_deallocate(
+        &mut self,
+        slot: Slot,
+        sector: Sector,
+        sectors: u32,
+    ) -> Result<(), ClientError> {
         self.check_here(slot)?;
         let (lba, blocks) = self.blocks(sector, sectors)?;
         let at = slot.index() * self.aux_stride;
         self.aux.store_u32(at, 0);
         self.aux.store_u32(at + 4, blocks);
         self.aux.store_u64(at + 8, lba);
-        let command = NvmeCommand::new(io_opcode::DATASET_MANAGEMENT, self.namespace).dword(11, ATTRIBUTE_DEALLOCATE);
+        let command = NvmeCommand::new(io_opcode::DATASET_MANAGEMENT, self.namespace)
+            .dword(11, ATTRIBUTE_DEALLOCATE);
         let address = self.aux_at + at as u64;
         let command = match self.pointers {
             DataPointers::Prp => command.prp(address, 0),
@@ -158,9 +188,12 @@ impl NvmeQueue {
         pieces: &[Piece],
     ) -> Result<(), ClientError> {
         self.check_here(slot)?;
-        if self.pointers != DataPointers::Sgl || pieces.is_empty() || pieces.len() > self.max_pieces {
+        if self.pointers != DataPointers::Sgl || pieces.is_empty() || pieces.len() > self.max_pieces
+        {
             let (pieces, most) = (pieces.len(), self.max_pieces);
-            return Err(ClientError::Request(format!("{pieces} pieces, with SGLs the queue takes 1 to {most}")));
+            return Err(ClientError::Request(format!(
+                "{pieces} pieces, with SGLs the queue takes 1 to {most}"
+            )));
         }
         let mut len_bytes = 0_u32;
         let at = slot.index() * self.aux_stride;
@@ -298,5 +331,8 @@ fn full() -> ClientError {
 #[cold]
 fn no_blocks(sector: Sector, sectors: u32, sector_shift: u32) -> ClientError {
     let block_bytes = SECTOR_BYTES << sector_shift;
-    ClientError::Request(format!("{sectors} sectors from {} on are no whole blocks of {block_bytes} bytes", sector.0))
+    ClientError::Request(format!(
+        "{sectors} sectors from {} on are no whole blocks of {block_bytes} bytes",
+        sector.0
+    ))
 }

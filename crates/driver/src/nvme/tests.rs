@@ -15,14 +15,19 @@ use crate::request::{Piece, Slot};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-fn connect(character: &Character, disk: &Disk, options: &NvmeOptions) -> (NvmeClient, JoinHandle<Report>) {
+fn connect(
+    character: &Character,
+    disk: &Disk,
+    options: &NvmeOptions,
+) -> (NvmeClient, JoinHandle<Report>) {
     let (transport, thread) = fake::start(character, disk);
     (NvmeClient::over(transport, "/nowhere".into(), options).unwrap(), thread)
 }
 
 fn refused(character: &Character, options: &NvmeOptions) -> ClientError {
     let (transport, thread) = fake::start(character, &fake::disk());
-    let error = NvmeClient::over(transport.clone(), "/nowhere".into(), options).map(drop).unwrap_err();
+    let error =
+        NvmeClient::over(transport.clone(), "/nowhere".into(), options).map(drop).unwrap_err();
     transport.hang_up();
     thread.join().unwrap();
     error
@@ -132,7 +137,9 @@ fn a_full_queue_completes_all_of_it_with_one_doorbell_for_each_batch() {
     let slots: Vec<Slot> = std::iter::from_fn(|| queue.take_slot()).collect();
     for round in 0..50_u64 {
         for slot in &slots {
-            queue.submit_read(*slot, Sector((round * 100 + slot.index() as u64) % 1000 * 8), 4096).unwrap();
+            queue
+                .submit_read(*slot, Sector((round * 100 + slot.index() as u64) % 1000 * 8), 4096)
+                .unwrap();
         }
         assert_eq!(queue.in_flight(), 100);
         assert!(queue.take_slot().is_none());
@@ -203,19 +210,30 @@ fn the_other_operations() {
 #[test]
 fn data_in_pieces() {
     let disk = fake::disk();
-    let options = NvmeOptions { max_pieces: 3, pointers: DataPointers::Sgl, ..NvmeOptions::default() };
+    let options =
+        NvmeOptions { max_pieces: 3, pointers: DataPointers::Sgl, ..NvmeOptions::default() };
     let (mut client, _thread) = connect(&Character::default(), &disk, &options);
     let queue = client.queue(0).unwrap();
     let slot = queue.take_slot().unwrap();
     write_and_read(queue, slot, Sector(24), 4096, 3);
     queue.write_data(slot, 0, &[0xee; 4096]);
     let piece = |(offset_bytes, len_bytes)| Piece { offset_bytes, len_bytes };
-    queue.submit_scattered(slot, io_opcode::READ, Sector(24), &[(2048, 1024), (0, 500), (512, 12)].map(piece)).unwrap();
+    queue
+        .submit_scattered(
+            slot,
+            io_opcode::READ,
+            Sector(24),
+            &[(2048, 1024), (0, 500), (512, 12)].map(piece),
+        )
+        .unwrap();
     assert!(one(queue).status.is_ok());
     let (data, mut back) = (pattern(3, 4096), vec![0; 4096]);
     queue.read_data(slot, 0, &mut back);
     assert_eq!(back[2048..3072], data[..1024]);
-    assert_eq!((&back[..500], &back[512..524], back[500]), (&data[1024..1524], &data[1524..1536], 0xee));
+    assert_eq!(
+        (&back[..500], &back[512..524], back[500]),
+        (&data[1024..1524], &data[1524..1536], 0xee)
+    );
     for pieces in [&[][..], &[(0, 512); 4], &[(4000, 512)], &[(0, 100)]] {
         let pieces: Vec<Piece> = pieces.iter().copied().map(piece).collect();
         assert!(queue.submit_scattered(slot, io_opcode::READ, Sector(24), &pieces).is_err());
@@ -236,12 +254,22 @@ fn an_applications_own_buffer_needs_no_copy() {
         let queue = client.queue(0).unwrap();
         let slot = queue.take_slot().unwrap();
         let mut back = vec![0; 32 << 10];
-        for (at, len) in [(0, 4096), (4, 4096), (4092, 4096), (4092, 8192), (2048, 32 << 10), (1 << 20, 32 << 10)] {
+        for (at, len) in [
+            (0, 4096),
+            (4, 4096),
+            (4092, 4096),
+            (4092, 8192),
+            (2048, 32 << 10),
+            (1 << 20, 32 << 10),
+        ] {
             queue.submit_read_at(slot, Sector(9), buffer.address() + at, len).unwrap();
             assert!(one(queue).status.is_ok());
             let back = &mut back[..len as usize];
             assert_eq!(buffer.read(at as usize, back), len as usize);
-            assert!(*back == disk.lock().unwrap()[9 * 512..][..len as usize], "{len} bytes at {at}");
+            assert!(
+                *back == disk.lock().unwrap()[9 * 512..][..len as usize],
+                "{len} bytes at {at}"
+            );
             // The slot's own list is made again.
             write_and_read(queue, slot, Sector(128), 32 << 10, at);
         }
@@ -265,7 +293,10 @@ fn what_makes_no_sense_is_refused_here() {
     let queue = client.queue(0).unwrap();
     let slot = queue.take_slot().unwrap();
     for (sector, len) in [(0, 8192), (0, 512), (1, 4096), (0, 4095), (0, 0)] {
-        assert!(matches!(queue.submit_read(slot, Sector(sector), len), Err(ClientError::Request(_))));
+        assert!(matches!(
+            queue.submit_read(slot, Sector(sector), len),
+            Err(ClientError::Request(_))
+        ));
     }
     assert!(queue.submit_write_zeroes(slot, Sector(0), 4, false).is_err());
     assert!(queue.submit_compare_and_write(slot, slot, Sector(0), 4096).is_err());
@@ -311,14 +342,18 @@ fn options_that_contradict_themselves_or_the_controller() {
     assert_eq!(error.to_string(), expected);
     let error = refused(&Character { dies: true, ..Character::default() }, &default());
     assert!(matches!(error, ClientError::Fatal), "{error}");
-    assert!(matches!(NvmeClient::connect("/nowhere/socket", &default()), Err(ClientError::Io { .. })));
+    assert!(matches!(
+        NvmeClient::connect("/nowhere/socket", &default()),
+        Err(ClientError::Io { .. })
+    ));
 }
 
 #[test]
 fn a_new_connection_goes_on_with_what_was_in_flight_aborted() {
     let disk = fake::disk();
     let character = Character { swallows: true, ..Character::default() };
-    let (mut client, thread) = connect(&character, &disk, &NvmeOptions { queues: 2, ..NvmeOptions::default() });
+    let (mut client, thread) =
+        connect(&character, &disk, &NvmeOptions { queues: 2, ..NvmeOptions::default() });
     let buffer = client.new_buffer(4096).unwrap();
     let queue = client.queue(1).unwrap();
     let slots = [queue.take_slot().unwrap(), queue.take_slot().unwrap()];
@@ -336,7 +371,8 @@ fn a_new_connection_goes_on_with_what_was_in_flight_aborted() {
     thread.join().unwrap();
 
     // Another one, with its doorbells elsewhere.
-    let (transport, thread) = fake::start(&Character { mapped: false, ..Character::default() }, &disk);
+    let (transport, thread) =
+        fake::start(&Character { mapped: false, ..Character::default() }, &disk);
     client.connect_over(transport).unwrap();
     let queue = client.queue(1).unwrap();
     let aborted = all(queue, 2);
@@ -398,7 +434,8 @@ fn a_controller_that_lies_is_found_out() {
 
 #[test]
 fn admin_commands_that_wait_do_not_hold_up_others() {
-    let (mut client, _thread) = connect(&Character::default(), &fake::disk(), &NvmeOptions::default());
+    let (mut client, _thread) =
+        connect(&Character::default(), &fake::disk(), &NvmeOptions::default());
     let event = NvmeCommand::new(admin_opcode::ASYNC_EVENT_REQUEST, 0);
     let waiting = client.admin().submit(event).unwrap();
     assert_eq!(client.active_namespaces().unwrap(), [1]);
@@ -414,7 +451,8 @@ fn admin_commands_that_wait_do_not_hold_up_others() {
 
 #[test]
 fn raw_entries_and_doorbells() {
-    let (mut client, _thread) = connect(&Character::default(), &fake::disk(), &NvmeOptions::default());
+    let (mut client, _thread) =
+        connect(&Character::default(), &fake::disk(), &NvmeOptions::default());
     let queue = client.queue(0).unwrap();
     queue.post(&NvmeCommand::new(io_opcode::FLUSH, 1).id(0xabcd).bytes()).unwrap();
     assert_eq!(queue.positions(), (1, 0));
@@ -434,9 +472,16 @@ fn raw_entries_and_doorbells() {
 
 #[test]
 fn requests_allocate_nothing() {
-    for (mapped, notify) in [(true, Notify::Polled), (true, Notify::Interrupt), (false, Notify::Polled)] {
+    for (mapped, notify) in
+        [(true, Notify::Polled), (true, Notify::Interrupt), (false, Notify::Polled)]
+    {
         let character = Character { mapped, ..Character::default() };
-        let options = NvmeOptions { notify, slot_bytes: 16 << 10, posted_doorbells: false, ..NvmeOptions::default() };
+        let options = NvmeOptions {
+            notify,
+            slot_bytes: 16 << 10,
+            posted_doorbells: false,
+            ..NvmeOptions::default()
+        };
         let (mut client, _thread) = connect(&character, &fake::disk(), &options);
         let queue = client.queue(0).unwrap();
         let slots: Vec<Slot> = std::iter::from_fn(|| queue.take_slot()).collect();

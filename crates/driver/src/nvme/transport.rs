@@ -7,15 +7,16 @@ use std::time::Duration;
 
 use sidecore_spec_nvme::vfio;
 use sidecore_spec_nvme::vfio_user::{
-    CapabilityHeader, Command, DmaMap, DmaUnmap, IrqSetHeader, RegionInfoHeader, SparseArea, SparseHeader,
-    VERSION_MAJOR, VERSION_MINOR, VersionHeader,
+    CapabilityHeader, Command, DmaMap, DmaUnmap, IrqSetHeader, RegionInfoHeader, SparseArea,
+    SparseHeader, VERSION_MAJOR, VERSION_MINOR, VersionHeader,
 };
 use sidecore_spec_nvme::vfio_user::{DeviceInfo as DeviceInfoBody, IrqInfo as IrqInfoBody};
 
 use super::wire::{MAX_FILES, MAX_POKE_BYTES, RawMessage, Wire, access};
 use crate::error::ClientError;
 
-const CAPABILITIES: &[u8] = b"{\"capabilities\":{\"max_msg_fds\":8,\"max_data_xfer_size\":1048576}}\0";
+const CAPABILITIES: &[u8] =
+    b"{\"capabilities\":{\"max_msg_fds\":8,\"max_data_xfer_size\":1048576}}\0";
 
 /// Room for a list of mappable areas.
 const REGION_INFO_ROOM_BYTES: u32 = 4096;
@@ -106,7 +107,8 @@ impl Transport {
             return Err(wrong(Command::Version, &format!("version {}.{}", version.0, version.1)));
         }
         let json = json.strip_suffix(&[0]).unwrap_or(json);
-        let capabilities = std::str::from_utf8(json).map_err(|_| wrong(Command::Version, "not UTF-8"))?.into();
+        let capabilities =
+            std::str::from_utf8(json).map_err(|_| wrong(Command::Version, "not UTF-8"))?.into();
         Ok(Self { wire: Arc::new(Mutex::new(wire)), version, capabilities })
     }
 
@@ -128,8 +130,10 @@ impl Transport {
     /// The socket, or the device refuses.
     pub fn device_info(&self) -> Result<DeviceInfo, ClientError> {
         let request = Command::DeviceGetInfo;
-        let body = DeviceInfoBody { argsz: DeviceInfoBody::BYTES as u32, ..DeviceInfoBody::default() };
-        let DeviceInfoBody { flags, regions, irqs, .. } = DeviceInfoBody::decode(&self.ask(request, &body.encode())?);
+        let body =
+            DeviceInfoBody { argsz: DeviceInfoBody::BYTES as u32, ..DeviceInfoBody::default() };
+        let DeviceInfoBody { flags, regions, irqs, .. } =
+            DeviceInfoBody::decode(&self.ask(request, &body.encode())?);
         Ok(DeviceInfo { flags, regions, irqs })
     }
 
@@ -138,7 +142,8 @@ impl Transport {
     /// # Errors
     /// The socket, or there are no such interrupts.
     pub fn irq_info(&self, index: u32) -> Result<IrqInfo, ClientError> {
-        let body = IrqInfoBody { argsz: IrqInfoBody::BYTES as u32, index, ..IrqInfoBody::default() };
+        let body =
+            IrqInfoBody { argsz: IrqInfoBody::BYTES as u32, index, ..IrqInfoBody::default() };
         let reply = self.ask(Command::DeviceGetIrqInfo, &body.encode())?;
         let IrqInfoBody { flags, count, .. } = IrqInfoBody::decode(&reply);
         Ok(IrqInfo { flags, count })
@@ -150,7 +155,11 @@ impl Transport {
     /// The socket, there is no such region, or its description makes no sense.
     pub fn region_info(&self, index: u32) -> Result<RegionInfo, ClientError> {
         let request = Command::DeviceGetRegionInfo;
-        let header = RegionInfoHeader { argsz: REGION_INFO_ROOM_BYTES, index, ..RegionInfoHeader::default() };
+        let header = RegionInfoHeader {
+            argsz: REGION_INFO_ROOM_BYTES,
+            index,
+            ..RegionInfoHeader::default()
+        };
         let reply = self.lock().call(request, &header.encode(), &[])?;
         let body = &reply.body[..];
         let Some(header) = body.first_chunk().map(RegionInfoHeader::decode) else {
@@ -164,17 +173,19 @@ impl Transport {
             Vec::new()
         };
         let inside = |area: &MappableArea| {
-            area.offset_bytes.checked_add(area.len_bytes).is_some_and(|end| end <= len_bytes) && area.len_bytes > 0
+            area.offset_bytes.checked_add(area.len_bytes).is_some_and(|end| end <= len_bytes)
+                && area.len_bytes > 0
         };
         if !areas.iter().all(inside) {
             return Err(wrong(request, "a mappable area outside of its region"));
         }
         let whole = MappableArea { offset_bytes: 0, len_bytes };
-        let areas = match (flags & vfio::REGION_INFO_FLAG_MMAP != 0 && file.is_some(), areas.is_empty()) {
-            (false, _) => Vec::new(),
-            (true, true) => vec![whole],
-            (true, false) => areas,
-        };
+        let areas =
+            match (flags & vfio::REGION_INFO_FLAG_MMAP != 0 && file.is_some(), areas.is_empty()) {
+                (false, _) => Vec::new(),
+                (true, true) => vec![whole],
+                (true, false) => areas,
+            };
         Ok(RegionInfo { flags, len_bytes, offset_bytes, areas, file })
     }
 
@@ -182,7 +193,12 @@ impl Transport {
     ///
     /// # Errors
     /// The socket, the device refuses, or it is more than 4 KiB.
-    pub fn region_read(&self, region: u32, offset_bytes: u64, to: &mut [u8]) -> Result<(), ClientError> {
+    pub fn region_read(
+        &self,
+        region: u32,
+        offset_bytes: u64,
+        to: &mut [u8],
+    ) -> Result<(), ClientError> {
         let request = Command::RegionRead;
         if to.len() > MAX_ACCESS_BYTES {
             return Err(ClientError::Options(format!("{} bytes in one region access", to.len())));
@@ -200,7 +216,12 @@ impl Transport {
     ///
     /// # Errors
     /// As [`Transport::region_read`].
-    pub fn region_write(&self, region: u32, offset_bytes: u64, from: &[u8]) -> Result<(), ClientError> {
+    pub fn region_write(
+        &self,
+        region: u32,
+        offset_bytes: u64,
+        from: &[u8],
+    ) -> Result<(), ClientError> {
         if from.len() <= MAX_POKE_BYTES {
             return self.poke(region, offset_bytes, from, false);
         }
@@ -212,7 +233,13 @@ impl Transport {
     }
 
     /// Writes at most eight bytes, allocating nothing; a posted write has no reply.
-    pub(crate) fn poke(&self, region: u32, offset_bytes: u64, from: &[u8], posted: bool) -> Result<(), ClientError> {
+    pub(crate) fn poke(
+        &self,
+        region: u32,
+        offset_bytes: u64,
+        from: &[u8],
+        posted: bool,
+    ) -> Result<(), ClientError> {
         self.lock().poke(region, offset_bytes, from, posted)
     }
 
@@ -252,7 +279,12 @@ impl Transport {
     ///
     /// # Errors
     /// The socket, or there are no such vectors.
-    pub fn set_vectors(&self, index: u32, first: u32, events: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
+    pub fn set_vectors(
+        &self,
+        index: u32,
+        first: u32,
+        events: &[BorrowedFd<'_>],
+    ) -> Result<(), ClientError> {
         for (start, events) in (first..).step_by(MAX_FILES).zip(events.chunks(MAX_FILES)) {
             let count = u32::try_from(events.len()).unwrap_or(0);
             self.set_irqs(
@@ -323,7 +355,11 @@ impl Transport {
     }
 
     /// A question, and an answer of the same size.
-    fn ask<const BYTES: usize>(&self, request: Command, body: &[u8; BYTES]) -> Result<[u8; BYTES], ClientError> {
+    fn ask<const BYTES: usize>(
+        &self,
+        request: Command,
+        body: &[u8; BYTES],
+    ) -> Result<[u8; BYTES], ClientError> {
         let reply = self.lock().call(request, body, &[])?;
         reply.body.first_chunk().copied().ok_or_else(|| wrong(request, "too short"))
     }
@@ -346,8 +382,14 @@ fn sparse_areas(body: &[u8], at: u32) -> Result<Vec<MappableArea>, ClientError> 
         let header = CapabilityHeader::decode(chunk(body, at)?);
         if header.id == vfio::REGION_INFO_CAP_SPARSE_MMAP {
             for index in 0..SparseHeader::decode(chunk(body, at)?).areas as usize {
-                let area = SparseArea::decode(chunk(body, at + SparseHeader::BYTES + index * SparseArea::BYTES)?);
-                areas.push(MappableArea { offset_bytes: area.offset_bytes, len_bytes: area.len_bytes });
+                let area = SparseArea::decode(chunk(
+                    body,
+                    at + SparseHeader::BYTES + index * SparseArea::BYTES,
+                )?);
+                areas.push(MappableArea {
+                    offset_bytes: area.offset_bytes,
+                    len_bytes: area.len_bytes,
+                });
             }
         }
         at = header.next as usize;
@@ -377,12 +419,16 @@ mod tests {
     fn mappable_areas_are_found_behind_other_capabilities() {
         let mut body = vec![0; 32];
         body[12] = 32;
-        let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        let words =
+            |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
         body.extend(words(&[9, 48, 0, 0]));
         body.extend(words(&[1 | 1 << 16, 0, 2, 0]));
         body.extend(words(&[0x2000, 0, 0x1000, 0, 0x8000, 1, 0x4000, 0]));
         let area = |offset_bytes, len_bytes| MappableArea { offset_bytes, len_bytes };
-        assert_eq!(sparse_areas(&body, first(&body)).unwrap(), [area(0x2000, 0x1000), area(0x1_0000_8000, 0x4000)]);
+        assert_eq!(
+            sparse_areas(&body, first(&body)).unwrap(),
+            [area(0x2000, 0x1000), area(0x1_0000_8000, 0x4000)]
+        );
         body.truncate(90);
         assert!(sparse_areas(&body, first(&body)).is_err(), "cut off");
         body[36] = 32;

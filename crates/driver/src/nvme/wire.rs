@@ -10,11 +10,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
 };
 
 use sidecore_spec_nvme::vfio_user::{
-    AccessHeader, Command, FLAG_ERROR, FLAG_NO_REPLY, MessageHeader, TYPE_COMMAND, TYPE_MASK, TYPE_REPLY,
+    AccessHeader, Command, FLAG_ERROR, FLAG_NO_REPLY, MessageHeader, TYPE_COMMAND, TYPE_MASK,
+    TYPE_REPLY,
 };
 
 use crate::error::ClientError;
@@ -96,7 +98,11 @@ impl Wire {
     ) -> Result<(), ClientError> {
         let request = Command::RegionWrite;
         let data = &data[..data.len().min(MAX_POKE_BYTES)];
-        let header = self.header(request, AccessHeader::BYTES + data.len(), if posted { FLAG_NO_REPLY } else { 0 });
+        let header = self.header(
+            request,
+            AccessHeader::BYTES + data.len(),
+            if posted { FLAG_NO_REPLY } else { 0 },
+        );
         let mut message = [0; MessageHeader::BYTES + AccessHeader::BYTES + MAX_POKE_BYTES];
         message[..MessageHeader::BYTES].copy_from_slice(&header.encode());
         message[MessageHeader::BYTES..][..AccessHeader::BYTES].copy_from_slice(&access(
@@ -122,7 +128,11 @@ impl Wire {
     }
 
     /// Sends any bytes at all.
-    pub(crate) fn send_raw(&mut self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
+    pub(crate) fn send_raw(
+        &mut self,
+        bytes: &[u8],
+        files: &[BorrowedFd<'_>],
+    ) -> Result<(), ClientError> {
         self.send(ANY, &[bytes], files)
     }
 
@@ -152,12 +162,22 @@ impl Wire {
     fn header(&mut self, request: Command, body_bytes: usize, flags: u32) -> MessageHeader {
         self.last_id = self.last_id.wrapping_add(1);
         let size_bytes = u32::try_from(MessageHeader::BYTES + body_bytes).unwrap_or(u32::MAX);
-        MessageHeader { id: self.last_id, command: request.code(), size_bytes, flags: TYPE_COMMAND | flags, errno: 0 }
+        MessageHeader {
+            id: self.last_id,
+            command: request.code(),
+            size_bytes,
+            flags: TYPE_COMMAND | flags,
+            errno: 0,
+        }
     }
 
     /// The header of the reply to message `id`. What the device asks meanwhile (it may want to
     /// reach memory by messages) is answered: this client does not do that.
-    fn reply(&mut self, request: Command, id: u16) -> Result<(MessageHeader, Vec<OwnedFd>), ClientError> {
+    fn reply(
+        &mut self,
+        request: Command,
+        id: u16,
+    ) -> Result<(MessageHeader, Vec<OwnedFd>), ClientError> {
         let wrong = |why: String| ClientError::Answer { request: request.name(), why };
         loop {
             let (header, files) = self.receive_header(request)?;
@@ -170,7 +190,10 @@ impl Wire {
                 other => return Err(wrong(format!("a message of type {other}"))),
             }
             if header.id != id || header.command != request.code() {
-                return Err(wrong(format!("it replies to message {} of command {}", header.id, header.command)));
+                return Err(wrong(format!(
+                    "it replies to message {} of command {}",
+                    header.id, header.command
+                )));
             }
             if header.flags & FLAG_ERROR != 0 {
                 let mut rest = vec![0; body_len(request, header)?];
@@ -198,13 +221,20 @@ impl Wire {
         self.send(request, &[&refusal.encode()], &[])
     }
 
-    fn send(&mut self, request: Command, parts: &[&[u8]], files: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
+    fn send(
+        &mut self,
+        request: Command,
+        parts: &[&[u8]],
+        files: &[BorrowedFd<'_>],
+    ) -> Result<(), ClientError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        let fits =
-            files.len() <= MAX_FILES && (files.is_empty() || control.push(SendAncillaryMessage::ScmRights(files)));
+        let fits = files.len() <= MAX_FILES
+            && (files.is_empty() || control.push(SendAncillaryMessage::ScmRights(files)));
         if !fits {
-            return Err(ClientError::Options(format!("more than {MAX_FILES} files in one message")));
+            return Err(ClientError::Options(format!(
+                "more than {MAX_FILES} files in one message"
+            )));
         }
         let failed = |error| socket::failed(request.name(), error);
         let [first, rest @ ..] = parts else { return Ok(()) };
@@ -217,7 +247,10 @@ impl Wire {
         self.socket.write_all(&second[sent.saturating_sub(first.len())..]).map_err(failed)
     }
 
-    fn receive_header(&mut self, request: Command) -> Result<(MessageHeader, Vec<OwnedFd>), ClientError> {
+    fn receive_header(
+        &mut self,
+        request: Command,
+    ) -> Result<(MessageHeader, Vec<OwnedFd>), ClientError> {
         let mut bytes = [0; MessageHeader::BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -249,7 +282,9 @@ impl Wire {
 
 /// How much follows a header.
 fn body_len(request: Command, header: MessageHeader) -> Result<usize, ClientError> {
-    let len = (header.size_bytes as usize).checked_sub(MessageHeader::BYTES).filter(|len| *len <= MAX_BODY_BYTES);
+    let len = (header.size_bytes as usize)
+        .checked_sub(MessageHeader::BYTES)
+        .filter(|len| *len <= MAX_BODY_BYTES);
     len.ok_or_else(|| ClientError::Answer {
         request: request.name(),
         why: format!("a message of {} bytes", header.size_bytes),
@@ -296,7 +331,8 @@ mod tests {
         wire.poke(2, 0x1234, &[5, 6, 7, 8], true).unwrap();
         let mut told = [0; 36];
         device.read_exact(&mut told).unwrap();
-        let expected = [&[0x34, 0x12, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 4, 0, 0, 0][..], &[5, 6, 7, 8]].concat();
+        let expected =
+            [&[0x34, 0x12, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 4, 0, 0, 0][..], &[5, 6, 7, 8]].concat();
         assert_eq!(told.to_vec(), message(1, 10, FLAG_NO_REPLY, 0, &expected));
         device.write_all(&message(2, 10, TYPE_REPLY, 0, &[0; 16])).unwrap();
         wire.poke(2, 0x1234, &[5], false).unwrap();
@@ -334,8 +370,13 @@ mod tests {
     #[test]
     fn nonsense_and_silence_are_errors_with_the_commands_name() {
         let huge =
-            MessageHeader { id: 1, command: 13, size_bytes: u32::MAX, flags: TYPE_REPLY, errno: 0 }.encode().to_vec();
-        let tiny = MessageHeader { id: 1, command: 13, size_bytes: 15, flags: TYPE_REPLY, errno: 0 }.encode().to_vec();
+            MessageHeader { id: 1, command: 13, size_bytes: u32::MAX, flags: TYPE_REPLY, errno: 0 }
+                .encode()
+                .to_vec();
+        let tiny =
+            MessageHeader { id: 1, command: 13, size_bytes: 15, flags: TYPE_REPLY, errno: 0 }
+                .encode()
+                .to_vec();
         for nonsense in [
             message(2, 13, TYPE_REPLY, 0, &[]),
             message(1, 12, TYPE_REPLY, 0, &[]),
@@ -346,7 +387,10 @@ mod tests {
             let (mut wire, mut device) = pair();
             device.write_all(&nonsense).unwrap();
             let result = wire.call(Command::DeviceReset, &[], &[]);
-            assert!(matches!(result, Err(ClientError::Answer { request: "DEVICE_RESET", .. })), "{nonsense:?}");
+            assert!(
+                matches!(result, Err(ClientError::Answer { request: "DEVICE_RESET", .. })),
+                "{nonsense:?}"
+            );
         }
         let (mut wire, mut device) = pair();
         device.write_all(&message(1, 13, TYPE_REPLY, 0, &[])[..7]).unwrap();

@@ -53,8 +53,14 @@ fn no_request_fails_while_daemons_come_and_go() {
     ] {
         let place = Place::new(idle);
         let mut assembly = Assembly::start(&place.spec()).unwrap();
-        let mut client = place.connect(&NvmeOptions { queues: 4, notify, shadow_doorbells, ..NvmeOptions::default() });
-        let mut queues: Vec<NvmeQueue> = (0..2).map(|index| client.take_queue(index).unwrap()).collect();
+        let mut client = place.connect(&NvmeOptions {
+            queues: 4,
+            notify,
+            shadow_doorbells,
+            ..NvmeOptions::default()
+        });
+        let mut queues: Vec<NvmeQueue> =
+            (0..2).map(|index| client.take_queue(index).unwrap()).collect();
         let stop = AtomicBool::new(false);
         let (assembly, queues) = std::thread::scope(|scope| {
             let mut workers = Vec::new();
@@ -79,7 +85,9 @@ fn no_request_fails_while_daemons_come_and_go() {
             });
             for _ in 0..12 {
                 assembly = place.restart(assembly);
-                if remapping.is_finished() || workers.iter().any(std::thread::ScopedJoinHandle::is_finished) {
+                if remapping.is_finished()
+                    || workers.iter().any(std::thread::ScopedJoinHandle::is_finished)
+                {
                     break;
                 }
             }
@@ -103,11 +111,18 @@ fn what_the_host_has_set_and_waits_for_is_still_so() {
     let assembly = Assembly::start(&place.spec()).unwrap();
     let mut client = place.connect(&NvmeOptions { queues: 2, ..NvmeOptions::default() });
     let run = |client: &mut NvmeClient, command| client.admin().run(command).unwrap();
-    let over = |threshold: u32| NvmeCommand::new(admin_opcode::SET_FEATURES, 0).dword(10, 0x04).dword(11, threshold);
+    let over = |threshold: u32| {
+        NvmeCommand::new(admin_opcode::SET_FEATURES, 0).dword(10, 0x04).dword(11, threshold)
+    };
     assert!(run(&mut client, over(333)).status.is_ok());
     // An error for the log, and a request for an event that comes after the restart.
-    assert!(!run(&mut client, NvmeCommand::new(admin_opcode::SET_FEATURES, 0).dword(10, 0xEE)).status.is_ok());
-    let event = client.admin().submit(NvmeCommand::new(admin_opcode::ASYNC_EVENT_REQUEST, 0)).unwrap();
+    assert!(
+        !run(&mut client, NvmeCommand::new(admin_opcode::SET_FEATURES, 0).dword(10, 0xEE))
+            .status
+            .is_ok()
+    );
+    let event =
+        client.admin().submit(NvmeCommand::new(admin_opcode::ASYNC_EVENT_REQUEST, 0)).unwrap();
     let errors = |client: &mut NvmeClient| {
         // The first entry of the log, all of it.
         let mut page = [0; 64];
@@ -118,7 +133,8 @@ fn what_the_host_has_set_and_waits_for_is_still_so() {
     // Host Read Commands and Host Write Commands.
     let commands = |client: &mut NvmeClient| {
         let mut page = [0; 512];
-        let command = NvmeCommand::new(admin_opcode::GET_LOG_PAGE, u32::MAX).dword(10, 127 << 16 | 0x02);
+        let command =
+            NvmeCommand::new(admin_opcode::GET_LOG_PAGE, u32::MAX).dword(10, 127 << 16 | 0x02);
         assert!(client.admin().read(command, &mut page).unwrap().status.is_ok());
         (page[64], page[80])
     };
@@ -171,7 +187,8 @@ fn a_restart_shows_no_client_the_memory_of_another() {
 fn what_was_in_memory_is_not_left() {
     let place = Place::new(IdleMode::Poll);
     let ram = StoreKind::Ram { size_bytes: DISK_BYTES, block_bytes: 512 };
-    let assembly = Assembly::start(&spec(place.directory.path(), IdleMode::Poll, 512, ram)).unwrap();
+    let assembly =
+        Assembly::start(&spec(place.directory.path(), IdleMode::Poll, 512, ram)).unwrap();
     let client = place.connect(&NvmeOptions::default());
     assert!(assembly.hand_over().is_empty());
     drop(assembly);
@@ -188,7 +205,8 @@ fn another_configuration_is_not_gone_on_with() {
         spec.devices[0].store = "other".to_owned();
     };
     let other_interrupts = |spec: &mut Spec| crate::own(spec).interrupts = Interrupts::Msi;
-    let changes: [&dyn Fn(&mut Spec); 5] = [&other_queues, &other_idle, &other_interrupts, &other_blocks, &other_store];
+    let changes: [&dyn Fn(&mut Spec); 5] =
+        [&other_queues, &other_idle, &other_interrupts, &other_blocks, &other_store];
     for change in changes {
         let place = Place::new(IdleMode::Poll);
         let assembly = Assembly::start(&place.spec()).unwrap();
@@ -246,7 +264,11 @@ fn a_damaged_state_costs_the_client_only() {
         for _ in 0..=next() % 3 {
             let at = usize::try_from(next()).unwrap_or(usize::MAX) % damaged.len();
             // Mostly digits: those are numbers still.
-            damaged[at] = if damaged[at].is_ascii_digit() { b'0' + (next() % 10) as u8 } else { next() as u8 };
+            damaged[at] = if damaged[at].is_ascii_digit() {
+                b'0' + (next() % 10) as u8
+            } else {
+                next() as u8
+            };
         }
         start(damaged, copy(&fds));
     }

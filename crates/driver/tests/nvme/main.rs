@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use sidecore_assembly::Assembly;
 use sidecore_assembly::spec::{
-    DeviceSpec, FileOptions, FrontEndSpec, IdleMode, Interrupts, Nanos, NvmeSpec, SidecoreSpec, Spec, StoreKind,
-    StoreSpec,
+    DeviceSpec, FileOptions, FrontEndSpec, IdleMode, Interrupts, Nanos, NvmeSpec, SidecoreSpec,
+    Spec, StoreKind, StoreSpec,
 };
 use sidecore_driver::{
-    ClientError, DataPointers, Notify, NvmeClient, NvmeCommand, NvmeCompletion, NvmeOptions, NvmeQueue, NvmeStatus,
-    Piece, Slot, Transport, admin_opcode, io_opcode, register,
+    ClientError, DataPointers, Notify, NvmeClient, NvmeCommand, NvmeCompletion, NvmeOptions,
+    NvmeQueue, NvmeStatus, Piece, Slot, Transport, admin_opcode, io_opcode, register,
 };
 use sidecore_kit::guest::{complete, complete_all};
 use sidecore_kit::wait;
@@ -33,11 +33,16 @@ struct Function {
 
 fn spec(directory: &Path, idle: IdleMode, block_bytes: u32, kind: StoreKind) -> Spec {
     Spec {
-        sidecores: ["sc0", "sc1"].map(|name| SidecoreSpec { name: name.to_owned(), cpu: None }).to_vec(),
+        sidecores: ["sc0", "sc1"]
+            .map(|name| SidecoreSpec { name: name.to_owned(), cpu: None })
+            .to_vec(),
         stores: vec![StoreSpec::new("disk", kind)],
         controllers: Vec::new(),
         devices: vec![DeviceSpec {
-            front_end: FrontEndSpec::Nvme(NvmeSpec { block_bytes: Some(block_bytes), ..NvmeSpec::default() }),
+            front_end: FrontEndSpec::Nvme(NvmeSpec {
+                block_bytes: Some(block_bytes),
+                ..NvmeSpec::default()
+            }),
             name: "disk".to_owned(),
             store: "disk".to_owned(),
             socket: directory.join("disk.sock"),
@@ -60,7 +65,10 @@ fn own(spec: &mut Spec) -> &mut NvmeSpec {
 
 impl Function {
     fn new(idle: IdleMode, block_bytes: u32) -> Self {
-        Self::over(idle, block_bytes, |_| StoreKind::Ram { size_bytes: DISK_BYTES, block_bytes: 512 })
+        Self::over(idle, block_bytes, |_| StoreKind::Ram {
+            size_bytes: DISK_BYTES,
+            block_bytes: 512,
+        })
     }
 
     /// In front of a store, which may have a file in the directory.
@@ -80,7 +88,8 @@ impl Function {
     }
 
     fn connect(&self, options: &NvmeOptions) -> NvmeClient {
-        NvmeClient::connect(self.socket(), &NvmeOptions { huge_pages: false, ..options.clone() }).unwrap()
+        NvmeClient::connect(self.socket(), &NvmeOptions { huge_pages: false, ..options.clone() })
+            .unwrap()
     }
 }
 
@@ -144,7 +153,11 @@ fn a_function_with_msi_interrupts_as_well() {
     let mut spec = spec(directory.path(), ADAPTIVE, 512, store);
     own(&mut spec).interrupts = Interrupts::Msi;
     let function = Function::start(directory, &spec);
-    let mut client = function.connect(&NvmeOptions { queues: 4, notify: Notify::Interrupt, ..NvmeOptions::default() });
+    let mut client = function.connect(&NvmeOptions {
+        queues: 4,
+        notify: Notify::Interrupt,
+        ..NvmeOptions::default()
+    });
     for index in 0..4 {
         let queue = client.queue(index).unwrap();
         let slot = queue.take_slot().unwrap();
@@ -208,7 +221,12 @@ fn every_way_to_drive_a_queue_moves_the_same_bytes() {
 fn full_queues_side_by_side_in_threads_of_their_own() {
     for idle in [IdleMode::Poll, ADAPTIVE] {
         let function = Function::new(idle, 4096);
-        let options = NvmeOptions { queues: 4, slots: 64, notify: Notify::Interrupt, ..NvmeOptions::default() };
+        let options = NvmeOptions {
+            queues: 4,
+            slots: 64,
+            notify: Notify::Interrupt,
+            ..NvmeOptions::default()
+        };
         let mut client = function.connect(&options);
         std::thread::scope(|scope| {
             for index in 0..4 {
@@ -222,13 +240,21 @@ fn full_queues_side_by_side_in_threads_of_their_own() {
                             queue.write_data(*slot, 0, &sector.wrapping_add(round).to_le_bytes());
                             queue.submit_write(*slot, Sector(sector), 4096).unwrap();
                         }
-                        assert!(complete_all(&mut queue, 64).iter().all(|completion| completion.status.is_ok()));
+                        assert!(
+                            complete_all(&mut queue, 64)
+                                .iter()
+                                .all(|completion| completion.status.is_ok())
+                        );
                         for slot in &slots {
                             queue.write_data(*slot, 0, &[0; 8]);
                             let sector = (u64::from(index) * 64 + slot.index() as u64) * 8;
                             queue.submit_read(*slot, Sector(sector), 4096).unwrap();
                         }
-                        assert!(complete_all(&mut queue, 64).iter().all(|completion| completion.status.is_ok()));
+                        assert!(
+                            complete_all(&mut queue, 64)
+                                .iter()
+                                .all(|completion| completion.status.is_ok())
+                        );
                         for slot in &slots {
                             let mut back = [0; 8];
                             queue.read_data(*slot, 0, &mut back);
@@ -248,7 +274,8 @@ fn the_other_operations() {
     let function = Function::new(IdleMode::Poll, 512);
     for pointers in [DataPointers::Prp, DataPointers::Sgl] {
         let pieces = if pointers == DataPointers::Sgl { 3 } else { 1 };
-        let options = NvmeOptions { slots: 2, pointers, max_pieces: pieces, ..NvmeOptions::default() };
+        let options =
+            NvmeOptions { slots: 2, pointers, max_pieces: pieces, ..NvmeOptions::default() };
         let mut client = function.connect(&options);
         let queue = client.queue(0).unwrap();
         let (slot, other) = (queue.take_slot().unwrap(), queue.take_slot().unwrap());
@@ -267,7 +294,8 @@ fn the_other_operations() {
         queue.write_data(slot, 0, &[1; 512]);
         queue.write_data(other, 0, &[2; 512]);
         queue.submit_compare_and_write(slot, other, Sector(24), 512).unwrap();
-        let names: Vec<&str> = complete_all(queue, 2).iter().map(|completion| completion.status.name()).collect();
+        let names: Vec<&str> =
+            complete_all(queue, 2).iter().map(|completion| completion.status.name()).collect();
         assert_eq!(names, ["Compare Failure", "Command Aborted due to Failed Fused Command"]);
         queue.write_data(slot, 0, &pattern(3, 512));
         queue.submit_compare_and_write(slot, other, Sector(24), 512).unwrap();
@@ -318,7 +346,9 @@ fn an_applications_own_buffer_needs_no_copy() {
         buffer.write(0, &data);
         let queue = client.queue(0).unwrap();
         let slot = queue.take_slot().unwrap();
-        for (at, len) in [(0, 4096), (4, 4096), (4092, 4608), (2048, 64 << 10), (0x8_0000, 64 << 10)] {
+        for (at, len) in
+            [(0, 4096), (4, 4096), (4092, 4608), (2048, 64 << 10), (0x8_0000, 64 << 10)]
+        {
             queue.submit_write_at(slot, Sector(9), buffer.address() + at, len).unwrap();
             assert!(complete(queue).status.is_ok());
             queue.submit_read(slot, Sector(9), len).unwrap();
@@ -371,13 +401,18 @@ fn file(directory: &Path) -> StoreKind {
 /// disabled.
 #[test]
 fn a_controller_is_reset_under_load() {
-    for (idle, in_file) in
-        [(IdleMode::Poll, false), (IdleMode::Poll, true), (ADAPTIVE, true), (IdleMode::Interrupt, false)]
-    {
-        let function = if in_file { Function::over(idle, 512, file) } else { Function::new(idle, 512) };
+    for (idle, in_file) in [
+        (IdleMode::Poll, false),
+        (IdleMode::Poll, true),
+        (ADAPTIVE, true),
+        (IdleMode::Interrupt, false),
+    ] {
+        let function =
+            if in_file { Function::over(idle, 512, file) } else { Function::new(idle, 512) };
         let mut client = function.connect(&NvmeOptions { queues: 4, ..NvmeOptions::default() });
-        let slots: Vec<Vec<Slot>> =
-            (0..4).map(|index| std::iter::from_fn(|| client.queue(index)?.take_slot()).collect()).collect();
+        let slots: Vec<Vec<Slot>> = (0..4)
+            .map(|index| std::iter::from_fn(|| client.queue(index)?.take_slot()).collect())
+            .collect();
         let transport = client.transport().clone();
         std::thread::scope(|scope| {
             // Meanwhile the VMM maps and unmaps something else.
@@ -390,7 +425,9 @@ fn a_controller_is_reset_under_load() {
 
 fn map_and_unmap(transport: &Transport) {
     const ADDRESS: u64 = 1 << 44;
-    let file = std::fs::File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    let file = std::fs::File::from(
+        rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap(),
+    );
     file.set_len(1 << 20).unwrap();
     for _ in 0..100 {
         transport.dma_map(ADDRESS, 1 << 20, file.as_fd(), 0).unwrap();
@@ -411,9 +448,12 @@ fn reset_under_load(client: &mut NvmeClient, slots: &[Vec<Slot>]) {
         }
         if round % 3 != 0 {
             let delete = |opcode, queue: u32| NvmeCommand::new(opcode, 0).dword(10, queue);
-            for opcode in [admin_opcode::DELETE_SUBMISSION_QUEUE, admin_opcode::DELETE_COMPLETION_QUEUE] {
-                let all: Vec<u16> =
-                    (1..=4).map(|queue| client.admin().submit(delete(opcode, queue)).unwrap()).collect();
+            for opcode in
+                [admin_opcode::DELETE_SUBMISSION_QUEUE, admin_opcode::DELETE_COMPLETION_QUEUE]
+            {
+                let all: Vec<u16> = (1..=4)
+                    .map(|queue| client.admin().submit(delete(opcode, queue)).unwrap())
+                    .collect();
                 for id in all {
                     assert_eq!(client.admin().wait(id).unwrap().status, NvmeStatus::OK);
                 }
@@ -422,7 +462,9 @@ fn reset_under_load(client: &mut NvmeClient, slots: &[Vec<Slot>]) {
         if round % 2 == 0 { client.reset_controller() } else { client.reset_device() }.unwrap();
         for (index, slots) in (0..).zip(slots) {
             let aborted = complete_all(client.queue(index).unwrap(), slots.len());
-            assert!(aborted.iter().all(|completion| completion.status == NvmeStatus::ABORTED_BY_HOST));
+            assert!(
+                aborted.iter().all(|completion| completion.status == NvmeStatus::ABORTED_BY_HOST)
+            );
         }
     }
 }
@@ -509,7 +551,8 @@ fn memory_moves_under_load_and_no_request_fails() {
         (ADAPTIVE, Notify::Interrupt, true),
     ] {
         let function = Function::new(idle, 512);
-        let mut client = function.connect(&NvmeOptions { notify, shadow_doorbells, ..NvmeOptions::default() });
+        let mut client =
+            function.connect(&NvmeOptions { notify, shadow_doorbells, ..NvmeOptions::default() });
         let mut queue = client.take_queue(0).unwrap();
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -537,7 +580,8 @@ fn memory_moves_under_load_and_no_request_fails() {
 fn hostile_doorbells_and_commands() {
     let function = Function::new(IdleMode::Poll, 512);
     let mut client = function.connect(&NvmeOptions { queues: 2, ..NvmeOptions::default() });
-    let event = client.admin().submit(NvmeCommand::new(admin_opcode::ASYNC_EVENT_REQUEST, 0)).unwrap();
+    let event =
+        client.admin().submit(NvmeCommand::new(admin_opcode::ASYNC_EVENT_REQUEST, 0)).unwrap();
     let bad = client.queue(0).unwrap();
     for value in [9999, u32::MAX, 0x1_0000] {
         bad.ring_tail(value).unwrap();
@@ -590,7 +634,9 @@ fn a_server_survives_messages_that_make_no_sense() {
     assert!(transport.region_info(99).is_err() && transport.irq_info(99).is_err());
     assert!(transport.region_read(0, 1 << 20, &mut [0; 4]).is_err());
     assert!(transport.dma_unmap(0x77, 4096).is_err());
-    let file = std::fs::File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    let file = std::fs::File::from(
+        rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap(),
+    );
     assert!(transport.dma_map(u64::MAX - 4095, 4096, file.as_fd(), 0).is_err());
     write_and_read(client.queue(0).unwrap(), slot, Sector(0), 4096, 2);
     drop(client);

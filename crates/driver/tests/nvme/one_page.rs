@@ -60,7 +60,9 @@ struct Driver {
 
 impl Driver {
     fn connect(socket: &Path) -> Self {
-        let file = std::fs::File::from(rustix::fs::memfd_create("driver", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        let file = std::fs::File::from(
+            rustix::fs::memfd_create("driver", rustix::fs::MemfdFlags::CLOEXEC).unwrap(),
+        );
         file.set_len(MEMORY_BYTES).unwrap();
         let memory = GuestMemory::map(vec![RegionSpec {
             guest_address: GuestAddress(0),
@@ -100,7 +102,10 @@ impl Driver {
             let mut info = self.ask(GET_REGION_INFO, &request, false);
             assert!(info.body.len() <= 4096);
             let is_mappable = u32_at(&info.body, 4) & 1 << 2 != 0;
-            assert_eq!((info.files.len(), is_mappable), (usize::from(index == BAR0), index == BAR0));
+            assert_eq!(
+                (info.files.len(), is_mappable),
+                (usize::from(index == BAR0), index == BAR0)
+            );
             if let Some(file) = info.files.pop() {
                 self.map_area(&info.body, file);
             }
@@ -111,10 +116,17 @@ impl Driver {
 
     /// Maps the one area whole, and takes the page at 0x1000 of it.
     fn map_area(&mut self, info: &[u8], file: std::os::fd::OwnedFd) {
-        let (region_bytes, region_offset, capability) = (u64_at(info, 16), u64_at(info, 24), u32_at(info, 12) as usize);
-        assert_eq!((u32_at(info, capability), u32_at(info, capability + 8)), (1 | 1 << 16, 1), "one sparse area");
+        let (region_bytes, region_offset, capability) =
+            (u64_at(info, 16), u64_at(info, 24), u32_at(info, 12) as usize);
+        assert_eq!(
+            (u32_at(info, capability), u32_at(info, capability + 8)),
+            (1 | 1 << 16, 1),
+            "one sparse area"
+        );
         let (offset, len_bytes) = (u64_at(info, capability + 16), u64_at(info, capability + 24));
-        assert!(offset <= 0x1000 && offset + len_bytes >= 0x2000 && offset + len_bytes <= region_bytes);
+        assert!(
+            offset <= 0x1000 && offset + len_bytes >= 0x2000 && offset + len_bytes <= region_bytes
+        );
         let area = GuestMemory::map(vec![RegionSpec {
             guest_address: GuestAddress(offset),
             user_address: UserAddress(offset),
@@ -127,7 +139,8 @@ impl Driver {
     }
 
     fn region_read(&self, region: u32, offset: u64, count: u32) -> Vec<u8> {
-        let reply = self.ask(REGION_READ, &[longs(&[offset]), words(&[region, count])].concat(), false);
+        let reply =
+            self.ask(REGION_READ, &[longs(&[offset]), words(&[region, count])].concat(), false);
         reply.body[16..].to_vec()
     }
 
@@ -148,7 +161,9 @@ impl Driver {
         let entries = ADMIN_ENTRIES - 1;
         self.region_write(BAR0, register::AQA, &words(&[entries << 16 | entries]));
         self.region_write(BAR0, register::CC, &words(&[1 | 6 << 16 | 4 << 20]));
-        self.until("it is ready", |driver| u32_at(&driver.region_read(BAR0, register::CSTS, 4), 0) & 1 != 0);
+        self.until("it is ready", |driver| {
+            u32_at(&driver.region_read(BAR0, register::CSTS, 4), 0) & 1 != 0
+        });
         admin
     }
 
@@ -228,12 +243,17 @@ fn a_driver_that_rings_everything_on_one_page_is_served() {
     let mut driver = Driver::connect(&function.socket());
     driver.set_up();
     let mut admin = driver.enable();
-    let identify = NvmeCommand::new(admin_opcode::IDENTIFY, 0).prp(MEMORY_AT + DATA, 0).dword(10, 1);
+    let identify =
+        NvmeCommand::new(admin_opcode::IDENTIFY, 0).prp(MEMORY_AT + DATA, 0).dword(10, 1);
     driver.run(&mut admin, identify);
     let mut serial = [0; 11];
-    driver.memory.read_slice(GuestAddress(DATA + 4), &mut serial, &mut RegionHint::default()).unwrap();
+    driver
+        .memory
+        .read_slice(GuestAddress(DATA + 4), &mut serial, &mut RegionHint::default())
+        .unwrap();
     assert_eq!(&serial, b"driver-test");
-    let queues = NvmeCommand::new(admin_opcode::SET_FEATURES, 0).dword(10, 7).dword(11, 30 << 16 | 30);
+    let queues =
+        NvmeCommand::new(admin_opcode::SET_FEATURES, 0).dword(10, 7).dword(11, 30 << 16 | 30);
     assert_eq!(driver.run(&mut admin, queues), 30 << 16 | 30);
 
     for id in [31, 1] {
@@ -244,7 +264,10 @@ fn a_driver_that_rings_everything_on_one_page_is_served() {
         for block in 0..u64::from(ENTRIES) {
             driver.memory.write_slice(GuestAddress(DATA), &data, hint).unwrap();
             let transfer = |opcode, at| {
-                NvmeCommand::new(opcode, 1).prp(MEMORY_AT + at, 0).dword(10, block as u32 * 8).dword(12, 7)
+                NvmeCommand::new(opcode, 1)
+                    .prp(MEMORY_AT + at, 0)
+                    .dword(10, block as u32 * 8)
+                    .dword(12, 7)
             };
             driver.run(&mut pair, transfer(io_opcode::WRITE, DATA));
             driver.run(&mut pair, transfer(io_opcode::READ, DATA + 4096));

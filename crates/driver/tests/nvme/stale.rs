@@ -35,9 +35,15 @@ impl Kept {
             file,
             file_offset_bytes: info.offset_bytes + area.offset_bytes,
         }]);
-        let window = memory.unwrap().guest_window(GuestAddress(0), area.len_bytes as usize, 4096).unwrap();
+        let window =
+            memory.unwrap().guest_window(GuestAddress(0), area.len_bytes as usize, 4096).unwrap();
         let words = DoorbellWords::new(window).unwrap();
-        Self { words, capabilities: NvmeCapabilities(u64::from_le_bytes(raw)), area_at: area.offset_bytes, inode }
+        Self {
+            words,
+            capabilities: NvmeCapabilities(u64::from_le_bytes(raw)),
+            area_at: area.offset_bytes,
+            inode,
+        }
     }
 
     /// Stores both doorbells of a queue.
@@ -74,7 +80,10 @@ fn a_client_that_has_gone_rings_no_doorbells() {
     let mut gone = vec![Kept::by_a_client_of(&function.socket())];
     for _ in 0..3 {
         let mut client = function.connect(&options);
-        assert!(!is_disturbed(&mut client, &gone), "a command was taken that its driver has not announced");
+        assert!(
+            !is_disturbed(&mut client, &gone),
+            "a command was taken that its driver has not announced"
+        );
         drop(client);
         gone.push(Kept::by_a_client_of(&function.socket()));
     }

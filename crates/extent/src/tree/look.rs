@@ -80,7 +80,8 @@ pub(super) fn shape(tree: &ExtentTree) -> Shape {
 
 pub(super) fn check(tree: &ExtentTree) -> Result<(), TreeFault> {
     let Some(root) = tree.root.load() else { return Ok(()) };
-    let level = tree.memory.node(root).and_then(|node| node.header()).ok_or(TreeFault::Pointer)?.level;
+    let level =
+        tree.memory.node(root).and_then(|node| node.header()).ok_or(TreeFault::Pointer)?.level;
     let mut check = Check { memory: &tree.memory, seen: tree.retired.0.iter().copied().collect() };
     let (_, end) = check.node(root, level, true)?;
     if end > tree.root.blocks() {
@@ -102,25 +103,36 @@ impl Check<'_> {
             return Err(TreeFault::Retired);
         }
         let node = self.memory.node(id).ok_or(TreeFault::Pointer)?;
-        let header = node.header().filter(|header| header.level == level).ok_or(TreeFault::Pointer)?;
+        let header =
+            node.header().filter(|header| header.level == level).ok_or(TreeFault::Pointer)?;
         if header.len < least(level) && !edge {
             return Err(TreeFault::Underfull);
         }
         let mut end = 0u64;
         let mut before: Option<Entry> = None;
         for (index, entry) in node.entries().enumerate() {
-            if entry.count == 0 || entry.first < end || entry.first.checked_add(entry.count).is_none() {
+            if entry.count == 0
+                || entry.first < end
+                || entry.first.checked_add(entry.count).is_none()
+            {
                 return Err(TreeFault::Order);
             }
             let last = entry.end().saturating_sub(1);
-            if [entry.first, last].iter().any(|block| node.search(level, header.len, node.outline(), *block) != index) {
+            if [entry.first, last]
+                .iter()
+                .any(|block| node.search(level, header.len, node.outline(), *block) != index)
+            {
                 return Err(TreeFault::Search);
             }
             if level == 0 && before.is_some_and(|before| continues(level, before, entry)) {
                 return Err(TreeFault::Unmerged);
             }
             if let Some(child) = child(level, entry) {
-                let outline = Outline { first: entry.first, count: entry.count, sketch: node.child_sketch(index) };
+                let outline = Outline {
+                    first: entry.first,
+                    count: entry.count,
+                    sketch: node.child_sketch(index),
+                };
                 if self.memory.node(child).is_none_or(|child| child.outline() != outline) {
                     return Err(TreeFault::Cover);
                 }

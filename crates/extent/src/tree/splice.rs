@@ -52,7 +52,13 @@ impl<'m> Splice<'m> {
     }
 
     /// Cuts `from..to` out of the tree under `root`, over `blocks` blocks.
-    pub(super) fn cut(memory: &'m NodeMemory, root: Option<NodeId>, blocks: u64, from: u64, to: u64) -> Self {
+    pub(super) fn cut(
+        memory: &'m NodeMemory,
+        root: Option<NodeId>,
+        blocks: u64,
+        from: u64,
+        to: u64,
+    ) -> Self {
         let mut splice = Self::empty(memory);
         let top = root.and_then(|root| memory.node(root)).and_then(|node| node.header());
         let Some(top) = top else {
@@ -87,7 +93,9 @@ impl<'m> Splice<'m> {
         let mut dropped = Vec::new();
         let (mut open_left, mut open_right) = (None, None);
         let (mut remains_left, mut remains_right) = (Vec::new(), VecDeque::new());
-        for (is_left, is_right, node) in [(true, same, left), (false, true, if same { None } else { right })] {
+        for (is_left, is_right, node) in
+            [(true, same, left), (false, true, if same { None } else { right })]
+        {
             let entries = self.take_apart(node);
             // The last entry that begins before the range, and the first that ends behind it:
             // possibly the same entry.
@@ -110,8 +118,10 @@ impl<'m> Splice<'m> {
                         open_right = child;
                     }
                     if child.is_none() {
-                        remains_left.extend(part(level, entry, entry.first, from).filter(|_| at_left));
-                        remains_right.extend(part(level, entry, to, entry.end()).filter(|_| at_right));
+                        remains_left
+                            .extend(part(level, entry, entry.first, from).filter(|_| at_left));
+                        remains_right
+                            .extend(part(level, entry, to, entry.end()).filter(|_| at_right));
                     }
                 }
             }
@@ -133,7 +143,11 @@ impl<'m> Splice<'m> {
     }
 
     /// Puts `entries`, extent pointers, in place of the range.
-    pub(super) fn finish(mut self, entries: Vec<Entry>, blocks: u64) -> Result<Spliced, OutOfNodes> {
+    pub(super) fn finish(
+        mut self,
+        entries: Vec<Entry>,
+        blocks: u64,
+    ) -> Result<Spliced, OutOfNodes> {
         match self.join(entries, blocks) {
             Ok(root) => Ok(Spliced { root, retired: Retired(self.retired) }),
             Err(out) => {
@@ -249,8 +263,10 @@ impl<'m> Splice<'m> {
         self.fresh.push(id);
         let node = self.memory.node(id).ok_or(OutOfNodes)?;
         // A pruned child has no sketch, and needs none.
-        let nodes = entries.iter().map(|entry| child(level, *entry).and_then(|id| self.memory.node(id)));
-        let sketches = nodes.map(|node| node.map_or(Sketch::default(), |node| node.outline().sketch));
+        let nodes =
+            entries.iter().map(|entry| child(level, *entry).and_then(|id| self.memory.node(id)));
+        let sketches =
+            nodes.map(|node| node.map_or(Sketch::default(), |node| node.outline().sketch));
         node.write(level, entries, sketches);
         Ok(id)
     }
@@ -280,7 +296,12 @@ impl<'m> Splice<'m> {
 }
 
 /// Retires a node of `level` and all below it.
-pub(super) fn retire_subtree(memory: &NodeMemory, id: NodeId, level: usize, retired: &mut Vec<NodeId>) {
+pub(super) fn retire_subtree(
+    memory: &NodeMemory,
+    id: NodeId,
+    level: usize,
+    retired: &mut Vec<NodeId>,
+) {
     retired.push(id);
     let Some(below) = level.checked_sub(1) else { return };
     let Some(node) = memory.node(id) else { return };

@@ -28,7 +28,8 @@ struct Numbers(u64);
 
 impl Numbers {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         self.0 ^ self.0 >> 29
     }
 }
@@ -132,9 +133,12 @@ fn a_pointer_to_a_node_above_is_pruned() {
     let id = memory.take().unwrap();
     let pointer = Entry { first: 5, count: 10, value: NodeId::to_word(Some(id)) };
     memory.node(id).unwrap().write(1, &[pointer], []);
-    let pieces: Vec<Piece> = Walk::new(&memory, Some(id), BlockRange::new(Vlba(0), 30), true).collect();
-    let piece = |first, count, mapping| Piece { range: BlockRange::new(Vlba(first), count), mapping };
-    let expected = [piece(0, 5, Mapping::Hole), piece(5, 10, Mapping::Pruned), piece(15, 15, Mapping::Hole)];
+    let pieces: Vec<Piece> =
+        Walk::new(&memory, Some(id), BlockRange::new(Vlba(0), 30), true).collect();
+    let piece =
+        |first, count, mapping| Piece { range: BlockRange::new(Vlba(first), count), mapping };
+    let expected =
+        [piece(0, 5, Mapping::Hole), piece(5, 10, Mapping::Pruned), piece(15, 15, Mapping::Hole)];
     assert_eq!(pieces, expected);
 }
 

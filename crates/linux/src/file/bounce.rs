@@ -30,13 +30,20 @@ impl Bounce {
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )?
         };
-        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap returned the null page"))?;
+        let base = NonNull::new(base.cast())
+            .ok_or_else(|| io::Error::other("mmap returned the null page"))?;
         Ok(Self { base, len_bytes })
     }
 
     /// Prepares a round of the request from byte `done_bytes` on, up to `end_bytes` at most.
     /// Returns the memory for the round.
-    pub fn begin(&self, slot: u32, request: &BlockRequest, done_bytes: u64, end_bytes: u64) -> libc::iovec {
+    pub fn begin(
+        &self,
+        slot: u32,
+        request: &BlockRequest,
+        done_bytes: u64,
+        end_bytes: u64,
+    ) -> libc::iovec {
         let at = self.at(slot);
         let len = end_bytes.saturating_sub(done_bytes).min(SLOT_BYTES as u64) as usize;
         if request.operation == Operation::Write {

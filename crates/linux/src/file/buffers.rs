@@ -76,7 +76,8 @@ impl Buffers {
             }
             *self = Self::none();
         }
-        let ranges: Vec<_> = memory.host_ranges().map(|(base, len)| (base.addr(), len as usize)).collect();
+        let ranges: Vec<_> =
+            memory.host_ranges().map(|(base, len)| (base.addr(), len as usize)).collect();
         let Some((regions, chunk_shift, count)) = cut(&ranges) else { return };
         match ring.register_sparse_buffers(count as u32) {
             Ok(()) => {
@@ -112,7 +113,8 @@ impl Buffers {
         let end = start.checked_add(len_bytes.max(1))?;
         let holds = |region: &Region| region.start <= start && end <= region.end;
         if !self.regions.get(self.last_hit).is_some_and(holds) {
-            let index = self.regions.partition_point(|region| region.start <= start).checked_sub(1)?;
+            let index =
+                self.regions.partition_point(|region| region.start <= start).checked_sub(1)?;
             if !holds(&self.regions[index]) {
                 return None;
             }
@@ -129,7 +131,10 @@ impl Buffers {
         self.budget -= 1;
         let start = region.start + ((index - region.first_chunk) << self.chunk_shift);
         let end = region.end.min(start + (1 << self.chunk_shift));
-        let buffer = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(start), iov_len: end - start };
+        let buffer = libc::iovec {
+            iov_base: std::ptr::with_exposed_provenance_mut(start),
+            iov_len: end - start,
+        };
         // SAFETY: the chunk is in `memory`, which is kept until the buffers are unregistered or the
         // ring is gone.
         self.chunks[index] = match unsafe { ring.register_buffer(index as u32, buffer) } {
@@ -155,7 +160,8 @@ impl Buffers {
 /// number. Returns the regions, the size as a power of two, and the number of chunks; `None` if the
 /// ranges are empty or too large.
 fn cut(ranges: &[(usize, usize)]) -> Option<(Vec<Region>, u32, usize)> {
-    let count = |shift: u32| ranges.iter().map(|&(_, len)| len.div_ceil(1_usize << shift)).sum::<usize>();
+    let count =
+        |shift: u32| ranges.iter().map(|&(_, len)| len.div_ceil(1_usize << shift)).sum::<usize>();
     let shift = (MIN_CHUNK_SHIFT..=MAX_CHUNK_SHIFT).find(|&shift| count(shift) <= MAX_CHUNKS)?;
     let mut sorted = ranges.to_vec();
     sorted.sort_unstable();

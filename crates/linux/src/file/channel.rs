@@ -68,7 +68,9 @@ impl FileChannel {
         let depth = depth.clamp(1, MAX_DEPTH);
         let slots = if target.limits.is_some() { depth + EXTRA_SLOTS } else { depth };
         let bounce = match target.direct {
-            Some(alignment) if alignment.memory_bytes > 1 || alignment.file_bytes > 1 => Some(Bounce::new(slots)?),
+            Some(alignment) if alignment.memory_bytes > 1 || alignment.file_bytes > 1 => {
+                Some(Bounce::new(slots)?)
+            }
             _ => None,
         };
         let portion_bytes = portion_bytes(&target, PAGE_BYTES);
@@ -107,7 +109,9 @@ impl FileChannel {
             return Err(BlockError::OutOfBounds);
         }
         match request.operation {
-            Operation::Read | Operation::Write if request.segments.len_bytes() != request.len_bytes => {
+            Operation::Read | Operation::Write
+                if request.segments.len_bytes() != request.len_bytes =>
+            {
                 Err(BlockError::OutOfBounds)
             }
             Operation::Discard if !geometry.discard => Err(BlockError::Unsupported),
@@ -123,7 +127,9 @@ impl FileChannel {
             Operation::Flush => Way::Sync,
             Operation::Discard => Way::Punch,
             Operation::WriteZeroes { .. } if self.target.zero_by_writing => Way::WriteZeros,
-            Operation::WriteZeroes { may_unmap } if may_unmap && self.target.geometry.discard => Way::Punch,
+            Operation::WriteZeroes { may_unmap } if may_unmap && self.target.geometry.discard => {
+                Way::Punch
+            }
             Operation::WriteZeroes { .. } => Way::ZeroRange,
         }
     }
@@ -186,7 +192,12 @@ impl FileChannel {
             Way::Transfer => {
                 let pieces = &mut self.pieces[index as usize * MAX_PIECES..][..MAX_PIECES];
                 let count = gather(request, slot.done_bytes, left_bytes, pieces);
-                transfer(request.operation, offset_bytes, &pieces[..count], Some((&mut self.buffers, &mut self.ring)))
+                transfer(
+                    request.operation,
+                    offset_bytes,
+                    &pieces[..count],
+                    Some((&mut self.buffers, &mut self.ring)),
+                )
             }
             Way::Bounce => match &self.bounce {
                 Some(bounce) => {
@@ -267,7 +278,12 @@ fn portion_bytes(target: &Target, page_bytes: u64) -> u64 {
 /// Fills in the request's memory from `skip_bytes` on, at most `most_bytes`, as far as one
 /// submission takes.
 #[inline]
-fn gather(request: &BlockRequest, skip_bytes: u64, most_bytes: u64, pieces: &mut [libc::iovec]) -> usize {
+fn gather(
+    request: &BlockRequest,
+    skip_bytes: u64,
+    most_bytes: u64,
+    pieces: &mut [libc::iovec],
+) -> usize {
     let mut skip = skip_bytes;
     let mut room = most_bytes.min(MAX_ROUND_BYTES as u64) as usize;
     let mut count = 0;
@@ -279,7 +295,10 @@ fn gather(request: &BlockRequest, skip_bytes: u64, most_bytes: u64, pieces: &mut
         }
         let Some(next) = pieces.get_mut(count).filter(|_| room > 0) else { break };
         let usable = (len - skip as usize).min(room);
-        *next = libc::iovec { iov_base: piece.as_ptr().wrapping_add(skip as usize).cast(), iov_len: usable };
+        *next = libc::iovec {
+            iov_base: piece.as_ptr().wrapping_add(skip as usize).cast(),
+            iov_len: usable,
+        };
         room -= usable;
         skip = 0;
         count += 1;
@@ -295,7 +314,8 @@ fn gather_zeros(len_bytes: u64, pieces: &mut [libc::iovec]) -> usize {
         if usable == 0 {
             break;
         }
-        *piece = libc::iovec { iov_base: ZEROS.0.as_ptr().cast_mut().cast(), iov_len: usable as usize };
+        *piece =
+            libc::iovec { iov_base: ZEROS.0.as_ptr().cast_mut().cast(), iov_len: usable as usize };
         rest -= usable;
         count += 1;
     }
@@ -320,10 +340,15 @@ fn transfer(
         };
     };
     let (memory, len) = (piece.iov_base.cast::<u8>(), piece.iov_len as u32);
-    let registered = registered.and_then(|(buffers, ring)| buffers.index_of(ring, memory, piece.iov_len));
+    let registered =
+        registered.and_then(|(buffers, ring)| buffers.index_of(ring, memory, piece.iov_len));
     match (registered, is_write) {
-        (Some(buffer), true) => opcode::WriteFixed::new(FILE, memory, len, buffer).offset(offset_bytes).build(),
-        (Some(buffer), false) => opcode::ReadFixed::new(FILE, memory, len, buffer).offset(offset_bytes).build(),
+        (Some(buffer), true) => {
+            opcode::WriteFixed::new(FILE, memory, len, buffer).offset(offset_bytes).build()
+        }
+        (Some(buffer), false) => {
+            opcode::ReadFixed::new(FILE, memory, len, buffer).offset(offset_bytes).build()
+        }
         (None, true) => opcode::Write::new(FILE, memory, len).offset(offset_bytes).build(),
         (None, false) => opcode::Read::new(FILE, memory, len).offset(offset_bytes).build(),
     }
@@ -331,7 +356,10 @@ fn transfer(
 
 fn allocate(request: &BlockRequest, how: FallocateFlags) -> squeue::Entry {
     let mode = (how | FallocateFlags::KEEP_SIZE).bits();
-    opcode::Fallocate::new(FILE, request.len_bytes).offset(request.offset_bytes).mode(mode as i32).build()
+    opcode::Fallocate::new(FILE, request.len_bytes)
+        .offset(request.offset_bytes)
+        .mode(mode as i32)
+        .build()
 }
 
 impl BlockChannel for FileChannel {

@@ -75,8 +75,8 @@ impl Claim {
         }
         // By descriptor, not by name, because names change.
         let name = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let fence =
-            rustix::fs::open(name, access(true), Mode::empty()).map_err(|error| kernel("open")(error.into()))?;
+        let fence = rustix::fs::open(name, access(true), Mode::empty())
+            .map_err(|error| kernel("open")(error.into()))?;
         let claim = Self { file, fence };
         claim.wait_for_predecessor(path, options.predecessor_timeout)?;
         claim.raise_fence(options.read_only, path).map_err(kernel("lock"))?;
@@ -183,14 +183,17 @@ pub(super) fn access(read_only: bool) -> OFlags {
 pub(crate) fn try_claim(file: BorrowedFd<'_>, read_only: bool) -> io::Result<bool> {
     match set(file, if read_only { libc::F_RDLCK } else { libc::F_WRLCK }, 0, SEAT_CLAIMS) {
         Ok(()) => Ok(true),
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
+            Ok(false)
+        }
         Err(error) => Err(error),
     }
 }
 
 /// Whether another open file description has a conflicting claim.
 pub(super) fn is_claimed(file: BorrowedFd<'_>, read_only: bool) -> io::Result<bool> {
-    is_free_for(file, if read_only { libc::F_RDLCK } else { libc::F_WRLCK }, 0, SEAT_CLAIMS).map(|free| !free)
+    is_free_for(file, if read_only { libc::F_RDLCK } else { libc::F_WRLCK }, 0, SEAT_CLAIMS)
+        .map(|free| !free)
 }
 
 /// Lifts the lock of [`try_claim`].
@@ -204,7 +207,12 @@ fn is_free(file: BorrowedFd<'_>, start: libc::off_t, len: libc::off_t) -> io::Re
 }
 
 /// Whether a lock of this kind would be granted.
-fn is_free_for(file: BorrowedFd<'_>, kind: libc::c_int, start: libc::off_t, len: libc::off_t) -> io::Result<bool> {
+fn is_free_for(
+    file: BorrowedFd<'_>,
+    kind: libc::c_int,
+    start: libc::off_t,
+    len: libc::off_t,
+) -> io::Result<bool> {
     let mut range = flock(kind, start, len);
     // SAFETY: the descriptor is open and the structure outlives the call.
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut range) } != 0 {
@@ -214,7 +222,12 @@ fn is_free_for(file: BorrowedFd<'_>, kind: libc::c_int, start: libc::off_t, len:
 }
 
 /// Sets or lifts a lock of the open file description; a length of 0 reaches to the end.
-fn set(file: BorrowedFd<'_>, kind: libc::c_int, start: libc::off_t, len: libc::off_t) -> io::Result<()> {
+fn set(
+    file: BorrowedFd<'_>,
+    kind: libc::c_int,
+    start: libc::off_t,
+    len: libc::off_t,
+) -> io::Result<()> {
     let range = flock(kind, start, len);
     // SAFETY: the descriptor is open and the structure outlives the call.
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) } != 0 {

@@ -46,7 +46,10 @@ struct Overlap {
 /// Returns a file or device that overlaps with the file of this `stat` and is in use: by another
 /// store or, if this one writes, exclusively by the kernel.
 pub(super) fn in_use(stat: &Stat, read_only: bool) -> Option<PathBuf> {
-    overlaps(Object::of(stat)).into_iter().find(|overlap| is_used(overlap, read_only)).map(|overlap| overlap.path)
+    overlaps(Object::of(stat))
+        .into_iter()
+        .find(|overlap| is_used(overlap, read_only))
+        .map(|overlap| overlap.path)
 }
 
 fn is_used(overlap: &Overlap, read_only: bool) -> bool {
@@ -61,7 +64,8 @@ fn is_used(overlap: &Overlap, read_only: bool) -> bool {
         return true;
     }
     // Mounted, or used by another driver.
-    let exclusive = || rustix::fs::open(&overlap.path, flags | OFlags::EXCL, rustix::fs::Mode::empty());
+    let exclusive =
+        || rustix::fs::open(&overlap.path, flags | OFlags::EXCL, rustix::fs::Mode::empty());
     !read_only && overlap.through_loop && matches!(exclusive(), Err(rustix::io::Errno::BUSY))
 }
 
@@ -76,7 +80,9 @@ fn overlaps(object: Object) -> Vec<Overlap> {
     if let Object::Device(number) = object
         && let Some(own) = loops.iter().find(|other| other.number == number)
     {
-        let same = |other: &&Loop| other.number != number && other.backing == own.backing && other.meets(own);
+        let same = |other: &&Loop| {
+            other.number != number && other.backing == own.backing && other.meets(own)
+        };
         for other in loops.iter().filter(same) {
             add(other.number, true, &loops, &mut above);
         }
@@ -146,7 +152,10 @@ struct Loop {
 impl Loop {
     fn all() -> Vec<Self> {
         let is_loop = |entry: &PathBuf| entry.join("loop").is_dir();
-        entries(Path::new("/sys/block")).filter(is_loop).filter_map(|entry| Self::look(&entry)).collect()
+        entries(Path::new("/sys/block"))
+            .filter(is_loop)
+            .filter_map(|entry| Self::look(&entry))
+            .collect()
     }
 
     fn look(entry: &Path) -> Option<Self> {
@@ -155,14 +164,25 @@ impl Loop {
         let bytes = |name| read(name).and_then(|text| text.trim().parse().ok()).unwrap_or(0);
         let path = PathBuf::from(read("backing_file")?.trim_end_matches('\n'));
         // From the driver; by name if the device may not be opened.
-        let backing = status(number).or_else(|| rustix::fs::stat(&path).ok().map(|stat| Object::of(&stat)))?;
-        Some(Self { number, backing, path, offset_bytes: bytes("offset"), limit_bytes: bytes("sizelimit") })
+        let backing = status(number)
+            .or_else(|| rustix::fs::stat(&path).ok().map(|stat| Object::of(&stat)))?;
+        Some(Self {
+            number,
+            backing,
+            path,
+            offset_bytes: bytes("offset"),
+            limit_bytes: bytes("sizelimit"),
+        })
     }
 
     /// Whether both loop devices map some of the same bytes.
     fn meets(&self, other: &Self) -> bool {
         let end = |of: &Self| {
-            if of.limit_bytes == 0 { u64::MAX } else { of.offset_bytes.saturating_add(of.limit_bytes) }
+            if of.limit_bytes == 0 {
+                u64::MAX
+            } else {
+                of.offset_bytes.saturating_add(of.limit_bytes)
+            }
         };
         self.offset_bytes < end(other) && other.offset_bytes < end(self)
     }
@@ -179,7 +199,8 @@ fn status(number: Dev) -> Option<Object> {
         backing_device: u64,
         rest: [u8; 208],
     }
-    let device = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(node(number)?).ok()?;
+    let device =
+        File::options().read(true).custom_flags(libc::O_NONBLOCK).open(node(number)?).ok()?;
     let mut info = Info { device: 0, inode: 0, backing_device: 0, rest: [0; 208] };
     // SAFETY: the descriptor is open, and the structure, which outlives the call, has the size that
     // the driver fills in.
@@ -195,7 +216,8 @@ fn status(number: Dev) -> Option<Object> {
 
 /// Returns the sysfs directory of a block device.
 fn sysfs(number: Dev) -> PathBuf {
-    let name = format!("/sys/dev/block/{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
+    let name =
+        format!("/sys/dev/block/{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
     // Resolved, so that `..` is a partition's disk.
     std::fs::canonicalize(&name).unwrap_or_else(|_| name.into())
 }

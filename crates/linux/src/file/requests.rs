@@ -35,8 +35,17 @@ pub(super) struct Requests {
 impl Requests {
     /// Makes `depth` free places.
     pub fn new(depth: usize) -> Self {
-        let place = || Ongoing { request: None, way: Way::Sync, given_bytes: 0, portions: 0, result: Ok(()) };
-        Self { places: (0..depth).map(|_| place()).collect(), free: (0..depth as u32).rev().collect() }
+        let place = || Ongoing {
+            request: None,
+            way: Way::Sync,
+            given_bytes: 0,
+            portions: 0,
+            result: Ok(()),
+        };
+        Self {
+            places: (0..depth).map(|_| place()).collect(),
+            free: (0..depth as u32).rev().collect(),
+        }
     }
 
     /// The number of places.
@@ -56,15 +65,24 @@ impl Requests {
         if self.count() == 0 {
             return None;
         }
-        self.places.iter().filter_map(|place| place.request.as_ref()).map(|request| request.taken_at).min()
+        self.places
+            .iter()
+            .filter_map(|place| place.request.as_ref())
+            .map(|request| request.taken_at)
+            .min()
     }
 
     /// Accepts a request. Returns its place, or the request if all places are taken.
     #[inline]
-    pub fn begin(&mut self, request: Box<BlockRequest>, way: Way) -> Result<u32, Box<BlockRequest>> {
+    pub fn begin(
+        &mut self,
+        request: Box<BlockRequest>,
+        way: Way,
+    ) -> Result<u32, Box<BlockRequest>> {
         let Some(index) = self.free.pop() else { return Err(request) };
         let request = Some(request);
-        self.places[index as usize] = Ongoing { request, way, given_bytes: 0, portions: 0, result: Ok(()) };
+        self.places[index as usize] =
+            Ongoing { request, way, given_bytes: 0, portions: 0, result: Ok(()) };
         Ok(index)
     }
 
@@ -86,7 +104,11 @@ impl Requests {
         if !is_first && (start >= len_bytes || place.result.is_err()) {
             return None;
         }
-        let end = if place.way.is_transfer() { len_bytes.min(start.saturating_add(most_bytes)) } else { len_bytes };
+        let end = if place.way.is_transfer() {
+            len_bytes.min(start.saturating_add(most_bytes))
+        } else {
+            len_bytes
+        };
         place.given_bytes = end;
         place.portions += 1;
         Some((place.way, start..end))
@@ -96,13 +118,18 @@ impl Requests {
     #[inline]
     pub fn has_more(&self, index: u32) -> bool {
         self.places.get(index as usize).is_some_and(|place| {
-            place.request.as_ref().is_some_and(|request| place.given_bytes < request.len_bytes) && place.result.is_ok()
+            place.request.as_ref().is_some_and(|request| place.given_bytes < request.len_bytes)
+                && place.result.is_ok()
         })
     }
 
     /// Ends a portion. Returns the request, with its result, after its last portion.
     #[inline]
-    pub fn finish_portion(&mut self, index: u32, result: Result<(), BlockError>) -> Option<Box<BlockRequest>> {
+    pub fn finish_portion(
+        &mut self,
+        index: u32,
+        result: Result<(), BlockError>,
+    ) -> Option<Box<BlockRequest>> {
         let is_last = {
             let place = self.places.get_mut(index as usize)?;
             place.portions -= 1;
@@ -138,11 +165,17 @@ mod tests {
     fn a_large_transfer_comes_in_portions_and_ends_with_the_last() {
         let mut requests = Requests::new(1);
         let index = requests.begin(request(Operation::Read, 2500), Way::Transfer).unwrap();
-        assert!(requests.begin(request(Operation::Read, 1), Way::Transfer).is_err(), "there is room for one");
+        assert!(
+            requests.begin(request(Operation::Read, 1), Way::Transfer).is_err(),
+            "there is room for one"
+        );
         assert_eq!(requests.next_portion(index, 1000), Some((Way::Transfer, 0..1000)));
         assert_eq!(requests.next_portion(index, 1000), Some((Way::Transfer, 1000..2000)));
         assert!(requests.finish_portion(index, Ok(())).is_none());
-        assert!(requests.finish_portion(index, Ok(())).is_none(), "500 bytes were not given out yet");
+        assert!(
+            requests.finish_portion(index, Ok(())).is_none(),
+            "500 bytes were not given out yet"
+        );
         assert_eq!(requests.next_portion(index, 1000), Some((Way::Transfer, 2000..2500)));
         assert_eq!(requests.next_portion(index, 1000), None);
         let done = requests.finish_portion(index, Ok(())).unwrap();
@@ -164,7 +197,8 @@ mod tests {
     #[test]
     fn an_operation_without_data_is_one_portion() {
         let mut requests = Requests::new(1);
-        for (operation, way, len_bytes) in [(Operation::Flush, Way::Sync, 0), (Operation::Discard, Way::Punch, 1 << 40)]
+        for (operation, way, len_bytes) in
+            [(Operation::Flush, Way::Sync, 0), (Operation::Discard, Way::Punch, 1 << 40)]
         {
             let index = requests.begin(request(operation, len_bytes), way).unwrap();
             assert_eq!(requests.next_portion(index, 1000), Some((way, 0..len_bytes)));

@@ -62,7 +62,12 @@ impl Ring {
         let to_submit = self.ring.submission().len();
         // SAFETY: the arguments are plain numbers.
         let entered = unsafe {
-            self.ring.submitter().enter::<libc::sigset_t>(to_submit as u32, 1, EnterFlags::GETEVENTS.bits(), None)
+            self.ring.submitter().enter::<libc::sigset_t>(
+                to_submit as u32,
+                1,
+                EnterFlags::GETEVENTS.bits(),
+                None,
+            )
         };
         match entered {
             Err(error) if !is_transient(&error) => Err(error),
@@ -90,7 +95,9 @@ impl Ring {
         }
         let room = completions.capacity() - completions.len();
         let queued = self.ring.completion().take(room);
-        completions.extend(queued.map(|entry| Completion { user_data: entry.user_data(), result: entry.result() }));
+        completions.extend(
+            queued.map(|entry| Completion { user_data: entry.user_data(), result: entry.result() }),
+        );
     }
 
     #[inline]
@@ -172,7 +179,9 @@ fn if_unknown(error: io::Error, next: impl FnOnce() -> io::Result<IoUring>) -> i
 fn explain(error: io::Error) -> io::Error {
     let hint = match error.raw_os_error() {
         Some(libc::ENOSYS) => "the kernel has no io_uring",
-        Some(libc::EPERM) => "io_uring is disabled (sysctl kernel.io_uring_disabled, or a seccomp filter)",
+        Some(libc::EPERM) => {
+            "io_uring is disabled (sysctl kernel.io_uring_disabled, or a seccomp filter)"
+        }
         Some(libc::ENOMEM) => "no memory for an io_uring (ulimit -l, on kernels before 5.12)",
         _ => return error,
     };

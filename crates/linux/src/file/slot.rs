@@ -83,7 +83,8 @@ impl Slot {
                 }
                 let next = reached & !(align_bytes as u64 - 1);
                 if next <= self.done_bytes {
-                    let short = BlockError::Short { done_bytes: reached, asked_bytes: self.end_bytes };
+                    let short =
+                        BlockError::Short { done_bytes: reached, asked_bytes: self.end_bytes };
                     return Verdict::Done(Err(short));
                 }
                 self.done_bytes = next;
@@ -178,7 +179,10 @@ mod tests {
     #[test]
     fn a_discard_falls_back_to_nothing() {
         let mut slot = slot(Way::Punch, 4096);
-        assert_eq!(slot.judge(Operation::Discard, -libc::EOPNOTSUPP, 1), Verdict::Done(Err(BlockError::Unsupported)));
+        assert_eq!(
+            slot.judge(Operation::Discard, -libc::EOPNOTSUPP, 1),
+            Verdict::Done(Err(BlockError::Unsupported))
+        );
     }
 
     #[test]

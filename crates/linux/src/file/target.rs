@@ -102,7 +102,13 @@ impl Target {
 
     pub fn open(options: &FileOptions) -> Result<Self, FileError> {
         let path = options.path.as_path();
-        let wrap = |action| move |source: Errno| FileError::Kernel { action, path: path.into(), source: source.into() };
+        let wrap = |action| {
+            move |source: Errno| FileError::Kernel {
+                action,
+                path: path.into(),
+                source: source.into(),
+            }
+        };
         wanted_block_bytes(options)?;
         let stat = rustix::fs::stat(path).map_err(wrap("find"))?;
         let claim = Claim::new(options, is_device(&stat, path)?)?;
@@ -112,7 +118,11 @@ impl Target {
 
     /// Makes a target of a descriptor that was opened with `O_DIRECT`, and that `owner` holds for
     /// the store.
-    pub fn over(file: OwnedFd, owner: Arc<dyn Owner>, options: &FileOptions) -> Result<Self, FileError> {
+    pub fn over(
+        file: OwnedFd,
+        owner: Arc<dyn Owner>,
+        options: &FileOptions,
+    ) -> Result<Self, FileError> {
         let direct = alignment_of(&file);
         Self::new(file, direct, Hold::Owner(owner), options)
     }
@@ -122,12 +132,24 @@ impl Target {
         allocate(&self.file, offset_bytes, len_bytes)
     }
 
-    fn new(file: OwnedFd, direct: Option<Alignment>, hold: Hold, options: &FileOptions) -> Result<Self, FileError> {
+    fn new(
+        file: OwnedFd,
+        direct: Option<Alignment>,
+        hold: Hold,
+        options: &FileOptions,
+    ) -> Result<Self, FileError> {
         let path = options.path.as_path();
-        let wrap = |action| move |source: Errno| FileError::Kernel { action, path: path.into(), source: source.into() };
+        let wrap = |action| {
+            move |source: Errno| FileError::Kernel {
+                action,
+                path: path.into(),
+                source: source.into(),
+            }
+        };
         let wanted = wanted_block_bytes(options)?;
         let is_device = is_device(&rustix::fs::fstat(&file).map_err(wrap("inspect"))?, path)?;
-        let size_bytes = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0)).map_err(wrap("measure"))?;
+        let size_bytes =
+            rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0)).map_err(wrap("measure"))?;
         if size_bytes == 0 {
             return Err(FileError::Empty { path: path.into() });
         }
@@ -140,7 +162,8 @@ impl Target {
             needed_bytes = u32::try_from(alignment.file_bytes).unwrap_or(u32::MAX);
         }
         if is_device {
-            needed_bytes = needed_bytes.max(rustix::fs::ioctl_blksszget(&file).map_err(wrap("inspect"))?);
+            needed_bytes =
+                needed_bytes.max(rustix::fs::ioctl_blksszget(&file).map_err(wrap("inspect"))?);
             physical_bytes = rustix::fs::ioctl_blkpbszget(&file).map_err(wrap("inspect"))?;
         }
         let block_bytes = options.block_bytes.unwrap_or(wanted.max(needed_bytes));
@@ -201,8 +224,13 @@ fn is_device(stat: &rustix::fs::Stat, path: &Path) -> Result<bool, FileError> {
 fn reopen(claim: &Claim, options: &FileOptions) -> Result<(OwnedFd, Option<Alignment>), FileError> {
     // By descriptor, not by name, because names change.
     let name = format!("/proc/self/fd/{}", claim.as_fd().as_raw_fd());
-    let wrap =
-        |action| move |source: Errno| FileError::Kernel { action, path: options.path.clone(), source: source.into() };
+    let wrap = |action| {
+        move |source: Errno| FileError::Kernel {
+            action,
+            path: options.path.clone(),
+            source: source.into(),
+        }
+    };
     let mut opened = None;
     if options.direct {
         match rustix::fs::open(&name, access(options.read_only) | OFlags::DIRECT, Mode::empty()) {
@@ -213,7 +241,11 @@ fn reopen(claim: &Claim, options: &FileOptions) -> Result<(OwnedFd, Option<Align
     }
     let (file, direct) = match opened {
         Some(opened) => opened,
-        None => (rustix::fs::open(&name, access(options.read_only), Mode::empty()).map_err(wrap("open"))?, None),
+        None => (
+            rustix::fs::open(&name, access(options.read_only), Mode::empty())
+                .map_err(wrap("open"))?,
+            None,
+        ),
     };
     if !answers_at_once(&file) {
         let flags = rustix::fs::fcntl_getfl(&file).map_err(wrap("inspect"))?;
@@ -229,7 +261,8 @@ fn reopen(claim: &Claim, options: &FileOptions) -> Result<(OwnedFd, Option<Align
 /// to a worker thread.
 fn answers_at_once(file: &OwnedFd) -> bool {
     // A block device's node is on a tmpfs, too: the one on /dev.
-    let is_regular = |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    let is_regular =
+        |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     rustix::fs::fstat(file).is_ok_and(is_regular)
         && rustix::fs::fstatfs(file).is_ok_and(|stat| stat.f_type == libc::TMPFS_MAGIC)
 }

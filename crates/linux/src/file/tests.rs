@@ -24,8 +24,9 @@ const ALIGNED: u64 = 0x1_0000_0000;
 /// A directory in memory; `None`, and a message, if the machine has none.
 fn tmpfs() -> Option<TempDir> {
     let directory = tempfile::tempdir_in("/dev/shm").ok();
-    let found = directory
-        .filter(|directory| rustix::fs::statfs(directory.path()).is_ok_and(|stat| stat.f_type == libc::TMPFS_MAGIC));
+    let found = directory.filter(|directory| {
+        rustix::fs::statfs(directory.path()).is_ok_and(|stat| stat.f_type == libc::TMPFS_MAGIC)
+    });
     if found.is_none() {
         skip("/dev/shm is no writable tmpfs");
     }
@@ -86,7 +87,10 @@ impl Mount {
     fn tmpfs(size: &str) -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
         let options = format!("size={size}");
-        run("mount", &["-t", "tmpfs", "-o", &options, "sidecore-test", directory.path().to_str()?])?;
+        run(
+            "mount",
+            &["-t", "tmpfs", "-o", &options, "sidecore-test", directory.path().to_str()?],
+        )?;
         Some(Self { directory, _device: None })
     }
 
@@ -144,7 +148,10 @@ fn a_file_on_ext4_keeps_the_contract_and_bounces_unaligned_requests() {
     let store = open(&path);
     assert!(store.is_direct());
     let alignment = store.target.direct.unwrap();
-    assert!(alignment.memory_bytes > 1 || alignment.file_bytes > 1, "{alignment:?}: this test needs a demand");
+    assert!(
+        alignment.memory_bytes > 1 || alignment.file_bytes > 1,
+        "{alignment:?}: this test needs a demand"
+    );
     drop(store);
     check(&path, |_| {});
 }
@@ -165,7 +172,8 @@ fn workers_of_this_thread() -> usize {
     let name = format!("iou-wrk-{}", rustix::thread::gettid().as_raw_nonzero());
     let threads = std::fs::read_dir("/proc/self/task").unwrap();
     let is_worker = |thread: std::io::Result<std::fs::DirEntry>| {
-        std::fs::read_to_string(thread.unwrap().path().join("comm")).is_ok_and(|comm| comm.trim() == name)
+        std::fs::read_to_string(thread.unwrap().path().join("comm"))
+            .is_ok_and(|comm| comm.trim() == name)
     };
     threads.map(is_worker).filter(|is_worker| *is_worker).count()
 }
@@ -173,7 +181,10 @@ fn workers_of_this_thread() -> usize {
 #[test]
 fn requests_larger_than_a_block_device_takes_are_cut_here_and_not_by_a_worker() {
     let Some(device) = Loop::new(64 * MIB, &["--direct-io=on"]) else { return };
-    assert!(open(device.device.path()).target.limits.is_some(), "loop devices have limits of their own");
+    assert!(
+        open(device.device.path()).target.limits.is_some(),
+        "loop devices have limits of their own"
+    );
     // Together more portions than there are slots; the memory comes in an order that tells them
     // apart.
     let mut harness = harness(device.device.path());
@@ -185,14 +196,22 @@ fn requests_larger_than_a_block_device_takes_are_cut_here_and_not_by_a_worker() 
         [(ALIGNED + turned, piece - turned), (ALIGNED, turned)].repeat(repeats)
     };
     let at = |index: u64| index * piece * repeats as u64;
-    let writes = (0..count).map(|index| harness.request(Operation::Write, at(index), &pieces(index))).collect();
+    let writes = (0..count)
+        .map(|index| harness.request(Operation::Write, at(index), &pieces(index)))
+        .collect();
     assert!(harness.run(writes).iter().all(Result::is_ok));
     for index in 0..count {
         let turned = ((index + 1) * 4096) as usize;
         for repeat in 0..repeats as u64 {
             let found = harness.load(at(index) + repeat * piece, piece as usize);
-            assert!(found[..bytes.len() - turned] == bytes[turned..], "request {index}, repeat {repeat}");
-            assert!(found[bytes.len() - turned..] == bytes[..turned], "request {index}, repeat {repeat}");
+            assert!(
+                found[..bytes.len() - turned] == bytes[turned..],
+                "request {index}, repeat {repeat}"
+            );
+            assert!(
+                found[bytes.len() - turned..] == bytes[..turned],
+                "request {index}, repeat {repeat}"
+            );
         }
         harness.poke(ALIGNED, &bytes);
     }
@@ -203,7 +222,10 @@ fn requests_larger_than_a_block_device_takes_are_cut_here_and_not_by_a_worker() 
 fn a_block_devices_block_size_is_found_out() {
     let Some(device) = Loop::new(4 * MIB, &["--sector-size", "4096"]) else { return };
     assert_eq!(open(device.device.path()).geometry().block_bytes, 4096);
-    let error = FileStore::open(&FileOptions { block_bytes: Some(512), ..FileOptions::new(device.device.path()) });
+    let error = FileStore::open(&FileOptions {
+        block_bytes: Some(512),
+        ..FileOptions::new(device.device.path())
+    });
     let error = error.unwrap_err();
     assert!(matches!(error, FileError::BlockTooSmall { needed_bytes: 4096, .. }), "{error}");
     check(device.device.path(), |_| {});
@@ -245,7 +267,8 @@ fn a_request_may_have_more_pieces_than_a_submission() {
     let pieces: Vec<_> = (0..300).map(|index| (ALIGNED + 512 * (index ^ 1), 512)).collect();
     let write = harness.request(Operation::Write, 0, &pieces);
     assert_eq!(harness.run_one(write), Ok(()));
-    let expected: Vec<_> = pieces.iter().flat_map(|&(address, _)| harness.peek(address, 512)).collect();
+    let expected: Vec<_> =
+        pieces.iter().flat_map(|&(address, _)| harness.peek(address, 512)).collect();
     assert!(harness.load(0, bytes.len()) == expected);
 }
 
@@ -276,11 +299,13 @@ fn a_discard_frees_blocks_and_a_zeroing_need_not() {
         assert_eq!(harness.run_one(discard), Ok(()));
         assert_eq!(allocated_bytes(&path), 2 * MIB);
         fill(&mut harness);
-        let zeroing = harness.range_request(Operation::WriteZeroes { may_unmap: true }, MIB, 2 * MIB);
+        let zeroing =
+            harness.range_request(Operation::WriteZeroes { may_unmap: true }, MIB, 2 * MIB);
         assert_eq!(harness.run_one(zeroing), Ok(()));
         assert_eq!(allocated_bytes(&path), 2 * MIB);
         fill(&mut harness);
-        let zeroing = harness.range_request(Operation::WriteZeroes { may_unmap: false }, MIB, 2 * MIB);
+        let zeroing =
+            harness.range_request(Operation::WriteZeroes { may_unmap: false }, MIB, 2 * MIB);
         assert_eq!(harness.run_one(zeroing), Ok(()));
         assert_eq!(allocated_bytes(&path) == 4 * MIB, keeps);
         assert!(harness.load(MIB, bytes.len()).iter().all(|byte| *byte == 0));
@@ -312,10 +337,17 @@ fn a_full_filesystem_is_distinguished_from_a_broken_one() {
 fn a_failing_medium_is_an_io_error() {
     let Some(directory) = tmpfs() else { return };
     let inner = Arc::new(open(&image(&directory, "disk", MIB)));
-    let rules = vec![FaultRule { affected: Affected::All, when: When::Touching(4096..4097), fault: Fault::Eio }];
-    let store: Arc<dyn BlockDevice> = Arc::new(FaultStore::new(inner, FaultPlan { seed: 1, rules }));
+    let rules = vec![FaultRule {
+        affected: Affected::All,
+        when: When::Touching(4096..4097),
+        fault: Fault::Eio,
+    }];
+    let store: Arc<dyn BlockDevice> =
+        Arc::new(FaultStore::new(inner, FaultPlan { seed: 1, rules }));
     let mut harness = Harness::new(&store, 8);
-    let requests = (0..4).map(|block| harness.request(Operation::Read, block * 4096, &[(ALIGNED, 4096)])).collect();
+    let requests = (0..4)
+        .map(|block| harness.request(Operation::Read, block * 4096, &[(ALIGNED, 4096)]))
+        .collect();
     assert_eq!(harness.run(requests), [Ok(()), Err(BlockError::EIO), Ok(()), Ok(())]);
 }
 
@@ -326,7 +358,10 @@ fn a_file_that_shrinks_while_it_is_served_reads_short() {
     let mut harness = harness(&path);
     File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
     let read = harness.request(Operation::Read, 0, &[(ALIGNED, 8192)]);
-    assert_eq!(harness.run_one(read), Err(BlockError::Short { done_bytes: 4096, asked_bytes: 8192 }));
+    assert_eq!(
+        harness.run_one(read),
+        Err(BlockError::Short { done_bytes: 4096, asked_bytes: 8192 })
+    );
     let read = harness.request(Operation::Read, 4096, &[(ALIGNED, 4096)]);
     assert_eq!(harness.run_one(read), Err(BlockError::Short { done_bytes: 0, asked_bytes: 4096 }));
 }
@@ -340,7 +375,9 @@ fn a_file_that_cannot_be_a_disk_is_refused_by_name() {
         error
     };
     let missing = refuse(&directory.path().join("missing"));
-    assert!(matches!(&missing, FileError::Kernel { source, .. } if source.kind() == io::ErrorKind::NotFound));
+    assert!(
+        matches!(&missing, FileError::Kernel { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    );
     assert!(matches!(refuse(directory.path()), FileError::NotAFile { .. }));
     assert!(matches!(refuse(Path::new("/dev/null")), FileError::NotAFile { .. }));
     assert!(matches!(refuse(&image(&directory, "empty", 0)), FileError::Empty { .. }));
@@ -348,7 +385,8 @@ fn a_file_that_cannot_be_a_disk_is_refused_by_name() {
     assert!(matches!(odd, FileError::PartialBlock { size_bytes: 1000, .. }));
     assert!(odd.to_string().contains("truncate"), "names the remedy: {odd}");
     let pipe = directory.path().join("pipe");
-    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)
+        .unwrap();
     assert!(matches!(refuse(&pipe), FileError::NotAFile { .. }));
 }
 
@@ -357,7 +395,10 @@ fn a_block_size_is_a_power_of_two_in_range() {
     let directory = tempfile::tempdir().unwrap();
     let path = image(&directory, "disk", MIB);
     for block_bytes in [0, 1, 256, 513, 1 << 17] {
-        let error = FileStore::open(&FileOptions { block_bytes: Some(block_bytes), ..FileOptions::new(&path) });
+        let error = FileStore::open(&FileOptions {
+            block_bytes: Some(block_bytes),
+            ..FileOptions::new(&path)
+        });
         assert!(matches!(error, Err(FileError::BadBlockSize { .. })), "{block_bytes}");
     }
 }
@@ -385,7 +426,8 @@ fn a_file_belongs_to_one_writer_or_to_readers() {
 fn memory_that_cannot_be_pinned_is_used_as_it_is() {
     // The kernel refuses to pin pages past a file's end, which has been cut off.
     let directory = tempfile::tempdir().unwrap();
-    let file = File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    let file =
+        File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
     file.set_len(MIB).unwrap();
     let memory = GuestMemory::map(vec![RegionSpec {
         guest_address: GuestAddress(0),
@@ -401,7 +443,10 @@ fn memory_that_cannot_be_pinned_is_used_as_it_is() {
     let mut channel = open(&disk).open_channel(&CoreContext::default(), 1).unwrap();
     channel.attach_memory(&memory).unwrap();
     let mut completed = Batch::new();
-    channel.submit(Nanos::ZERO, &mut vec![contract::request(&memory, Operation::Read, 0, &[(0, 4096)])]);
+    channel.submit(
+        Nanos::ZERO,
+        &mut vec![contract::request(&memory, Operation::Read, 0, &[(0, 4096)])],
+    );
     while completed.is_empty() {
         channel.poll(Nanos::ZERO, &mut completed);
     }
@@ -440,7 +485,8 @@ fn a_sidecore_that_sleeps_in_epoll_is_woken() {
 fn a_channel_reports_since_when_it_waits_for_the_kernel_also_through_a_stage() {
     let directory = tempfile::tempdir().unwrap();
     let store: Arc<dyn BlockDevice> = Arc::new(open(&image(&directory, "disk", MIB)));
-    let stage: Arc<dyn BlockDevice> = Arc::new(FaultStore::new(Arc::clone(&store), FaultPlan::default()));
+    let stage: Arc<dyn BlockDevice> =
+        Arc::new(FaultStore::new(Arc::clone(&store), FaultPlan::default()));
     for device in [store, stage] {
         let mut channel = device.open_channel(&CoreContext::default(), 4).unwrap();
         assert_eq!(channel.waits_since(), None);

@@ -32,7 +32,12 @@ impl HostFile {
         }
         // All gaps are allocated first, so that a full filesystem is found before the first write.
         for &(offset_bytes, len_bytes) in &gaps {
-            match rustix::fs::fallocate(self.lease.as_fd(), FallocateFlags::KEEP_SIZE, offset_bytes, len_bytes) {
+            match rustix::fs::fallocate(
+                self.lease.as_fd(),
+                FallocateFlags::KEEP_SIZE,
+                offset_bytes,
+                len_bytes,
+            ) {
                 // Without support for allocation, the write allocates.
                 Ok(()) | Err(Errno::OPNOTSUPP) => {}
                 Err(error) => return Err(self.no_space_or("allocate", error)),
@@ -41,10 +46,13 @@ impl HostFile {
         for &(offset_bytes, len_bytes) in &gaps {
             self.write_zeros(offset_bytes, len_bytes)?;
         }
-        rustix::fs::fdatasync(self.lease.as_fd()).map_err(|error| self.no_space_or("sync", error))?;
+        rustix::fs::fdatasync(self.lease.as_fd())
+            .map_err(|error| self.no_space_or("sync", error))?;
         match self.gaps(offset_bytes, len_bytes)?.first() {
             None => Ok(()),
-            Some(&(offset_bytes, _)) => Err(HostFileError::Moved { path: self.path.clone(), offset_bytes }),
+            Some(&(offset_bytes, _)) => {
+                Err(HostFileError::Moved { path: self.path.clone(), offset_bytes })
+            }
         }
     }
 
@@ -120,7 +128,9 @@ impl HostFile {
             Errno::NOSPC | Errno::DQUOT => {
                 HostFileError::NoSpace { path: self.path.clone(), quota: error == Errno::DQUOT }
             }
-            error => HostFileError::Kernel { action, path: self.path.clone(), source: error.into() },
+            error => {
+                HostFileError::Kernel { action, path: self.path.clone(), source: error.into() }
+            }
         }
     }
 }

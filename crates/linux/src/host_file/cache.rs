@@ -61,7 +61,9 @@ fn count(file: BorrowedFd<'_>) -> io::Result<u64> {
     let range = Range { offset: 0, len: 0 };
     let mut pages = Pages::default();
     // SAFETY: both structures have the kernel's layout and outlive the call.
-    let result = unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut pages, 0_u32) };
+    let result = unsafe {
+        libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut pages, 0_u32)
+    };
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -77,8 +79,16 @@ fn look(file: BorrowedFd<'_>, size_bytes: u64) -> io::Result<u64> {
         let len = WINDOW_BYTES.min(size_bytes - at) as usize;
         // SAFETY: a fresh mapping at an address of the kernel's choice, which is never read or
         // written.
-        let mapped =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, at)? };
+        let mapped = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ,
+                MapFlags::SHARED,
+                file,
+                at,
+            )?
+        };
         // SAFETY: the range is the mapping, and the result has a byte for each of its pages.
         let result = unsafe { libc::mincore(mapped, len, present.as_mut_ptr()) };
         let error = io::Error::last_os_error();
@@ -109,7 +119,11 @@ mod tests {
             sidecore_skip::skip("temporary files are in memory");
             return;
         }
-        let file = std::fs::File::options().read(true).write(true).create_new(true).open(directory.path().join("file"));
+        let file = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(directory.path().join("file"));
         let file = file.unwrap();
         let len = 5 * PAGE_BYTES + 100;
         file.write_all_at(&vec![1; len as usize], 0).unwrap();

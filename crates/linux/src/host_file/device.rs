@@ -37,10 +37,14 @@ impl Device {
         // By descriptor, not by name, so that the checked node is opened. Not exclusively, because
         // the filesystem uses the device.
         let name = format!("/proc/self/fd/{}", node.as_raw_fd());
-        let opened = rustix::fs::open(name, access | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty());
+        let opened =
+            rustix::fs::open(name, access | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty());
         let file = opened.map_err(|error| refusal(&device, error))?;
-        let wrap =
-            |source: Errno| HostFileError::Kernel { action: "measure", path: device.clone(), source: source.into() };
+        let wrap = |source: Errno| HostFileError::Kernel {
+            action: "measure",
+            path: device.clone(),
+            source: source.into(),
+        };
         let size_bytes = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0)).map_err(wrap)?;
         Ok(Self { path: device, file, size_bytes })
     }
@@ -72,15 +76,19 @@ fn refusal(device: &Path, error: Errno) -> HostFileError {
 /// Finds the device's node, and opens it with a descriptor that can only be reopened.
 fn find(number: Dev) -> Option<(PathBuf, OwnedFd)> {
     let name = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
-    let uevent = std::fs::read_to_string(format!("/sys/dev/block/{name}/uevent")).unwrap_or_default();
+    let uevent =
+        std::fs::read_to_string(format!("/sys/dev/block/{name}/uevent")).unwrap_or_default();
     let node = uevent.lines().find_map(|line| line.strip_prefix("DEVNAME="));
     // By the kernel's name, and by udev's.
-    let candidates =
-        node.map(|node| Path::new("/dev").join(node)).into_iter().chain([Path::new("/dev/block").join(&name)]);
+    let candidates = node
+        .map(|node| Path::new("/dev").join(node))
+        .into_iter()
+        .chain([Path::new("/dev/block").join(&name)]);
     candidates.into_iter().find_map(|path| {
         let node = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
         let stat = rustix::fs::fstat(&node).ok()?;
-        let is_it = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice && stat.st_rdev == number;
+        let is_it = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice
+            && stat.st_rdev == number;
         is_it.then_some((path, node))
     })
 }

@@ -10,7 +10,9 @@ use crate::FileError;
 #[non_exhaustive]
 pub enum ExtentFlaw {
     /// The extent's blocks belong to another file as well.
-    #[error("the extent shares its blocks with another file (reflink): make a separate copy with cp --reflink=never")]
+    #[error(
+        "the extent shares its blocks with another file (reflink): make a separate copy with cp --reflink=never"
+    )]
     Shared,
     /// The extent has no place on the device yet.
     #[error("the filesystem has not chosen a place for the extent, although it was asked to")]

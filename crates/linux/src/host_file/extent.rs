@@ -27,14 +27,17 @@ pub(super) fn push(extents: &mut Vec<HostExtent>, first: usize, next: HostExtent
 /// Returns the first byte of the file for which two lists of extents differ.
 pub(super) fn first_difference(expected: &[HostExtent], found: &[HostExtent]) -> Option<u64> {
     let (expected, found) = (joined(expected), joined(found));
-    let same = expected.iter().zip(&found).take_while(|(expected, found)| expected == found).count();
+    let same =
+        expected.iter().zip(&found).take_while(|(expected, found)| expected == found).count();
     match (expected.get(same), found.get(same)) {
         (None, None) => None,
         (Some(one), None) | (None, Some(one)) => Some(one.logical_bytes),
         (Some(one), Some(other)) if one.logical_bytes != other.logical_bytes => {
             Some(one.logical_bytes.min(other.logical_bytes))
         }
-        (Some(one), Some(other)) if one.physical_bytes != other.physical_bytes => Some(one.logical_bytes),
+        (Some(one), Some(other)) if one.physical_bytes != other.physical_bytes => {
+            Some(one.logical_bytes)
+        }
         (Some(one), Some(other)) => Some(one.logical_bytes + one.len_bytes.min(other.len_bytes)),
     }
 }
@@ -52,7 +55,11 @@ mod tests {
 
     #[test]
     fn extents_that_continue_each_other_are_one() {
-        let extent = |logical_bytes, physical_bytes| HostExtent { logical_bytes, physical_bytes, len_bytes: 4096 };
+        let extent = |logical_bytes, physical_bytes| HostExtent {
+            logical_bytes,
+            physical_bytes,
+            len_bytes: 4096,
+        };
         let mut extents = vec![extent(0, 8192)];
         push(&mut extents, 1, extent(4096, 12288));
         assert_eq!(extents.len(), 2, "earlier extents stay unchanged");
@@ -65,7 +72,11 @@ mod tests {
 
     #[test]
     fn the_first_difference_is_found() {
-        let extent = |logical_bytes, physical_bytes, len_bytes| HostExtent { logical_bytes, physical_bytes, len_bytes };
+        let extent = |logical_bytes, physical_bytes, len_bytes| HostExtent {
+            logical_bytes,
+            physical_bytes,
+            len_bytes,
+        };
         let expected = [extent(0, 100, 10), extent(10, 110, 10), extent(40, 500, 10)];
         for (found, difference) in [
             (vec![extent(0, 100, 20), extent(40, 500, 10)], None),

@@ -89,7 +89,13 @@ pub(super) fn written_extents(
     let mut at = range.start;
     let mut flags = SYNC;
     while at < range.end {
-        call.header = Header { start: at, length: range.end - at, flags, count: BATCH as u32, ..Header::default() };
+        call.header = Header {
+            start: at,
+            length: range.end - at,
+            flags,
+            count: BATCH as u32,
+            ..Header::default()
+        };
         // SAFETY: the kernel reads the header and writes it and at most `count` extents, for which
         // the structure has space behind it.
         unsafe { rustix::ioctl::ioctl(file, Updater::<{ FS_IOC_FIEMAP }, Call>::new(&mut call)) }

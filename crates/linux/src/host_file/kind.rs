@@ -17,7 +17,8 @@ pub(super) enum Kind {
 }
 
 /// A filesystem that moves blocks with every write.
-const MOVES: &str = "it writes blocks to a new place each time (copy on write), so a mapping does not last";
+const MOVES: &str =
+    "it writes blocks to a new place each time (copy on write), so a mapping does not last";
 /// A filesystem without a device.
 const NO_DEVICE: &str = "there is no block device of this machine's below it";
 
@@ -55,12 +56,27 @@ mod flag {
 const PROPERTIES: &[(StatxAttributes, u32, &str, &str)] = &[
     (StatxAttributes::ENCRYPTED, flag::ENCRYPT, "is encrypted by its filesystem", COPY),
     (StatxAttributes::COMPRESSED, flag::COMPR, "is compressed by its filesystem", COPY),
-    (StatxAttributes::VERITY, flag::VERITY, "is protected by fs-verity, which would not check direct reads", COPY),
-    (StatxAttributes::DAX, flag::DAX, "is accessed as memory (DAX)", "switch DAX off for it (chattr -x)"),
+    (
+        StatxAttributes::VERITY,
+        flag::VERITY,
+        "is protected by fs-verity, which would not check direct reads",
+        COPY,
+    ),
+    (
+        StatxAttributes::DAX,
+        flag::DAX,
+        "is accessed as memory (DAX)",
+        "switch DAX off for it (chattr -x)",
+    ),
     (StatxAttributes::IMMUTABLE, flag::IMMUTABLE, "is immutable", "allow changes (chattr -i)"),
     (StatxAttributes::APPEND, flag::APPEND, "can only be appended to", "allow changes (chattr -a)"),
     (StatxAttributes::empty(), flag::JOURNAL_DATA, "has its data journaled", JOURNAL),
-    (StatxAttributes::empty(), flag::INLINE_DATA, "lies inside its inode (inline_data)", "make it larger (truncate)"),
+    (
+        StatxAttributes::empty(),
+        flag::INLINE_DATA,
+        "lies inside its inode (inline_data)",
+        "make it larger (truncate)",
+    ),
 ];
 
 const COPY: &str = "copy it to a place where new files are not";
@@ -71,7 +87,11 @@ const JOURNAL: &str = "after a crash, the journal would overwrite what went arou
 
 /// Fails unless the file is a regular file on a filesystem that can be bypassed.
 pub(super) fn check_filesystem(file: BorrowedFd<'_>, path: &Path) -> Result<Kind, HostFileError> {
-    let wrap = |source: Errno| HostFileError::Kernel { action: "inspect", path: path.into(), source: source.into() };
+    let wrap = |source: Errno| HostFileError::Kernel {
+        action: "inspect",
+        path: path.into(),
+        source: source.into(),
+    };
     let stat = rustix::fs::fstat(file).map_err(wrap)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(HostFileError::NotRegular { path: path.into() });
@@ -95,14 +115,25 @@ pub(super) fn check_filesystem(file: BorrowedFd<'_>, path: &Path) -> Result<Kind
 /// it.
 pub(super) fn check_attributes(file: BorrowedFd<'_>, path: &Path) -> Result<(), HostFileError> {
     let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS);
-    let stat =
-        stat.map_err(|source| HostFileError::Kernel { action: "inspect", path: path.into(), source: source.into() })?;
+    let stat = stat.map_err(|source| HostFileError::Kernel {
+        action: "inspect",
+        path: path.into(),
+        source: source.into(),
+    })?;
     refuse(path, stat.stx_attributes, 0)
 }
 
 /// Fails if the open file's flags do not allow bypassing its filesystem.
-pub(super) fn check_flags(file: BorrowedFd<'_>, kind: Kind, path: &Path) -> Result<(), HostFileError> {
-    let wrap = |source: Errno| HostFileError::Kernel { action: "inspect", path: path.into(), source: source.into() };
+pub(super) fn check_flags(
+    file: BorrowedFd<'_>,
+    kind: Kind,
+    path: &Path,
+) -> Result<(), HostFileError> {
+    let wrap = |source: Errno| HostFileError::Kernel {
+        action: "inspect",
+        path: path.into(),
+        source: source.into(),
+    };
     let flags = rustix::fs::ioctl_getflags(file).map_err(wrap)?.bits();
     refuse(path, StatxAttributes::empty(), flags)?;
     match kind {
@@ -116,7 +147,11 @@ pub(super) fn check_flags(file: BorrowedFd<'_>, kind: Kind, path: &Path) -> Resu
             }
             if journals_data(file) {
                 let property = "is on a filesystem that journals data (data=journal)";
-                return Err(HostFileError::Property { path: path.into(), property, remedy: JOURNAL });
+                return Err(HostFileError::Property {
+                    path: path.into(),
+                    property,
+                    remedy: JOURNAL,
+                });
             }
         }
         Kind::Xfs => {
@@ -137,10 +172,14 @@ pub(super) fn check_flags(file: BorrowedFd<'_>, kind: Kind, path: &Path) -> Resu
 }
 
 fn refuse(path: &Path, attributes: StatxAttributes, flags: u32) -> Result<(), HostFileError> {
-    let found = PROPERTIES.iter().find(|(attribute, flag, ..)| attributes.intersects(*attribute) || flags & flag != 0);
+    let found = PROPERTIES
+        .iter()
+        .find(|(attribute, flag, ..)| attributes.intersects(*attribute) || flags & flag != 0);
     match found {
         None => Ok(()),
-        Some((.., property, remedy)) => Err(HostFileError::Property { path: path.into(), property, remedy }),
+        Some((.., property, remedy)) => {
+            Err(HostFileError::Property { path: path.into(), property, remedy })
+        }
     }
 }
 

@@ -164,7 +164,11 @@ impl Drop for Lease {
 }
 
 /// Runs a command that takes and returns a number.
-fn fcntl(file: BorrowedFd<'_>, command: libc::c_int, argument: libc::c_int) -> io::Result<libc::c_int> {
+fn fcntl(
+    file: BorrowedFd<'_>,
+    command: libc::c_int,
+    argument: libc::c_int,
+) -> io::Result<libc::c_int> {
     // SAFETY: the descriptor is open, and the commands used here touch no memory.
     match unsafe { libc::fcntl(file.as_raw_fd(), command, argument) } {
         -1 => Err(io::Error::last_os_error()),

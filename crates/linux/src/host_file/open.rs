@@ -36,7 +36,11 @@ impl HostFileOptions {
     /// Options for a writable file.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), read_only: false, predecessor_timeout: FileOptions::PREDECESSOR_TIMEOUT }
+        Self {
+            path: path.into(),
+            read_only: false,
+            predecessor_timeout: FileOptions::PREDECESSOR_TIMEOUT,
+        }
     }
 }
 
@@ -51,10 +55,16 @@ impl HostFile {
     /// The fault of the file, its filesystem or the device, and the remedy.
     pub fn open(options: &HostFileOptions) -> Result<Self, HostFileError> {
         let path = options.path.as_path();
-        let wrap =
-            |action| move |source: Errno| HostFileError::Kernel { action, path: path.into(), source: source.into() };
+        let wrap = |action| {
+            move |source: Errno| HostFileError::Kernel {
+                action,
+                path: path.into(),
+                source: source.into(),
+            }
+        };
         // Inspected before it is opened, because opening has effects.
-        let found = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(wrap("find"))?;
+        let found = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+            .map_err(wrap("find"))?;
         let kind = kind::check_filesystem(found.as_fd(), path)?;
         kind::check_attributes(found.as_fd(), path)?;
         check_no_swap(&found, path)?;
@@ -70,7 +80,9 @@ impl HostFile {
             return Err(FileError::Empty { path: path.into() }.into());
         }
         if !size_bytes.is_multiple_of(u64::from(block_bytes)) {
-            return Err(FileError::PartialBlock { path: path.into(), size_bytes, block_bytes }.into());
+            return Err(
+                FileError::PartialBlock { path: path.into(), size_bytes, block_bytes }.into()
+            );
         }
         let device = Device::below(path, stat.st_dev, options.read_only)?;
 
@@ -89,7 +101,17 @@ impl HostFile {
         let device_store = store(&device.path, device.file.as_fd())?;
         let read_only = options.read_only;
         let path = path.to_owned();
-        let this = Self { path, read_only, kind, size_bytes, block_bytes, lease, device, device_store, file_store };
+        let this = Self {
+            path,
+            read_only,
+            kind,
+            size_bytes,
+            block_bytes,
+            lease,
+            device,
+            device_store,
+            file_store,
+        };
         this.check_mappable()?;
         Ok(this)
     }
@@ -113,8 +135,10 @@ pub(super) fn lease_refusal(path: &Path, error: io::Error) -> HostFileError {
 fn check_no_swap(found: &OwnedFd, path: &Path) -> Result<(), HostFileError> {
     let Ok(stat) = rustix::fs::fstat(found) else { return Ok(()) };
     let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
-    let is_it =
-        |name: &str| rustix::fs::stat(name).is_ok_and(|swap| (swap.st_dev, swap.st_ino) == (stat.st_dev, stat.st_ino));
+    let is_it = |name: &str| {
+        rustix::fs::stat(name)
+            .is_ok_and(|swap| (swap.st_dev, swap.st_ino) == (stat.st_dev, stat.st_ino))
+    };
     if swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next()).any(is_it) {
         let property = "is used as swap space";
         return Err(HostFileError::Property { path: path.into(), property, remedy: "swapoff it" });
@@ -134,9 +158,14 @@ fn open_alone(found: &OwnedFd, options: &HostFileOptions) -> Result<OwnedFd, Hos
     let file = loop {
         match rustix::fs::open(&name, flags, Mode::empty()) {
             Ok(file) => break file,
-            Err(Errno::AGAIN) if start.elapsed() < options.predecessor_timeout => std::thread::sleep(PAUSE),
+            Err(Errno::AGAIN) if start.elapsed() < options.predecessor_timeout => {
+                std::thread::sleep(PAUSE)
+            }
             Err(error @ (Errno::AGAIN | Errno::TXTBSY)) => {
-                return Err(HostFileError::InUse { path: path.into(), may_have_ended: error == Errno::AGAIN });
+                return Err(HostFileError::InUse {
+                    path: path.into(),
+                    may_have_ended: error == Errno::AGAIN,
+                });
             }
             Err(Errno::INVAL) => return Err(no_direct_io(path)),
             Err(error) => return Err(kernel("open", path, error.into())),
@@ -166,7 +195,9 @@ fn take_patiently(lease: &Arc<Lease>, options: &HostFileOptions) -> Result<(), H
     loop {
         match lease.take() {
             Ok(()) => return Ok(()),
-            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && start.elapsed() < PATIENCE => {
+            Err(error)
+                if error.raw_os_error() == Some(libc::EAGAIN) && start.elapsed() < PATIENCE =>
+            {
                 std::thread::sleep(PAUSE);
             }
             Err(error) => return Err(lease_refusal(path, error)),
@@ -175,7 +206,11 @@ fn take_patiently(lease: &Arc<Lease>, options: &HostFileOptions) -> Result<(), H
 }
 
 fn no_direct_io(path: &Path) -> HostFileError {
-    HostFileError::Property { path: path.into(), property: "has no direct I/O", remedy: "serve it as an ordinary file" }
+    HostFileError::Property {
+        path: path.into(),
+        property: "has no direct I/O",
+        remedy: "serve it as an ordinary file",
+    }
 }
 
 #[cfg(test)]
@@ -187,9 +222,11 @@ mod tests {
         let refusal = |errno| lease_refusal(Path::new("disk"), io::Error::from_raw_os_error(errno));
         assert!(matches!(refusal(libc::EAGAIN), HostFileError::InUse { .. }));
         assert!(matches!(refusal(libc::EBUSY), HostFileError::LeaseGone { .. }));
-        for (errno, word) in
-            [(libc::EACCES, "CAP_LEASE"), (libc::EINVAL, "fs.leases-enable"), (libc::ENOLCK, "take a lease")]
-        {
+        for (errno, word) in [
+            (libc::EACCES, "CAP_LEASE"),
+            (libc::EINVAL, "fs.leases-enable"),
+            (libc::ENOLCK, "take a lease"),
+        ] {
             let error = refusal(errno);
             assert!(error.to_string().contains(word), "{error}");
         }

@@ -35,8 +35,11 @@ fn open(path: &Path) -> HostFile {
 }
 
 fn refused(path: &Path) -> HostFileError {
-    let error =
-        HostFile::open(&HostFileOptions { predecessor_timeout: SHORT, ..HostFileOptions::new(path) }).unwrap_err();
+    let error = HostFile::open(&HostFileOptions {
+        predecessor_timeout: SHORT,
+        ..HostFileOptions::new(path)
+    })
+    .unwrap_err();
     eprintln!("refused: {error}");
     assert!(
         error.to_string().contains(path.file_name().unwrap().to_str().unwrap()),
@@ -56,7 +59,12 @@ fn harness(store: Arc<FileStore>) -> Harness {
 }
 
 /// Reads a file's bytes in `range` from the device: bytes outside of extents are zeros.
-fn read_around(file: &HostFile, device: &mut Harness, offset_bytes: u64, len_bytes: u64) -> Vec<u8> {
+fn read_around(
+    file: &HostFile,
+    device: &mut Harness,
+    offset_bytes: u64,
+    len_bytes: u64,
+) -> Vec<u8> {
     let mut extents = Vec::new();
     file.extents(offset_bytes, len_bytes, &mut extents).unwrap();
     let mut bytes = vec![0; len_bytes as usize];
@@ -77,7 +85,11 @@ fn read_around(file: &HostFile, device: &mut Harness, offset_bytes: u64, len_byt
 fn write_around(file: &HostFile, device: &mut Harness, offset_bytes: u64, bytes: &[u8]) {
     let mut extents = Vec::new();
     file.extents(offset_bytes, bytes.len() as u64, &mut extents).unwrap();
-    assert_eq!(extents.iter().map(|extent| extent.len_bytes).sum::<u64>(), bytes.len() as u64, "{extents:?}");
+    assert_eq!(
+        extents.iter().map(|extent| extent.len_bytes).sum::<u64>(),
+        bytes.len() as u64,
+        "{extents:?}"
+    );
     for extent in extents {
         let at = (extent.logical_bytes - offset_bytes) as usize;
         device.store(extent.physical_bytes, &bytes[at..][..extent.len_bytes as usize]);
@@ -121,7 +133,9 @@ fn extents_are_the_places_of_the_bytes() {
         drop(file);
 
         for read_only in [false, true] {
-            let file = HostFile::open(&HostFileOptions { read_only, ..HostFileOptions::new(&path) }).unwrap();
+            let file =
+                HostFile::open(&HostFileOptions { read_only, ..HostFileOptions::new(&path) })
+                    .unwrap();
             assert_eq!(file.size_bytes(), 4 * MIB);
             assert!(file.block_bytes() == 4096 || file.block_bytes() == 1024);
             assert_eq!(file.device_path(), rig.device);
@@ -131,18 +145,32 @@ fn extents_are_the_places_of_the_bytes() {
             let mut device = harness(device);
             let extents = all_extents(&file);
             let mapped: u64 = extents.iter().map(|extent| extent.len_bytes).sum();
-            assert_eq!(mapped, MIB + 64 * KIB + 256 * KIB, "reserved blocks are a hole: {extents:?}");
+            assert_eq!(
+                mapped,
+                MIB + 64 * KIB + 256 * KIB,
+                "reserved blocks are a hole: {extents:?}"
+            );
             assert!(read_around(&file, &mut device, 0, 4 * MIB) == content);
             // The sample that the open compares.
-            let agrees = |extent: &HostExtent| file.device.agrees(&file.lease.as_fd(), extent).unwrap();
+            let agrees =
+                |extent: &HostExtent| file.device.agrees(&file.lease.as_fd(), extent).unwrap();
             assert!(agrees(&extents[0]));
-            assert!(!agrees(&HostExtent { physical_bytes: extents[0].physical_bytes + 4096, ..extents[0] }));
+            assert!(!agrees(&HostExtent {
+                physical_bytes: extents[0].physical_bytes + 4096,
+                ..extents[0]
+            }));
             // Cut to the requested range.
-            assert!(read_around(&file, &mut device, 3 * MIB + 512, 1024) == content[3 << 20..][512..1536]);
+            assert!(
+                read_around(&file, &mut device, 3 * MIB + 512, 1024)
+                    == content[3 << 20..][512..1536]
+            );
             let mut none = Vec::new();
             file.extents(2 * MIB, MIB, &mut none).unwrap();
             assert_eq!(none, []);
-            assert!(matches!(file.extents(4 * MIB, 1, &mut none), Err(HostFileError::BadRange { .. })));
+            assert!(matches!(
+                file.extents(4 * MIB, 1, &mut none),
+                Err(HostFileError::BadRange { .. })
+            ));
         }
     });
 }
@@ -219,14 +247,23 @@ fn a_range_is_whole_blocks_of_a_writable_file() {
     let Some(rig) = Rig::new(EXT4) else { return };
     let path = rig.sparse("disk", MIB);
     let file = open(&path);
-    for (offset, len) in [(0, 512), (512, 4096), (MIB, 4096), (0, MIB + 4096), (u64::MAX - 4095, 4096)] {
-        assert!(matches!(file.allocate(offset, len), Err(HostFileError::BadRange { .. })), "{offset} {len}");
-        assert!(matches!(file.punch(offset, len), Err(HostFileError::BadRange { .. })), "{offset} {len}");
+    for (offset, len) in
+        [(0, 512), (512, 4096), (MIB, 4096), (0, MIB + 4096), (u64::MAX - 4095, 4096)]
+    {
+        assert!(
+            matches!(file.allocate(offset, len), Err(HostFileError::BadRange { .. })),
+            "{offset} {len}"
+        );
+        assert!(
+            matches!(file.punch(offset, len), Err(HostFileError::BadRange { .. })),
+            "{offset} {len}"
+        );
     }
     file.allocate(MIB, 0).unwrap();
     file.punch(MIB, 0).unwrap();
     drop(file);
-    let file = HostFile::open(&HostFileOptions { read_only: true, ..HostFileOptions::new(path) }).unwrap();
+    let file =
+        HostFile::open(&HostFileOptions { read_only: true, ..HostFileOptions::new(path) }).unwrap();
     assert!(matches!(file.allocate(0, 4096), Err(HostFileError::ReadOnly { .. })));
     assert!(matches!(file.punch(0, 4096), Err(HostFileError::ReadOnly { .. })));
 }
@@ -238,7 +275,9 @@ fn a_full_filesystem_is_reported_as_full() {
     let error = file.allocate(0, 64 * MIB).unwrap_err();
     assert!(matches!(error, HostFileError::NoSpace { quota: false, .. }), "{error}");
     // The allocated range is zeros or holes, and can be returned.
-    assert!(read_around(&file, &mut harness(file.device_store()), 0, MIB).iter().all(|byte| *byte == 0));
+    assert!(
+        read_around(&file, &mut harness(file.device_store()), 0, MIB).iter().all(|byte| *byte == 0)
+    );
     file.punch(0, 64 * MIB).unwrap();
     file.allocate(0, MIB).unwrap();
 }
@@ -256,7 +295,9 @@ fn a_punched_hole_is_a_hole() {
         let mut expected = bytes;
         expected[1 << 20..][..64 << 10].fill(0);
         assert!(read_around(&file, &mut harness(file.device_store()), 0, 4 * MIB) == expected);
-        assert!(harness(file.file_store()).load(MIB, 128 << 10) == expected[1 << 20..][..128 << 10]);
+        assert!(
+            harness(file.file_store()).load(MIB, 128 << 10) == expected[1 << 20..][..128 << 10]
+        );
         // The range can be allocated again.
         file.allocate(MIB, 64 * KIB).unwrap();
         assert!(read_around(&file, &mut harness(file.device_store()), 0, 4 * MIB) == expected);
@@ -274,7 +315,8 @@ fn no_page_stays_in_the_page_cache() {
         let mut through = harness(file.file_store());
         through.store(4096, &pattern(7, 8192));
         // A sector is smaller than a block.
-        let zeroes = through.range_request(Operation::WriteZeroes { may_unmap: true }, 65536 + 512, 1024);
+        let zeroes =
+            through.range_request(Operation::WriteZeroes { may_unmap: true }, 65536 + 512, 1024);
         assert_eq!(through.run_one(zeroes), Ok(()));
         file.punch(128 * KIB, u64::from(file.block_bytes())).unwrap();
         file.allocate(128 * KIB, u64::from(file.block_bytes())).unwrap();
@@ -288,8 +330,11 @@ fn no_page_stays_in_the_page_cache() {
         assert!(read_around(&file, &mut device, 0, MIB) == expected);
         // Zeroing on the device, below a mounted filesystem, caches no page either.
         let extent = all_extents(&file)[0];
-        let zeroes =
-            device.range_request(Operation::WriteZeroes { may_unmap: true }, extent.physical_bytes + 1024, 2048);
+        let zeroes = device.range_request(
+            Operation::WriteZeroes { may_unmap: true },
+            extent.physical_bytes + 1024,
+            2048,
+        );
         assert_eq!(device.run_one(zeroes), Ok(()));
         expected[1024..3072].fill(0);
         assert!(through.load(0, 1 << 20) == expected);
@@ -325,10 +370,18 @@ fn another_process_that_opens_the_file_waits_and_causes_an_event() {
             move || File::options().read(true).write(true).open(path).unwrap()
         });
         assert!(event_within(&file, LONG), "no event of the break");
-        let LeaseState::Breaking { deadline } = file.lease_state() else { panic!("{:?}", file.lease_state()) };
+        let LeaseState::Breaking { deadline } = file.lease_state() else {
+            panic!("{:?}", file.lease_state())
+        };
         assert!(deadline.is_none_or(|deadline| deadline > Instant::now()));
-        assert!(matches!(file.extents(0, MIB, &mut Vec::new()), Err(HostFileError::LeaseGone { .. })));
-        assert!(matches!(file.extents(0, MIB, &mut Vec::new()), Err(HostFileError::LeaseGone { .. })));
+        assert!(matches!(
+            file.extents(0, MIB, &mut Vec::new()),
+            Err(HostFileError::LeaseGone { .. })
+        ));
+        assert!(matches!(
+            file.extents(0, MIB, &mut Vec::new()),
+            Err(HostFileError::LeaseGone { .. })
+        ));
         // The last write in flight.
         let bytes = pattern(8, 4096);
         let mut extents = Vec::new();
@@ -360,7 +413,10 @@ fn another_process_that_opens_the_file_waits_and_causes_an_event() {
         file.try_lease_again(|| ()).unwrap();
         assert_eq!(file.lease_state(), LeaseState::Held);
         assert!(!event_within(&file, Duration::ZERO));
-        assert!(read_around(&file, &mut device, 4096, 8192) == [pattern(10, 4096), pattern(9, 4096)].concat());
+        assert!(
+            read_around(&file, &mut device, 4096, 8192)
+                == [pattern(10, 4096), pattern(9, 4096)].concat()
+        );
         // The new lease can be broken again.
         break_lease(&path);
         assert!(event_within(&file, LONG));
@@ -464,7 +520,9 @@ fn a_file_that_another_process_has_open_is_refused() {
     let path = rig.sparse("disk", MIB);
     for write in [false, true] {
         let other = File::options().read(true).write(write).open(&path).unwrap();
-        let error = HostFile::open(&HostFileOptions { read_only: write, ..HostFileOptions::new(&path) }).unwrap_err();
+        let error =
+            HostFile::open(&HostFileOptions { read_only: write, ..HostFileOptions::new(&path) })
+                .unwrap_err();
         assert!(matches!(error, HostFileError::InUse { .. }), "{error}");
         drop(other);
     }
@@ -509,7 +567,10 @@ fn other_files_than_those_on_a_disk_are_refused() {
     assert!(matches!(refused(Path::new("/dev/null")), HostFileError::NotRegular { .. }));
     assert!(matches!(refused(&memory.path().join("missing")), HostFileError::Kernel { .. }));
     let Some(rig) = Rig::new(EXT4) else { return };
-    assert!(matches!(refused(&rig.sparse("empty", 0)), HostFileError::Store(FileError::Empty { .. })));
+    assert!(matches!(
+        refused(&rig.sparse("empty", 0)),
+        HostFileError::Store(FileError::Empty { .. })
+    ));
     let odd = refused(&rig.sparse("odd", MIB + 512));
     assert!(matches!(odd, HostFileError::Store(FileError::PartialBlock { block_bytes: 4096, .. })));
     // A link to a file is accepted.
@@ -519,7 +580,8 @@ fn other_files_than_those_on_a_disk_are_refused() {
 
 #[test]
 fn a_filesystem_that_moves_blocks_is_refused() {
-    let recipe = Recipe { kind: "btrfs", size_mib: 128, make: &["-q"], tune: &[], mount: "noatime" };
+    let recipe =
+        Recipe { kind: "btrfs", size_mib: 128, make: &["-q"], tune: &[], mount: "noatime" };
     let Some(rig) = Rig::new(recipe) else { return };
     let error = refused(&rig.file("disk", &[1; 8192]));
     assert!(matches!(&error, HostFileError::Filesystem { name, .. } if name == "btrfs"), "{error}");
@@ -566,7 +628,10 @@ fn swap_space_is_refused() {
     let _swap = Swap(name);
     let error = refused(&path);
     // If the mounts are not those of /proc/swaps, the lease is refused.
-    assert!(matches!(error, HostFileError::Property { .. } | HostFileError::InUse { .. }), "{error}");
+    assert!(
+        matches!(error, HostFileError::Property { .. } | HostFileError::InUse { .. }),
+        "{error}"
+    );
 }
 
 #[test]
@@ -609,12 +674,16 @@ fn a_file_that_shares_blocks_is_refused() {
     let Some(rig) = Rig::new(XFS) else { return };
     let path = rig.file("disk", &vec![1; MIB as usize]);
     let clone = |path: &Path| {
-        let (from, to) = (File::open(path).unwrap(), File::create(path.with_extension("clone")).unwrap());
+        let (from, to) =
+            (File::open(path).unwrap(), File::create(path.with_extension("clone")).unwrap());
         rustix::fs::ioctl_ficlone(to, from).unwrap();
     };
     clone(&path);
     let error = refused(&path);
-    assert!(matches!(error, HostFileError::Extent { flaw: ExtentFlaw::Shared, offset_bytes: 0, .. }), "{error}");
+    assert!(
+        matches!(error, HostFileError::Extent { flaw: ExtentFlaw::Shared, offset_bytes: 0, .. }),
+        "{error}"
+    );
     assert!(error.to_string().contains("reflink"), "{error}");
     // A file that is shared while its lease is gone.
     let path = rig.file("later", &vec![1; MIB as usize]);

@@ -121,7 +121,8 @@ fn wait_for_signal() {
         libc::sigemptyset(&raw mut awaited);
         libc::sigaddset(&raw mut awaited, signal());
         libc::sigaddset(&raw mut awaited, libc::SIGIO);
-        let signal = libc::sigtimedwait(&raw const awaited, std::ptr::null_mut(), &raw const PERIOD);
+        let signal =
+            libc::sigtimedwait(&raw const awaited, std::ptr::null_mut(), &raw const PERIOD);
         #[cfg(test)]
         SIGNALS.fetch_add(u64::from(signal > 0), std::sync::atomic::Ordering::SeqCst);
         let _ = signal;

@@ -98,13 +98,21 @@ impl Variables {
             Some(names) => names.to_string_lossy().split(':').map(str::to_owned).collect(),
         };
         if names.len() != count {
-            return wrong("LISTEN_FDNAMES", self.names.unwrap_or_default(), "as many names as LISTEN_FDS says");
+            return wrong(
+                "LISTEN_FDNAMES",
+                self.names.unwrap_or_default(),
+                "as many names as LISTEN_FDS says",
+            );
         }
         Ok(names)
     }
 }
 
-fn wrong<T>(variable: &'static str, value: OsString, expected: &'static str) -> Result<T, EnvironmentError> {
+fn wrong<T>(
+    variable: &'static str,
+    value: OsString,
+    expected: &'static str,
+) -> Result<T, EnvironmentError> {
     Err(EnvironmentError { variable, value, expected })
 }
 

@@ -23,7 +23,8 @@ fn receive(socket: &UnixDatagram) -> (String, Vec<OwnedFd>) {
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let (mut bytes, mut fds) = ([0; 4096], Vec::new());
     let flags = RecvFlags::CMSG_CLOEXEC;
-    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags).unwrap();
+    let received =
+        recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags).unwrap();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(some) = message {
             fds.extend(some);
@@ -91,8 +92,16 @@ fn invalid_names_are_refused_before_a_message_is_sent() {
     let (_directory, socket, manager) = manager();
     let long = "x".repeat(NAME_MAX + 1);
     for name in ["", "a:b", "a\nFDSTORE=1", "a\u{7f}", "größe", long.as_str()] {
-        assert_eq!(manager.store(name, socket.as_fd()).unwrap_err().kind(), io::ErrorKind::InvalidInput, "{name:?}");
-        assert_eq!(manager.forget(name).unwrap_err().kind(), io::ErrorKind::InvalidInput, "{name:?}");
+        assert_eq!(
+            manager.store(name, socket.as_fd()).unwrap_err().kind(),
+            io::ErrorKind::InvalidInput,
+            "{name:?}"
+        );
+        assert_eq!(
+            manager.forget(name).unwrap_err().kind(),
+            io::ErrorKind::InvalidInput,
+            "{name:?}"
+        );
     }
     manager.store(&long[1..], socket.as_fd()).unwrap();
     assert!(receive(&socket).0.contains(&long[1..]));
@@ -116,11 +125,23 @@ fn a_barrier_is_passed_when_the_manager_closes_the_descriptor() {
     manager.barrier(Duration::from_secs(20)).unwrap();
     let _socket = answering.join().unwrap();
     // Not earlier.
-    assert_eq!(manager.barrier(Duration::from_millis(1)).unwrap_err().kind(), io::ErrorKind::TimedOut);
+    assert_eq!(
+        manager.barrier(Duration::from_millis(1)).unwrap_err().kind(),
+        io::ErrorKind::TimedOut
+    );
 }
 
-fn names(pid: Option<&str>, count: Option<&str>, names: Option<&str>) -> Result<Vec<String>, EnvironmentError> {
-    Variables { pid: pid.map(Into::into), count: count.map(Into::into), names: names.map(Into::into) }.names(77)
+fn names(
+    pid: Option<&str>,
+    count: Option<&str>,
+    names: Option<&str>,
+) -> Result<Vec<String>, EnvironmentError> {
+    Variables {
+        pid: pid.map(Into::into),
+        count: count.map(Into::into),
+        names: names.map(Into::into),
+    }
+    .names(77)
 }
 
 #[test]
@@ -132,7 +153,9 @@ fn kept_descriptors_have_names_in_order() {
 
 #[test]
 fn missing_variables_and_another_process_mean_no_descriptors() {
-    for (pid, count) in [(None, None), (Some("77"), None), (None, Some("1")), (Some("78"), Some("1"))] {
+    for (pid, count) in
+        [(None, None), (Some("77"), None), (None, Some("1")), (Some("78"), Some("1"))]
+    {
         assert_eq!(names(pid, count, Some("a")).unwrap(), [""; 0]);
     }
     for these in [None, Some(""), Some("a:b")] {

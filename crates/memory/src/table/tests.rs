@@ -28,7 +28,11 @@ fn the_smallest_pages_are_told() {
 
 #[test]
 fn bytes_cross_from_one_region_into_the_next() {
-    let memory = GuestMemory::map(vec![spec(0x3000, 0x9000_0000, 0x1000), spec(0x2000, 0x7000_0000, 0x1000)]).unwrap();
+    let memory = GuestMemory::map(vec![
+        spec(0x3000, 0x9000_0000, 0x1000),
+        spec(0x2000, 0x7000_0000, 0x1000),
+    ])
+    .unwrap();
     let mut hint = RegionHint::default();
     let at = GuestAddress(0x2ffe);
     memory.write_slice(at, &[1, 2, 3, 4], &mut hint).unwrap();
@@ -93,7 +97,9 @@ fn zeroing_stays_inside_the_list() {
 fn the_last_byte_is_in_and_the_next_is_out() {
     let memory = GuestMemory::map(vec![spec(0x1000, 0x1000, 0x1000)]).unwrap();
     let mut hint = RegionHint::default();
-    let read = |address: u64, hint: &mut RegionHint| memory.read_array::<1>(GuestAddress(address), hint).is_ok();
+    let read = |address: u64, hint: &mut RegionHint| {
+        memory.read_array::<1>(GuestAddress(address), hint).is_ok()
+    };
     assert!(read(0x1fff, &mut hint));
     assert!(!read(0x2000, &mut hint));
     assert!(!read(0xfff, &mut hint));
@@ -108,9 +114,15 @@ fn the_last_byte_is_in_and_the_next_is_out() {
 #[test]
 fn bad_tables_are_refused() {
     let overlapping = vec![spec(0x1000, 0x1000, 0x1000), spec(0x1800, 0x8000, 0x1000)];
-    assert!(matches!(GuestMemory::map(overlapping), Err(MemoryError::RegionOverlap { start: 0x1800 })));
+    assert!(matches!(
+        GuestMemory::map(overlapping),
+        Err(MemoryError::RegionOverlap { start: 0x1800 })
+    ));
     let same_user = vec![spec(0x1000, 0x1000, 0x1000), spec(0x8000, 0x1800, 0x1000)];
-    assert!(matches!(GuestMemory::map(same_user), Err(MemoryError::RegionOverlap { start: 0x1800 })));
+    assert!(matches!(
+        GuestMemory::map(same_user),
+        Err(MemoryError::RegionOverlap { start: 0x1800 })
+    ));
     let mut short = spec(0x1000, 0x1000, 0x1000);
     short.len_bytes = 0x2000;
     assert!(matches!(GuestMemory::map(vec![short]), Err(MemoryError::FileTooSmall { .. })));
@@ -123,9 +135,18 @@ fn bad_tables_are_refused() {
 fn only_files_in_memory_are_mapped() {
     let on = |path: &str| OwnedFd::from(std::fs::File::open(path).unwrap());
     let (pipe, _other_end) = rustix::pipe::pipe().unwrap();
-    for file in [on(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")), on("/proc/self/exe"), on("/dev/zero"), pipe] {
-        let error =
-            GuestMemory::map(vec![RegionSpec { len_bytes: 16, file, ..spec(0x1000, 0x1000, 0x1000) }]).unwrap_err();
+    for file in [
+        on(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")),
+        on("/proc/self/exe"),
+        on("/dev/zero"),
+        pipe,
+    ] {
+        let error = GuestMemory::map(vec![RegionSpec {
+            len_bytes: 16,
+            file,
+            ..spec(0x1000, 0x1000, 0x1000)
+        }])
+        .unwrap_err();
         assert!(matches!(error, MemoryError::NotMemoryFile), "{error}");
         assert!(error.to_string().contains("memory-backend-memfd"), "it says what to do");
     }
@@ -134,8 +155,10 @@ fn only_files_in_memory_are_mapped() {
     let sealed = rustix::fs::memfd_create("sealed", sealable).unwrap();
     rustix::fs::ftruncate(&sealed, 0x1000).unwrap();
     rustix::fs::fcntl_add_seals(&sealed, rustix::fs::SealFlags::SHRINK).unwrap();
-    let (path, options) =
-        ("/dev/shm", rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC);
+    let (path, options) = (
+        "/dev/shm",
+        rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC,
+    );
     let named = rustix::fs::open(path, options, rustix::fs::Mode::RWXU).unwrap();
     rustix::fs::ftruncate(&named, 0x1000).unwrap();
     for file in [sealed, named] {
@@ -198,9 +221,13 @@ fn a_truncated_file_is_told_from_others_that_come_and_go() {
         for _ in 0..2 {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
-                    let other =
-                        GuestMemory::map((1..9).map(|at| spec(at << 20, at << 20, 0x1000 * at)).collect()).unwrap();
-                    other.write_slice(GuestAddress(1 << 20), &[7], &mut RegionHint::default()).unwrap();
+                    let other = GuestMemory::map(
+                        (1..9).map(|at| spec(at << 20, at << 20, 0x1000 * at)).collect(),
+                    )
+                    .unwrap();
+                    other
+                        .write_slice(GuestAddress(1 << 20), &[7], &mut RegionHint::default())
+                        .unwrap();
                     assert!(!other.is_lost());
                 }
             });
@@ -210,7 +237,10 @@ fn a_truncated_file_is_told_from_others_that_come_and_go() {
             let region = RegionSpec { file: file.try_clone().unwrap(), ..spec(0, 0x1000, 0x3000) };
             let memory = GuestMemory::map(vec![region]).unwrap();
             rustix::fs::ftruncate(&file, 0).unwrap();
-            assert_eq!(memory.read_array(GuestAddress(0x2fff), &mut RegionHint::default()).unwrap(), [0]);
+            assert_eq!(
+                memory.read_array(GuestAddress(0x2fff), &mut RegionHint::default()).unwrap(),
+                [0]
+            );
             assert!(memory.is_lost());
         }
         over.store(true, Ordering::Relaxed);

@@ -16,12 +16,18 @@ impl Controller {
         let queue = (command.dword10() & 0xFFFF) as u16;
         let command_id = (command.dword10() >> 16) as u16;
         if queue == 0 {
-            return Ok(Outcome::Now(if self.abort_event_request(command_id) { 0 } else { NOT_ABORTED }));
+            return Ok(Outcome::Now(if self.abort_event_request(command_id) {
+                0
+            } else {
+                NOT_ABORTED
+            }));
         }
         if !self.queues.has_submission_queue(queue) {
             return Err(Status::INVALID_FIELD);
         }
-        if self.count_waiting(|waiting| matches!(waiting, Waiting::Abort { .. })) > usize::from(ABORT_LIMIT) {
+        if self.count_waiting(|waiting| matches!(waiting, Waiting::Abort { .. }))
+            > usize::from(ABORT_LIMIT)
+        {
             return Err(Status::ABORT_LIMIT_EXCEEDED);
         }
         let reply = self.wait_for_result(Waiting::Abort { command_id: command.id() });

@@ -19,7 +19,9 @@ impl Controller {
             if !address.is_multiple_of(PAGE_BYTES) {
                 return Err(Status::INVALID_FIELD);
             }
-            self.memory.guest_window(GuestAddress(address), page, 4).map_err(|_| Status::INVALID_FIELD)?;
+            self.memory
+                .guest_window(GuestAddress(address), page, 4)
+                .map_err(|_| Status::INVALID_FIELD)?;
         }
         self.host.set_shadow_doorbells(Some((GuestAddress(shadow), GuestAddress(event_index))));
         Ok(Outcome::Now(0))

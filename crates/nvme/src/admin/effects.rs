@@ -44,7 +44,9 @@ pub(crate) fn log_pages_supported() -> Vec<u8> {
 /// I/O command.
 pub(crate) fn commands_supported(is_managed: bool, has_doorbell_buffer: bool) -> Vec<u8> {
     let mut page = Bytes::new(4096);
-    let mut admin = |opcode: u8, effects: u32| page.put(usize::from(opcode).saturating_mul(4), &effects.to_le_bytes());
+    let mut admin = |opcode: u8, effects: u32| {
+        page.put(usize::from(opcode).saturating_mul(4), &effects.to_le_bytes())
+    };
     for opcode in MANDATORY {
         admin(opcode, effect::SUPPORTED);
     }
@@ -53,11 +55,17 @@ pub(crate) fn commands_supported(is_managed: bool, has_doorbell_buffer: bool) ->
     }
     if is_managed {
         admin(opcode::NAMESPACE_MANAGEMENT, effect::SUPPORTED | effect::INVENTORY);
-        admin(opcode::NAMESPACE_ATTACHMENT, effect::SUPPORTED | effect::INVENTORY | effect::CAPABILITIES);
+        admin(
+            opcode::NAMESPACE_ATTACHMENT,
+            effect::SUPPORTED | effect::INVENTORY | effect::CAPABILITIES,
+        );
         admin(opcode::VIRTUALIZATION_MANAGEMENT, effect::SUPPORTED);
     }
     for (opcode, effects) in IO_COMMANDS {
-        page.put(usize::from(opcode).saturating_mul(4).saturating_add(1024), &effects.to_le_bytes());
+        page.put(
+            usize::from(opcode).saturating_mul(4).saturating_add(1024),
+            &effects.to_le_bytes(),
+        );
     }
     page.into()
 }

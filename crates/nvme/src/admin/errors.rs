@@ -66,7 +66,8 @@ impl ErrorLog {
 
     /// Logs an error that belongs to no command.
     pub(crate) fn controller(&self, status: Status) {
-        let failed = Failed { submission_queue: NONE, command_id: NONE, opcode: 0, nsid: 0, lba: 0 };
+        let failed =
+            Failed { submission_queue: NONE, command_id: NONE, opcode: 0, nsid: 0, lba: 0 };
         self.with(|log| log.put(failed, status));
     }
 
@@ -93,7 +94,9 @@ impl ErrorLog {
         self.with(|log| {
             log.count = contents.count;
             log.entries.clear();
-            log.entries.extend(contents.entries.into_iter().take(usize::from(ERROR_LOG_ENTRIES).saturating_add(1)));
+            log.entries.extend(
+                contents.entries.into_iter().take(usize::from(ERROR_LOG_ENTRIES).saturating_add(1)),
+            );
         });
     }
 
@@ -106,7 +109,9 @@ impl ErrorLog {
     /// The log page (figure 205). Unused entries are zeros.
     #[must_use]
     pub fn page(&self) -> Vec<u8> {
-        let mut page = Bytes::new(ENTRY_BYTES.saturating_mul(usize::from(ERROR_LOG_ENTRIES).saturating_add(1)));
+        let mut page = Bytes::new(
+            ENTRY_BYTES.saturating_mul(usize::from(ERROR_LOG_ENTRIES).saturating_add(1)),
+        );
         self.with(|log| {
             for (index, entry) in log.entries.iter().enumerate() {
                 let at = |offset: usize| index.saturating_mul(ENTRY_BYTES).saturating_add(offset);
@@ -165,13 +170,21 @@ mod tests {
     #[test]
     fn a_queue_does_not_wait_for_the_log_and_says_whether_there_is_more() {
         let log = ErrorLog::new();
-        let failed = Failed { submission_queue: 3, command_id: 7, opcode: 2, nsid: 1, lba: 1 << 40 };
+        let failed =
+            Failed { submission_queue: 3, command_id: 7, opcode: 2, nsid: 1, lba: 1 << 40 };
         assert_eq!(log.io_command(failed, Status::WRITE_FAULT), Status::WRITE_FAULT.more());
         let held = log.0.lock().unwrap();
-        assert_eq!(log.io_command(failed, Status::WRITE_FAULT), Status::WRITE_FAULT, "the lock is taken");
+        assert_eq!(
+            log.io_command(failed, Status::WRITE_FAULT),
+            Status::WRITE_FAULT,
+            "the lock is taken"
+        );
         drop(held);
         let page = log.page();
-        assert_eq!((&page[8..14], &page[16..24]), (&[3, 0, 7, 0, 0, 0x45][..], &(1_u64 << 40).to_le_bytes()[..]));
+        assert_eq!(
+            (&page[8..14], &page[16..24]),
+            (&[3, 0, 7, 0, 0, 0x45][..], &(1_u64 << 40).to_le_bytes()[..])
+        );
         assert_eq!((log.count(), &page[64..]), (1, &[0; 4096 - 64][..]));
     }
 }

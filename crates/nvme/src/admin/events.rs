@@ -95,7 +95,8 @@ impl Events {
 
     /// The number of queued requests; `None` if there are more than the limit.
     pub(crate) fn request_count(&self) -> Option<usize> {
-        Some(self.requests.len()).filter(|count| *count <= usize::from(REQUEST_LIMIT).saturating_add(1))
+        Some(self.requests.len())
+            .filter(|count| *count <= usize::from(REQUEST_LIMIT).saturating_add(1))
     }
 
     /// Takes a request.
@@ -125,7 +126,10 @@ impl Events {
 
 impl Controller {
     /// Asynchronous Event Request (5.2).
-    pub(crate) fn asynchronous_event_request(&mut self, command_id: u16) -> Result<Outcome, Status> {
+    pub(crate) fn asynchronous_event_request(
+        &mut self,
+        command_id: u16,
+    ) -> Result<Outcome, Status> {
         self.events.wait(command_id)?;
         Ok(Outcome::Later)
     }

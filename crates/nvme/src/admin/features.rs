@@ -3,8 +3,9 @@
 use serde::{Deserialize, Serialize};
 use sidecore_spec_nvme::command::BROADCAST_NSID;
 use sidecore_spec_nvme::feature::{
-    ARBITRATION, ASYNCHRONOUS_EVENTS, ERROR_RECOVERY, INTERRUPT_COALESCING, INTERRUPT_VECTOR, KEEP_ALIVE_TIMER,
-    NUMBER_OF_QUEUES, POWER_MANAGEMENT, TEMPERATURE_THRESHOLD, VOLATILE_WRITE_CACHE, WRITE_ATOMICITY,
+    ARBITRATION, ASYNCHRONOUS_EVENTS, ERROR_RECOVERY, INTERRUPT_COALESCING, INTERRUPT_VECTOR,
+    KEEP_ALIVE_TIMER, NUMBER_OF_QUEUES, POWER_MANAGEMENT, TEMPERATURE_THRESHOLD,
+    VOLATILE_WRITE_CACHE, WRITE_ATOMICITY,
 };
 use sidecore_units::Nanos;
 
@@ -134,7 +135,8 @@ impl Features {
     /// Starts the keep alive timer anew.
     pub(crate) fn keep_alive(&mut self, now: Nanos) {
         let armed = self.keep_alive_ms > 0;
-        self.keep_alive_at = armed.then(|| now.after(Nanos::from_millis(self.keep_alive_ms.into())));
+        self.keep_alive_at =
+            armed.then(|| now.after(Nanos::from_millis(self.keep_alive_ms.into())));
     }
 
     /// When the keep alive timer expires, if it runs.
@@ -204,7 +206,11 @@ impl Controller {
     }
 
     /// Set Features. Nothing is saveable.
-    pub(crate) fn set_features(&mut self, command: &Command, now: Nanos) -> Result<Outcome, Status> {
+    pub(crate) fn set_features(
+        &mut self,
+        command: &Command,
+        now: Nanos,
+    ) -> Result<Outcome, Status> {
         let feature = (command.dword10() & 0xFF) as u8;
         let Some((_, capabilities)) = FEATURES.iter().find(|(id, _)| *id == feature) else {
             return Err(Status::INVALID_FIELD);
@@ -326,7 +332,8 @@ impl Controller {
         if threshold == 0 || time == 0 {
             self.host.set_coalescing(0, 0);
         } else {
-            self.host.set_coalescing((threshold as u16).saturating_add(1), time.saturating_mul(100));
+            self.host
+                .set_coalescing((threshold as u16).saturating_add(1), time.saturating_mul(100));
         }
     }
 
@@ -353,7 +360,9 @@ impl Controller {
     pub(crate) fn take_over_features(&mut self, features: Features, now: Nanos) {
         self.features = features;
         self.set_coalescing(self.features.coalescing);
-        for vector in (0..self.limits.vectors).filter(|vector| self.features.is_uncoalesced(*vector)) {
+        for vector in
+            (0..self.limits.vectors).filter(|vector| self.features.is_uncoalesced(*vector))
+        {
             self.host.set_vector_coalescing(vector, false);
         }
         if !self.features.write_cache {
@@ -390,7 +399,10 @@ mod tests {
     fn defaults_warn_of_nothing_and_grant_all_queues() {
         let features = Features::default();
         assert_eq!(features.critical_warnings(), 0);
-        assert_eq!((features.completion_queues(), features.submission_queues()), (u16::MAX, u16::MAX));
+        assert_eq!(
+            (features.completion_queues(), features.submission_queues()),
+            (u16::MAX, u16::MAX)
+        );
         assert!(!features.wants_namespace_notices());
     }
 
@@ -398,7 +410,10 @@ mod tests {
     fn thresholds_on_either_side_warn() {
         let warm = Features { over_temperature: TEMPERATURE, ..Features::default() };
         let cold = Features { under_temperature: TEMPERATURE, ..Features::default() };
-        assert_eq!((warm.critical_warnings(), cold.critical_warnings()), (TEMPERATURE_WARNING, TEMPERATURE_WARNING));
+        assert_eq!(
+            (warm.critical_warnings(), cold.critical_warnings()),
+            (TEMPERATURE_WARNING, TEMPERATURE_WARNING)
+        );
         assert!(!warm.wants_warning());
         assert!(Features { events: 0xFF, ..warm }.wants_warning());
     }

@@ -67,13 +67,20 @@ impl Controller {
             },
             cns::ALLOCATED_NAMESPACES | cns::COMMAND_SET_ALLOCATED_NAMESPACES => {
                 let own = self.namespace.iter().map(|namespace| namespace.id);
-                namespace_list(nsid, own.chain(self.allocated()?.iter().map(|namespace| namespace.id)))?
+                namespace_list(
+                    nsid,
+                    own.chain(self.allocated()?.iter().map(|namespace| namespace.id)),
+                )?
             }
             cns::ALLOCATED_NAMESPACE => self.identify_allocated(nsid)?,
-            cns::ATTACHED_CONTROLLERS => controller_list(first_controller(command), self.attached(nsid)?),
+            cns::ATTACHED_CONTROLLERS => {
+                controller_list(first_controller(command), self.attached(nsid)?)
+            }
             cns::CONTROLLERS => controller_list(first_controller(command), self.controllers()),
             cns::PRIMARY_CAPABILITIES => self.primary_capabilities()?,
-            cns::SECONDARY_CONTROLLERS => self.secondary_controller_list(first_controller(command))?,
+            cns::SECONDARY_CONTROLLERS => {
+                self.secondary_controller_list(first_controller(command))?
+            }
             _ => return Err(Status::INVALID_FIELD),
         };
         self.send_structure(command, &data)
@@ -85,7 +92,8 @@ impl Controller {
     }
 
     fn named(&self, nsid: u32) -> Result<Named, Status> {
-        if let Some(namespace) = self.reported_namespace().filter(|namespace| namespace.id == nsid) {
+        if let Some(namespace) = self.reported_namespace().filter(|namespace| namespace.id == nsid)
+        {
             return Ok(Named::Active(NamespaceView::from(&namespace)));
         }
         match nsid {
@@ -120,9 +128,13 @@ impl Controller {
         }
         match &self.manager {
             Some(manager) => {
-                let namespace = manager.allocated().into_iter().find(|namespace| namespace.id == nsid);
+                let namespace =
+                    manager.allocated().into_iter().find(|namespace| namespace.id == nsid);
                 // Valid, but allocated to nothing: attached to nothing either.
-                namespace.map_or_else(|| self.named(nsid).map(|_| Vec::new()), |namespace| Ok(namespace.controllers))
+                namespace.map_or_else(
+                    || self.named(nsid).map(|_| Vec::new()),
+                    |namespace| Ok(namespace.controllers),
+                )
             }
             None => self.named(nsid).map(|_| Vec::new()),
         }
@@ -131,7 +143,9 @@ impl Controller {
     /// The controllers in the subsystem.
     fn controllers(&self) -> Vec<u16> {
         let secondary = self.manager.iter().flat_map(|manager| manager.secondary_controllers());
-        std::iter::once(self.identity.controller_id).chain(secondary.map(|controller| controller.id)).collect()
+        std::iter::once(self.identity.controller_id)
+            .chain(secondary.map(|controller| controller.id))
+            .collect()
     }
 }
 
@@ -173,7 +187,10 @@ mod tests {
     #[test]
     fn a_namespace_list_begins_after_the_number_given() {
         let ids = [9, 2, 5, 2];
-        assert_eq!(namespace_list(0, ids.into_iter()).unwrap(), [2, 0, 0, 0, 5, 0, 0, 0, 9, 0, 0, 0]);
+        assert_eq!(
+            namespace_list(0, ids.into_iter()).unwrap(),
+            [2, 0, 0, 0, 5, 0, 0, 0, 9, 0, 0, 0]
+        );
         assert_eq!(namespace_list(5, ids.into_iter()).unwrap(), [9, 0, 0, 0]);
         assert_eq!(namespace_list(0xFFFF_FFFE, ids.into_iter()), Err(Status::INVALID_NAMESPACE));
         assert_eq!(namespace_list(0, 1..5000).unwrap().len(), 4096);

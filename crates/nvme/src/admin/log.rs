@@ -2,8 +2,8 @@
 
 use sidecore_spec_nvme::command::BROADCAST_NSID;
 use sidecore_spec_nvme::log_page::{
-    CHANGED_NAMESPACES, COMMANDS_SUPPORTED, ERROR_INFORMATION, FEATURES_SUPPORTED, FIRMWARE_SLOT, HEALTH,
-    MANAGEMENT_SUPPORTED, SUPPORTED_LOG_PAGES,
+    CHANGED_NAMESPACES, COMMANDS_SUPPORTED, ERROR_INFORMATION, FEATURES_SUPPORTED, FIRMWARE_SLOT,
+    HEALTH, MANAGEMENT_SUPPORTED, SUPPORTED_LOG_PAGES,
 };
 use sidecore_units::Nanos;
 
@@ -38,7 +38,8 @@ struct Request {
 
 impl Request {
     fn parse(command: &Command) -> Result<Self, Status> {
-        let dwords = u64::from(command.dword10() >> 16) | u64::from(command.dword11() & 0xFFFF) << 16;
+        let dwords =
+            u64::from(command.dword10() >> 16) | u64::from(command.dword11() & 0xFFFF) << 16;
         let len_bytes = dwords.saturating_add(1).saturating_mul(4);
         let offset_bytes = u64::from(command.dword12()) | u64::from(command.dword13()) << 32;
         // Offset Type: an index into a list of structures, which no page here is.
@@ -57,7 +58,11 @@ impl Request {
 
 impl Controller {
     /// Get Log Page. Bytes past a page's end read as zeros; an offset past the end is an error.
-    pub(crate) fn get_log_page(&mut self, command: &Command, now: Nanos) -> Result<Outcome, Status> {
+    pub(crate) fn get_log_page(
+        &mut self,
+        command: &Command,
+        now: Nanos,
+    ) -> Result<Outcome, Status> {
         let request = Request::parse(command)?;
         let page = match request.page {
             SUPPORTED_LOG_PAGES => log_pages_supported(),
@@ -71,7 +76,9 @@ impl Controller {
             }
             FIRMWARE_SLOT => firmware_slots(),
             CHANGED_NAMESPACES => self.changed.page(),
-            COMMANDS_SUPPORTED => commands_supported(self.manager.is_some(), !self.doorbells_are_mapped),
+            COMMANDS_SUPPORTED => {
+                commands_supported(self.manager.is_some(), !self.doorbells_are_mapped)
+            }
             FEATURES_SUPPORTED => features_supported(),
             // There is no management interface, and so no command of it.
             MANAGEMENT_SUPPORTED => vec![0; 1024],
@@ -152,13 +159,20 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused() {
         for wrong in [[u32::MAX, u32::MAX, 0, 0, 0], [1, 0, 2, 0, 0], [1, 0, 0, 0, 1 << 23]] {
-            assert_eq!(Request::parse(&command(wrong)).err(), Some(Status::INVALID_FIELD), "{wrong:x?}");
+            assert_eq!(
+                Request::parse(&command(wrong)).err(),
+                Some(Status::INVALID_FIELD),
+                "{wrong:x?}"
+            );
         }
     }
 
     #[test]
     fn the_firmware_has_one_slot() {
         let page = firmware_slots();
-        assert_eq!((page.len(), page[0], &page[8..16]), (512, 1, format!("{FIRMWARE:<8}").as_bytes()));
+        assert_eq!(
+            (page.len(), page[0], &page[8..16]),
+            (512, 1, format!("{FIRMWARE:<8}").as_bytes())
+        );
     }
 }

@@ -50,7 +50,8 @@ impl Controller {
             _ => return Err(Status::INVALID_FIELD),
         };
         let namespace = self.check_managed_namespace(&*manager, command.nsid())?;
-        let controllers = controllers(&self.receive_structure(command)?).ok_or(Status::CONTROLLER_LIST_INVALID)?;
+        let controllers = controllers(&self.receive_structure(command)?)
+            .ok_or(Status::CONTROLLER_LIST_INVALID)?;
         // Namespaces attach to secondary controllers only: the primary's own is the whole store.
         let secondary = manager.secondary_controllers();
         if controllers.iter().any(|id| secondary.iter().all(|controller| controller.id != *id)) {
@@ -102,7 +103,8 @@ fn creation(structure: &[u8]) -> Result<CreateNamespace, Status> {
     if capacity < size {
         return Err(Status::THIN_PROVISIONING_NOT_SUPPORTED);
     }
-    let capacity_bytes = size.checked_mul(block_bytes.into()).ok_or(Status::NAMESPACE_INSUFFICIENT_CAPACITY)?;
+    let capacity_bytes =
+        size.checked_mul(block_bytes.into()).ok_or(Status::NAMESPACE_INSUFFICIENT_CAPACITY)?;
     Ok(CreateNamespace { capacity_bytes, block_bytes })
 }
 
@@ -137,9 +139,15 @@ mod tests {
     fn a_namespace_is_created_as_specified() {
         let thousand = 1000_u64.to_le_bytes();
         let whole = [(0, &thousand[..]), (8, &thousand[..])];
-        assert_eq!(creation(&structure(&whole)), Ok(CreateNamespace { capacity_bytes: 512_000, block_bytes: 512 }));
+        assert_eq!(
+            creation(&structure(&whole)),
+            Ok(CreateNamespace { capacity_bytes: 512_000, block_bytes: 512 })
+        );
         let with = |extra| creation(&structure(&[whole[0], whole[1], extra]));
-        assert_eq!(with((26, &[1])), Ok(CreateNamespace { capacity_bytes: 4_096_000, block_bytes: 4096 }));
+        assert_eq!(
+            with((26, &[1])),
+            Ok(CreateNamespace { capacity_bytes: 4_096_000, block_bytes: 4096 })
+        );
         assert_eq!(with((26, &[2])), Err(Status::INVALID_FORMAT));
         assert_eq!(with((29, &[1])), Err(Status::INVALID_FORMAT));
         assert_eq!(with((30, &[1])), Err(Status::INVALID_FIELD));
@@ -147,7 +155,10 @@ mod tests {
         assert_eq!(with((8, &[0; 8])), Err(Status::THIN_PROVISIONING_NOT_SUPPORTED));
         assert_eq!(creation(&structure(&[])), Err(Status::INVALID_FIELD));
         let huge = u64::MAX.to_le_bytes();
-        assert_eq!(creation(&structure(&[(0, &huge), (8, &huge)])), Err(Status::NAMESPACE_INSUFFICIENT_CAPACITY));
+        assert_eq!(
+            creation(&structure(&[(0, &huge), (8, &huge)])),
+            Err(Status::NAMESPACE_INSUFFICIENT_CAPACITY)
+        );
     }
 
     #[test]

@@ -56,10 +56,14 @@ impl AdminQueue {
         let (address, entries) = (GuestAddress(at.submission_address), at.submission_entries);
         let mut submission = SubmissionQueue::resume(memory, address, entries, *submission_head)?;
         if submission.set_tail(*submission_tail).is_err() {
-            return Err(MemoryError::OutOfRange { start: address.0, len_bytes: u64::from(*submission_tail) });
+            return Err(MemoryError::OutOfRange {
+                start: address.0,
+                len_bytes: u64::from(*submission_tail),
+            });
         }
         let address = GuestAddress(at.completion_address);
-        let completion = CompletionQueue::resume(memory, address, at.completion_entries, (*completion).into())?;
+        let completion =
+            CompletionQueue::resume(memory, address, at.completion_entries, (*completion).into())?;
         // The process before may have posted completions without an interrupt.
         let unsignalled = completion.unconsumed() > 0;
         let backlog = backlog.iter().map(|entry| Completion::from(*entry)).collect();

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use sidecore_memory::GuestAddress;
-use sidecore_spec_nvme::command::{COMMAND_BYTES_LOG2, COMPLETION_BYTES_LOG2, CONTIGUOUS, INTERRUPTS_ENABLED};
+use sidecore_spec_nvme::command::{
+    COMMAND_BYTES_LOG2, COMPLETION_BYTES_LOG2, CONTIGUOUS, INTERRUPTS_ENABLED,
+};
 use sidecore_units::PAGE_BYTES;
 
 use crate::controller::{Controller, Outcome, Waiting};
@@ -114,7 +116,9 @@ impl Controller {
     /// Create I/O Completion Queue (5.4).
     pub(crate) fn create_completion_queue(&mut self, command: &Command) -> Result<Outcome, Status> {
         let id = (command.dword10() & 0xFFFF) as u16;
-        if !self.is_queue_id(id, self.features.completion_queues()) || self.queues.has_completion_queue(id) {
+        if !self.is_queue_id(id, self.features.completion_queues())
+            || self.queues.has_completion_queue(id)
+        {
             return Err(Status::INVALID_QUEUE_ID);
         }
         let size = self.registers.configuration().completion_entry_size();
@@ -135,7 +139,9 @@ impl Controller {
     /// Create I/O Submission Queue (5.5).
     pub(crate) fn create_submission_queue(&mut self, command: &Command) -> Result<Outcome, Status> {
         let id = (command.dword10() & 0xFFFF) as u16;
-        if !self.is_queue_id(id, self.features.submission_queues()) || self.queues.has_submission_queue(id) {
+        if !self.is_queue_id(id, self.features.submission_queues())
+            || self.queues.has_submission_queue(id)
+        {
             return Err(Status::INVALID_QUEUE_ID);
         }
         let size = self.registers.configuration().submission_entry_size();
@@ -151,7 +157,9 @@ impl Controller {
         let memory = self.memory.clone();
         let setup = SubmissionQueueSetup { id, completion_queue, memory, address, entries };
         self.host.start_submission_queue(setup).map_err(|error| start_status(&error))?;
-        self.queues.submission.insert(id, SubmissionState { completion_queue, state: State::Running });
+        self.queues
+            .submission
+            .insert(id, SubmissionState { completion_queue, state: State::Running });
         Ok(Outcome::Now(0))
     }
 
@@ -162,7 +170,8 @@ impl Controller {
             Some(queue) if queue.state == State::Running => queue.state = State::Deleting,
             _ => return Err(Status::INVALID_QUEUE_ID),
         }
-        let done = self.wait(Waiting::DeleteSubmissionQueue { command_id: command.id(), queue: id });
+        let done =
+            self.wait(Waiting::DeleteSubmissionQueue { command_id: command.id(), queue: id });
         self.host.stop_submission_queue(id, done);
         Ok(Outcome::Later)
     }
@@ -178,7 +187,8 @@ impl Controller {
             return Err(Status::INVALID_QUEUE_DELETION);
         }
         self.queues.completion.insert(id, State::Deleting);
-        let done = self.wait(Waiting::DeleteCompletionQueue { command_id: command.id(), queue: id });
+        let done =
+            self.wait(Waiting::DeleteCompletionQueue { command_id: command.id(), queue: id });
         self.host.stop_completion_queue(id, done);
         Ok(Outcome::Later)
     }

@@ -12,7 +12,10 @@ const SECONDARY_ONLINE: u32 = 0x9;
 
 impl Controller {
     /// Virtualization Management.
-    pub(crate) fn virtualization_management(&mut self, command: &Command) -> Result<Outcome, Status> {
+    pub(crate) fn virtualization_management(
+        &mut self,
+        command: &Command,
+    ) -> Result<Outcome, Status> {
         let manager = self.managed()?;
         let action = command.dword10() & 0xF;
         let controller = (command.dword10() >> 16) as u16;
@@ -22,7 +25,8 @@ impl Controller {
             _ => Err(Status::INVALID_RESOURCE_ID),
         };
         let count = (command.dword11() & 0xFFFF) as u16;
-        let is_secondary = |id| manager.secondary_controllers().into_iter().find(|controller| controller.id == id);
+        let is_secondary =
+            |id| manager.secondary_controllers().into_iter().find(|controller| controller.id == id);
         match action {
             PRIMARY_ALLOCATE => {
                 if controller != self.identity.controller_id {

@@ -126,8 +126,18 @@ impl Controller {
         doorbells: Arc<Doorbells>,
         now: Nanos,
     ) -> Result<(), TakeOverError> {
-        let ControllerState { registers, rest, admin, queues, features, events, errors, changed, activity, namespace } =
-            from;
+        let ControllerState {
+            registers,
+            rest,
+            admin,
+            queues,
+            features,
+            events,
+            errors,
+            changed,
+            activity,
+            namespace,
+        } = from;
         self.take_over_doorbells(doorbells, registers.doorbell_stride())?;
         // An offline controller was exported in its state after a reset, and stays offline.
         let is_offline = self.state == State::Rest(Rest::Offline);
@@ -144,11 +154,13 @@ impl Controller {
         {
             return Err(TakeOverError::OtherNamespace);
         }
-        let requests = events.request_count().ok_or(TakeOverError::Damaged { what: "asynchronous events" })?;
+        let requests =
+            events.request_count().ok_or(TakeOverError::Damaged { what: "asynchronous events" })?;
         self.memory = memory;
         if let RestState::Ready = rest {
             let admin = admin.ok_or(TakeOverError::Damaged { what: "admin queue" })?;
-            let admin = AdminQueue::take_over(&self.memory, registers.admin_queues(), &admin, requests)?;
+            let admin =
+                AdminQueue::take_over(&self.memory, registers.admin_queues(), &admin, requests)?;
             if self.doorbells.stride() == DoorbellStride::HalfPage {
                 // The exporting process did not keep these doorbells in the doorbell memory.
                 let (tail, head) = admin.seen();
@@ -183,8 +195,13 @@ impl Controller {
 
     /// Uses the exported doorbell memory, which the client may have mapped, with the stride that
     /// CAP has reported.
-    fn take_over_doorbells(&mut self, doorbells: Arc<Doorbells>, told: u8) -> Result<(), TakeOverError> {
-        let expected = if self.doorbells_are_mapped { doorbells.stride().dstrd() } else { TRAPPED_STRIDE };
+    fn take_over_doorbells(
+        &mut self,
+        doorbells: Arc<Doorbells>,
+        told: u8,
+    ) -> Result<(), TakeOverError> {
+        let expected =
+            if self.doorbells_are_mapped { doorbells.stride().dstrd() } else { TRAPPED_STRIDE };
         if told != expected {
             return Err(TakeOverError::Changed { what: "way of ringing doorbells" });
         }
@@ -209,7 +226,11 @@ impl Controller {
 
 /// The numbers of all submission queues.
 fn submissions_of(queues: &QueuesState) -> impl Iterator<Item = u16> {
-    queues.completion_queues.iter().flat_map(|queue| &queue.submission_queues).map(|submission| submission.id)
+    queues
+        .completion_queues
+        .iter()
+        .flat_map(|queue| &queue.submission_queues)
+        .map(|submission| submission.id)
 }
 
 fn resumed(rest: RestState) -> State {

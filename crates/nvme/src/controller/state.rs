@@ -64,7 +64,9 @@ impl Controller {
         match (self.state, now.is_enabled()) {
             (State::Stopping(Rest::Offline) | State::Rest(Rest::Offline), _) => {}
             (State::Rest(Rest::Disabled), true) => self.enable(),
-            (State::Rest(Rest::Disabled), false) => self.registers.status.shutdown = shutdown_at_rest(now),
+            (State::Rest(Rest::Disabled), false) => {
+                self.registers.status.shutdown = shutdown_at_rest(now)
+            }
             (State::Ready, false) => self.stop(Rest::Disabled),
             (State::Ready, true) => {
                 if now.is_shutdown() && !before.is_shutdown() {
@@ -184,8 +186,10 @@ impl Controller {
         self.state = State::Rest(Rest::Disabled);
         self.registers.unmask_interrupts();
         let configuration = self.registers.configuration();
-        self.registers.status =
-            ControllerStatus { shutdown: shutdown_at_rest(configuration), ..ControllerStatus::default() };
+        self.registers.status = ControllerStatus {
+            shutdown: shutdown_at_rest(configuration),
+            ..ControllerStatus::default()
+        };
         if configuration.is_enabled() {
             self.enable();
         }
@@ -216,7 +220,8 @@ impl Controller {
 
     /// The function is reset: everything is as after power on, when `done` is called.
     pub(crate) fn reset(&mut self, done: Done) {
-        let is_offline = matches!(self.state, State::Stopping(Rest::Offline) | State::Rest(Rest::Offline));
+        let is_offline =
+            matches!(self.state, State::Stopping(Rest::Offline) | State::Rest(Rest::Offline));
         self.registers.reset();
         self.registers.status.fatal = is_offline;
         self.resets.push(done);

@@ -107,7 +107,8 @@ impl Fixture {
         self.controller.write_admin_tail(self.tail);
         assert!(self.controller.run(now), "an interrupt is due");
         assert!(!self.controller.run(now), "but once");
-        let entry: [u8; 16] = self.memory.read_array(GuestAddress(COMPLETIONS + at * 16), &mut hint).unwrap();
+        let entry: [u8; 16] =
+            self.memory.read_array(GuestAddress(COMPLETIONS + at * 16), &mut hint).unwrap();
         assert_eq!(entry[14] & 1, 1);
         Status::from_field(u16::from_le_bytes([entry[14], entry[15]]))
     }
@@ -122,7 +123,10 @@ fn a_keep_alive_timer_that_expires_is_fatal() {
     let mut fixture = Fixture::new();
     let at = Nanos::from_millis;
     assert_eq!(fixture.command(keep_alive_timeout(5000), at(100)), Status::SUCCESS);
-    assert!(fixture.calls.load(Ordering::Relaxed) > 0, "the thread that runs the controller is woken for the timer");
+    assert!(
+        fixture.calls.load(Ordering::Relaxed) > 0,
+        "the thread that runs the controller is woken for the timer"
+    );
     assert_eq!(fixture.controller.deadline(), Some(at(5100)));
     assert_eq!(fixture.command(Command::build(0x18, 2, 0), at(4000)), Status::SUCCESS);
     fixture.controller.run(at(8999));

@@ -3,7 +3,8 @@
 use sidecore_block::{BlockRequest, Flush, Operation};
 use sidecore_memory::{GuestMemory, RegionHint};
 use sidecore_spec_nvme::command::{
-    ATTRIBUTE_DEALLOCATE, BROADCAST_NSID, DEALLOCATE, DIRECTIVE_TYPE, FORCE_UNIT_ACCESS, PROTECTION_INFORMATION,
+    ATTRIBUTE_DEALLOCATE, BROADCAST_NSID, DEALLOCATE, DIRECTIVE_TYPE, FORCE_UNIT_ACCESS,
+    PROTECTION_INFORMATION,
 };
 pub(super) use sidecore_spec_nvme::opcode::nvm as opcode;
 
@@ -151,7 +152,8 @@ impl Rules {
         self.check_namespace(command)?;
         let range = self.transfer(command)?;
         let segments = &mut request.segments;
-        match pointer::gather(command, range.len_bytes, Direction::ToGuest, memory, hint, segments)? {
+        match pointer::gather(command, range.len_bytes, Direction::ToGuest, memory, hint, segments)?
+        {
             Gathered::HasHoles => Ok(Verdict::Steps(Job::ReadAround)),
             Gathered::Whole => {
                 fill(request, Operation::Read, range);
@@ -174,7 +176,14 @@ impl Rules {
         if command.dword12() & DIRECTIVE_TYPE != 0 {
             return Err(Status::INVALID_FIELD);
         }
-        pointer::gather(command, range.len_bytes, Direction::FromGuest, memory, hint, &mut request.segments)?;
+        pointer::gather(
+            command,
+            range.len_bytes,
+            Direction::FromGuest,
+            memory,
+            hint,
+            &mut request.segments,
+        )?;
         fill(request, Operation::Write, range);
         Ok(Verdict::Submit(self.write_flush(command, write_through)))
     }
@@ -219,9 +228,10 @@ impl Rules {
     #[inline]
     pub(super) fn blocks(&self, first: u64, count: u64) -> Result<Range, Status> {
         match first.checked_add(count) {
-            Some(end) if end <= self.blocks => {
-                Ok(Range { offset_bytes: first << self.block_shift, len_bytes: count << self.block_shift })
-            }
+            Some(end) if end <= self.blocks => Ok(Range {
+                offset_bytes: first << self.block_shift,
+                len_bytes: count << self.block_shift,
+            }),
             _ => Err(Status::LBA_OUT_OF_RANGE),
         }
     }
@@ -248,17 +258,29 @@ impl Rules {
         }
         // 3.2.1: a namespace that is not attached is an invalid field, and a number that none can
         // have an invalid namespace.
-        if (1..=self.nsid_max).contains(&nsid) { Err(Status::INVALID_FIELD) } else { Err(Status::INVALID_NAMESPACE) }
+        if (1..=self.nsid_max).contains(&nsid) {
+            Err(Status::INVALID_FIELD)
+        } else {
+            Err(Status::INVALID_NAMESPACE)
+        }
     }
 
     #[inline]
     fn forced_flush(&self, command: &Command, flush: Flush) -> Flush {
-        if self.volatile_cache && command.dword12() & FORCE_UNIT_ACCESS != 0 { flush } else { Flush::Never }
+        if self.volatile_cache && command.dword12() & FORCE_UNIT_ACCESS != 0 {
+            flush
+        } else {
+            Flush::Never
+        }
     }
 
     #[inline]
     fn write_flush(&self, command: &Command, write_through: bool) -> Flush {
-        if write_through && self.volatile_cache { Flush::After } else { self.forced_flush(command, Flush::After) }
+        if write_through && self.volatile_cache {
+            Flush::After
+        } else {
+            self.forced_flush(command, Flush::After)
+        }
     }
 }
 

@@ -9,7 +9,11 @@ use crate::{Command, Status};
 
 /// # Errors
 /// The range or the data pointer is wrong.
-pub(super) fn begin(stepper: &mut Stepper, command: &Command, around: &mut Surroundings<'_>) -> Result<(), Status> {
+pub(super) fn begin(
+    stepper: &mut Stepper,
+    command: &Command,
+    around: &mut Surroundings<'_>,
+) -> Result<(), Status> {
     stepper.range = around.rules.check_transfer(command)?;
     let (len_bytes, guest) = (stepper.range.len_bytes, &mut stepper.guest);
     pointer::gather(command, len_bytes, Direction::FromGuest, around.memory, around.hint, guest)?;
@@ -23,7 +27,8 @@ pub(super) fn look(stepper: &mut Stepper, request: &BlockRequest, scratch: &mut 
         let ours = request.segments.copy_to_slice(at, scratch.ours.as_mut_slice());
         let count = ours.min(usize::try_from(request.len_bytes.saturating_sub(at)).unwrap_or(0));
         let theirs = scratch.theirs.get_mut(..count).unwrap_or(&mut []);
-        let theirs_count = stepper.guest.copy_to_slice(stepper.done_bytes.saturating_add(at), theirs);
+        let theirs_count =
+            stepper.guest.copy_to_slice(stepper.done_bytes.saturating_add(at), theirs);
         if count == 0 || theirs_count != count || scratch.ours.get(..count) != Some(&*theirs) {
             stepper.status = Status::COMPARE_FAILURE;
             return;

@@ -74,9 +74,17 @@ impl Completions {
         };
         let ring = ring.map_err(|error| StartError::Memory { id: *id, error })?;
         let unsignalled = if vector.is_some() { ring.unconsumed() } else { 0 };
-        let interrupt = vector.map(|vector| Interrupt { vector, event, coalescing, pending: false, raised: None });
+        let interrupt = vector.map(|vector| Interrupt {
+            vector,
+            event,
+            coalescing,
+            pending: false,
+            raised: None,
+        });
         let mut backlog = VecDeque::with_capacity(depth.saturating_add(2));
-        backlog.extend(from.iter().flat_map(|from| &from.backlog).map(|entry| Completion::from(*entry)));
+        backlog.extend(
+            from.iter().flat_map(|from| &from.backlog).map(|entry| Completion::from(*entry)),
+        );
         Ok(Self {
             id: *id,
             entries: *entries,
@@ -106,7 +114,12 @@ impl Completions {
     /// How many more commands may be taken while `in_flight` are: looks at the doorbell if they are
     /// not `enough`. The other value is false if the driver has written what the queue cannot have.
     #[inline]
-    pub(super) fn room(&mut self, in_flight: u32, enough: u32, doorbells: &DoorbellView) -> (u32, bool) {
+    pub(super) fn room(
+        &mut self,
+        in_flight: u32,
+        enough: u32,
+        doorbells: &DoorbellView,
+    ) -> (u32, bool) {
         let room = self.ring.room().saturating_sub(in_flight);
         if room >= enough {
             return (room, true);
@@ -134,7 +147,13 @@ impl Completions {
 
     /// Posts a command's completion.
     #[inline]
-    pub(super) fn post(&mut self, submission: &Submission, command_id: u16, status: Status, now: Nanos) {
+    pub(super) fn post(
+        &mut self,
+        submission: &Submission,
+        command_id: u16,
+        status: Status,
+        now: Nanos,
+    ) {
         let entry = Completion {
             result: 0,
             reserved_or_result_high: 0,

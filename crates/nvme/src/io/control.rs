@@ -12,7 +12,10 @@ use super::completions::Coalescing;
 use super::doorbells::Source;
 use super::queue::{IoQueue, State};
 use super::submission::Submission;
-use crate::{CompletionQueueState, Done, Namespace, StartError, Status, SubmissionQueueSetup, SubmissionQueueState};
+use crate::{
+    CompletionQueueState, Done, Namespace, StartError, Status, SubmissionQueueSetup,
+    SubmissionQueueState,
+};
 
 /// From one shadow doorbell to the next: functions that offer them have CAP.DSTRD = 0.
 const SHADOW_STRIDE_BYTES: u32 = 4;
@@ -40,7 +43,10 @@ impl IoQueue {
     ///
     /// # Errors
     /// It is not in the guest's memory.
-    pub(super) fn add_submission(&mut self, setup: &SubmissionQueueSetup) -> Result<(), StartError> {
+    pub(super) fn add_submission(
+        &mut self,
+        setup: &SubmissionQueueSetup,
+    ) -> Result<(), StartError> {
         let submission = Submission::new(setup)?;
         self.doorbells.reset_tail(setup.id);
         self.add(submission);
@@ -51,7 +57,10 @@ impl IoQueue {
     ///
     /// # Errors
     /// It is not in the guest's memory.
-    pub(super) fn take_over_submission(&mut self, state: &SubmissionQueueState) -> Result<(), StartError> {
+    pub(super) fn take_over_submission(
+        &mut self,
+        state: &SubmissionQueueState,
+    ) -> Result<(), StartError> {
         let submission = Submission::take_over(&self.memory, state)?;
         self.add(submission);
         Ok(())
@@ -80,7 +89,9 @@ impl IoQueue {
     /// Drops submission queues that are to go, and whose commands are completed.
     pub(super) fn remove_stopped(&mut self) {
         for slot in &mut self.submissions {
-            if slot.as_ref().is_some_and(|submission| submission.stopping.is_some() && submission.in_flight == 0) {
+            if slot.as_ref().is_some_and(|submission| {
+                submission.stopping.is_some() && submission.in_flight == 0
+            }) {
                 let stopped = slot.take().and_then(|mut submission| submission.stopping.take());
                 // Its memory is let go of by now.
                 drop(stopped);
@@ -121,7 +132,8 @@ impl IoQueue {
             }
             Change::Stop(stopped) => {
                 let mut state = self.completions.state();
-                state.submission_queues = self.submissions.iter().flatten().map(Submission::state).collect();
+                state.submission_queues =
+                    self.submissions.iter().flatten().map(Submission::state).collect();
                 self.end(Done::new(move || stopped(state)));
             }
             Change::Namespace(namespace, done) => {
@@ -141,7 +153,11 @@ impl IoQueue {
             submission.rebind(memory);
         }
         if let Err(error) = self.engine.attach_memory(memory) {
-            tracing::warn!(device = self.shared.options.name, queue = self.id, "the store refuses the memory: {error}");
+            tracing::warn!(
+                device = self.shared.options.name,
+                queue = self.id,
+                "the store refuses the memory: {error}"
+            );
         }
         self.memory = memory.clone();
         self.set_shadow_doorbells(self.shadow_pages);
@@ -203,10 +219,13 @@ impl IoQueue {
 
     /// Aborts a command that the store has not got yet; whether there was one.
     pub(super) fn abort(&mut self, submission: u16, command_id: u16) -> bool {
-        let is_its = |queue: &Option<Submission>| queue.as_ref().is_some_and(|queue| queue.id == submission);
+        let is_its =
+            |queue: &Option<Submission>| queue.as_ref().is_some_and(|queue| queue.id == submission);
         let Some(slot) = self.submissions.iter().position(is_its) else { return false };
         let queued = &mut self.steps.queued;
-        let found = queued.iter().position(|queued| queued.slot == slot && queued.command.id() == command_id);
+        let found = queued
+            .iter()
+            .position(|queued| queued.slot == slot && queued.command.id() == command_id);
         if found.and_then(|index| queued.remove(index)).is_none() {
             return false;
         }

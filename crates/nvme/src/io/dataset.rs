@@ -22,7 +22,11 @@ pub(super) struct Ranges {
 
 impl Default for Ranges {
     fn default() -> Self {
-        Self { bytes: Box::new([0; RANGE_BYTES * MAX_RANGES]), parsed: Vec::with_capacity(MAX_RANGES), next: 0 }
+        Self {
+            bytes: Box::new([0; RANGE_BYTES * MAX_RANGES]),
+            parsed: Vec::with_capacity(MAX_RANGES),
+            next: 0,
+        }
     }
 }
 
@@ -45,12 +49,23 @@ impl Ranges {
 
 /// # Errors
 /// The data pointer is wrong, or a range ends past the namespace: nothing is deallocated then.
-pub(super) fn begin(stepper: &mut Stepper, command: &Command, around: &mut Surroundings<'_>) -> Result<(), Status> {
+pub(super) fn begin(
+    stepper: &mut Stepper,
+    command: &Command,
+    around: &mut Surroundings<'_>,
+) -> Result<(), Status> {
     // NR is 0's based.
     let count = usize::from((command.dword10() & 0xFF) as u8).saturating_add(1);
     let len_bytes = count.saturating_mul(RANGE_BYTES);
     let Stepper { guest, ranges, .. } = stepper;
-    pointer::gather(command, len_bytes as u64, Direction::FromGuest, around.memory, around.hint, guest)?;
+    pointer::gather(
+        command,
+        len_bytes as u64,
+        Direction::FromGuest,
+        around.memory,
+        around.hint,
+        guest,
+    )?;
     let bytes = ranges.bytes.get_mut(..len_bytes).unwrap_or(&mut []);
     if guest.copy_to_slice(0, bytes) != len_bytes {
         return Err(Status::DATA_TRANSFER_ERROR);

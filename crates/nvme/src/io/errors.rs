@@ -41,7 +41,12 @@ impl IoQueue {
 
     /// The store has failed a request, and with it its command.
     #[cold]
-    pub(super) fn log_request(&self, whole: Whole, request: &BlockRequest, status: Status) -> Status {
+    pub(super) fn log_request(
+        &self,
+        whole: Whole,
+        request: &BlockRequest,
+        status: Status,
+    ) -> Status {
         let Whole { slot, command_id, opcode } = whole;
         let (nsid, lba) = self.rules.place(request.offset_bytes);
         self.log(slot.into(), command_id, (opcode, nsid, lba), status)
@@ -50,7 +55,8 @@ impl IoQueue {
     /// A command in steps has failed: in the first block of a step, as far as is known.
     #[cold]
     pub(super) fn log_steps(&self, stepper: &Stepper, job: Job, status: Status) -> Status {
-        let (nsid, lba) = self.rules.place(stepper.range.offset_bytes.saturating_add(stepper.done_bytes));
+        let (nsid, lba) =
+            self.rules.place(stepper.range.offset_bytes.saturating_add(stepper.done_bytes));
         let lba = if job == Job::Deallocate { 0 } else { lba };
         self.log(stepper.slot, stepper.command_id, (job.opcode(), nsid, lba), status)
     }
@@ -62,13 +68,23 @@ impl IoQueue {
         self.log(fused.slot, fused.write_id, place, status)
     }
 
-    fn log(&self, slot: usize, command_id: u16, (opcode, nsid, lba): (u8, u32, u64), status: Status) -> Status {
-        let Some(submission_queue) = self.submissions.get(slot).and_then(Option::as_ref).map(|queue| queue.id) else {
+    fn log(
+        &self,
+        slot: usize,
+        command_id: u16,
+        (opcode, nsid, lba): (u8, u32, u64),
+        status: Status,
+    ) -> Status {
+        let Some(submission_queue) =
+            self.submissions.get(slot).and_then(Option::as_ref).map(|queue| queue.id)
+        else {
             return status;
         };
         if !is_logged(status) {
             return status;
         }
-        self.shared.errors.io_command(Failed { submission_queue, command_id, opcode, nsid, lba }, status)
+        self.shared
+            .errors
+            .io_command(Failed { submission_queue, command_id, opcode, nsid, lba }, status)
     }
 }

@@ -97,7 +97,13 @@ pub(super) struct Seat {
 impl Seat {
     /// Takes place `index`, awake.
     pub(super) fn new(fence: &Arc<Fence>, index: usize) -> Self {
-        let mut seat = Self { fence: Arc::clone(fence), index, ticket: None, resting: true, was_closed: false };
+        let mut seat = Self {
+            fence: Arc::clone(fence),
+            index,
+            ticket: None,
+            resting: true,
+            was_closed: false,
+        };
         seat.rise();
         seat
     }

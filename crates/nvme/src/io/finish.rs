@@ -60,7 +60,8 @@ impl IoQueue {
     fn finish_step(&mut self, now: Nanos, index: usize, request: Box<BlockRequest>) {
         let read_bytes = if request.operation == Operation::Read { request.len_bytes } else { 0 };
         self.stats().bytes_read.add(read_bytes);
-        let is_expected = request.operation == Operation::Discard && request.result == Err(BlockError::Unsupported);
+        let is_expected = request.operation == Operation::Discard
+            && request.result == Err(BlockError::Unsupported);
         if let Err(error) = request.result
             && !is_expected
         {

@@ -41,7 +41,11 @@ impl Context for Origin {
     #[allow(clippy::cast_possible_truncation)] // taking the word apart
     fn from_words([kind, data]: [u64; 2]) -> Self {
         match kind {
-            0 => Self::Whole(Whole { slot: data as u16, command_id: (data >> 16) as u16, opcode: (data >> 32) as u8 }),
+            0 => Self::Whole(Whole {
+                slot: data as u16,
+                command_id: (data >> 16) as u16,
+                opcode: (data >> 32) as u8,
+            }),
             1 => Self::Step(data as usize),
             _ => Self::FusedWrite,
         }

@@ -57,7 +57,10 @@ mod tests {
             assert_eq!(status_of(operation, short), Status::WRITE_FAULT);
         }
         assert_eq!(status_of(Operation::Write, BlockError::NoSpace), Status::CAPACITY_EXCEEDED);
-        assert_eq!(status_of(Operation::Write, BlockError::Io { errno: 28 }), Status::CAPACITY_EXCEEDED);
+        assert_eq!(
+            status_of(Operation::Write, BlockError::Io { errno: 28 }),
+            Status::CAPACITY_EXCEEDED
+        );
         assert!(status_of(Operation::Write, BlockError::ReadOnly).is_do_not_retry());
         assert!(!status_of(Operation::Read, BlockError::Io { errno: 12 }).is_do_not_retry());
     }

@@ -110,7 +110,8 @@ impl IoQueue {
     /// # Errors
     /// Its memory or the store's channel is unusable, or the kernel has no descriptor for it.
     pub(super) fn new(start: Start, core: &Rc<CoreContext>) -> Result<Self, StartError> {
-        let Start { shared, setup, from, kick, event, coalescing, namespace, shadow, doorbells } = start;
+        let Start { shared, setup, from, kick, event, coalescing, namespace, shadow, doorbells } =
+            start;
         let id = setup.id;
         let io = |error| StartError::Io { id, error };
         let entries = usize::try_from(setup.entries).unwrap_or(usize::MAX);
@@ -130,7 +131,14 @@ impl IoQueue {
             core: Rc::clone(core),
             hint: RegionHint::default(),
             rules: Rules::new(None, shared.options.namespaces),
-            completions: Completions::new(&setup, from.as_ref(), depth, event, coalescing, &shared)?,
+            completions: Completions::new(
+                &setup,
+                from.as_ref(),
+                depth,
+                event,
+                coalescing,
+                &shared,
+            )?,
             submissions: Vec::new(),
             first: 0,
             doorbells,
@@ -189,7 +197,11 @@ impl IoQueue {
     /// Makes the queue unusable until the driver resets the controller.
     #[cold]
     pub(super) fn break_with(&mut self, reason: &dyn std::fmt::Display) {
-        tracing::error!(device = self.shared.options.name, queue = self.id, "queue stopped: {reason}");
+        tracing::error!(
+            device = self.shared.options.name,
+            queue = self.id,
+            "queue stopped: {reason}"
+        );
         if self.is_serving() {
             self.state = State::Halted;
         }
@@ -223,7 +235,8 @@ impl IoQueue {
         if self.completions.has_backlog() {
             return room > 0;
         }
-        let may_take = self.is_serving() && self.changes.is_empty() && self.engine.has_blank() && room > 0;
+        let may_take =
+            self.is_serving() && self.changes.is_empty() && self.engine.has_blank() && room > 0;
         may_take && self.submissions.iter().flatten().any(Submission::has_next)
     }
 
@@ -328,8 +341,12 @@ impl Pollable for IoQueue {
         self.on_wake();
         let state = std::mem::replace(&mut self.state, State::Halted);
         let changes = std::mem::take(&mut self.changes);
-        let stopped: Vec<_> =
-            self.submissions.iter_mut().flatten().filter_map(|submission| submission.stopping.take()).collect();
+        let stopped: Vec<_> = self
+            .submissions
+            .iter_mut()
+            .flatten()
+            .filter_map(|submission| submission.stopping.take())
+            .collect();
         // Drop all guest memory before any completion is called.
         drop(self);
         drop((changes, stopped));

@@ -9,7 +9,11 @@ use crate::{Command, Status};
 
 /// # Errors
 /// The range or the data pointer is wrong.
-pub(super) fn begin(stepper: &mut Stepper, command: &Command, around: &mut Surroundings<'_>) -> Result<(), Status> {
+pub(super) fn begin(
+    stepper: &mut Stepper,
+    command: &Command,
+    around: &mut Surroundings<'_>,
+) -> Result<(), Status> {
     stepper.range = around.rules.check_transfer(command)?;
     let Stepper { range, guest, holes, .. } = stepper;
     pointer::gather_with_holes(command, range.len_bytes, around.memory, around.hint, guest, holes)
@@ -65,7 +69,8 @@ mod tests {
 
     #[test]
     fn a_byte_is_in_a_hole_or_behind_so_many_bytes_of_holes() {
-        let holes = [Hole { start_bytes: 10, len_bytes: 5 }, Hole { start_bytes: 15, len_bytes: 1 }];
+        let holes =
+            [Hole { start_bytes: 10, len_bytes: 5 }, Hole { start_bytes: 15, len_bytes: 1 }];
         assert_eq!(place(&holes, 0), (0, Some(10)));
         assert_eq!(place(&holes, 9), (0, Some(10)));
         assert_eq!(place(&holes, 10), (15, None));

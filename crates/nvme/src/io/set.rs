@@ -17,8 +17,8 @@ use super::queue::{IoQueue, Start};
 use super::shared::Shared;
 use super::{IoOptions, QueueStats};
 use crate::{
-    CompletionQueueSetup, CompletionQueueState, Done, ErrorLog, Namespace, QueueEvent, QueueHost, QueuesState,
-    StartError, SubmissionQueueSetup,
+    CompletionQueueSetup, CompletionQueueState, Done, ErrorLog, Namespace, QueueEvent, QueueHost,
+    QueuesState, StartError, SubmissionQueueSetup,
 };
 
 /// Makes a queue, on its sidecore.
@@ -118,7 +118,8 @@ impl QueueSet {
         if runners.is_empty() || options.queue_pairs == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "queues need a sidecore"));
         }
-        let vectors = (0..options.vectors).map(|_| Vector { event: None, is_coalesced: true }).collect();
+        let vectors =
+            (0..options.vectors).map(|_| Vector { event: None, is_coalesced: true }).collect();
         let state = State {
             queues: BTreeMap::new(),
             ending: Ending::new(),
@@ -155,9 +156,15 @@ impl QueueSet {
 
     /// Aborts a command that the store has not got yet (NVMe base 2.0, 5.1), and says whether there
     /// was one.
-    pub fn abort(&self, submission: u16, command_id: u16, reply: impl FnOnce(bool) + Send + 'static) {
+    pub fn abort(
+        &self,
+        submission: u16,
+        command_id: u16,
+        reply: impl FnOnce(bool) + Send + 'static,
+    ) {
         let state = self.state();
-        let Some(running) = state.submissions.get(&submission).and_then(|id| state.queues.get(id)) else {
+        let Some(running) = state.submissions.get(&submission).and_then(|id| state.queues.get(id))
+        else {
             return reply(false);
         };
         running.send(move |queue| reply(queue.abort(submission, command_id)));
@@ -205,14 +212,19 @@ impl QueueSet {
         from: Option<CompletionQueueState>,
     ) -> Result<(), StartError> {
         let id = setup.id;
-        let refuse = |why| StartError::Io { id, error: io::Error::new(io::ErrorKind::InvalidInput, why) };
+        let refuse =
+            |why| StartError::Io { id, error: io::Error::new(io::ErrorKind::InvalidInput, why) };
         if id == 0 || id > self.queue_pairs() {
             return Err(refuse("there is no such queue"));
         }
         if state.queues.contains_key(&id) {
             return Err(refuse("it is running already"));
         }
-        if state.ending.iter().any(|(ending, followers)| *ending == id && followers.strong_count() > 0) {
+        if state
+            .ending
+            .iter()
+            .any(|(ending, followers)| *ending == id && followers.strong_count() > 0)
+        {
             return Err(refuse("one of the same number has not ended yet"));
         }
         let index = usize::from(id.saturating_sub(1)).checked_rem(self.runners.len()).unwrap_or(0);
@@ -275,7 +287,8 @@ impl QueueHost for QueueSet {
         let (id, completion_queue) = (setup.id, setup.completion_queue);
         let mut state = self.state();
         let Some(running) = state.queues.get(&completion_queue) else {
-            let error = io::Error::new(io::ErrorKind::InvalidInput, "its completion queue is not running");
+            let error =
+                io::Error::new(io::ErrorKind::InvalidInput, "its completion queue is not running");
             return Err(StartError::Io { id, error });
         };
         let (reply, answer) = mpsc::sync_channel(1);
@@ -324,7 +337,8 @@ impl QueueHost for QueueSet {
         let left = Arc::new(Mutex::new(Vec::with_capacity(count)));
         let all = Arc::clone(&left);
         let part = parts(Done::new(move || {
-            let completion_queues = std::mem::take(&mut *all.lock().unwrap_or_else(PoisonError::into_inner));
+            let completion_queues =
+                std::mem::take(&mut *all.lock().unwrap_or_else(PoisonError::into_inner));
             // One that is missing was on a sidecore that has gone.
             let is_whole = completion_queues.len() == count;
             reply(is_whole.then_some(QueuesState { shadow_doorbells, completion_queues }));
@@ -343,13 +357,22 @@ impl QueueHost for QueueSet {
 
     fn take_over(&self, memory: &GuestMemory, queues: &QueuesState) -> Result<(), StartError> {
         let mut state = self.state();
-        state.shadow = queues.shadow_doorbells.map(|(shadow, event)| (GuestAddress(shadow), GuestAddress(event)));
+        state.shadow = queues
+            .shadow_doorbells
+            .map(|(shadow, event)| (GuestAddress(shadow), GuestAddress(event)));
         for queue in &queues.completion_queues {
             let CompletionQueueState { id, address, entries, vector, .. } = *queue;
-            let setup =
-                CompletionQueueSetup { id, memory: memory.clone(), address: GuestAddress(address), entries, vector };
+            let setup = CompletionQueueSetup {
+                id,
+                memory: memory.clone(),
+                address: GuestAddress(address),
+                entries,
+                vector,
+            };
             self.start(&mut state, setup, Some(queue.clone()))?;
-            state.submissions.extend(queue.submission_queues.iter().map(|submission| (submission.id, id)));
+            state
+                .submissions
+                .extend(queue.submission_queues.iter().map(|submission| (submission.id, id)));
         }
         Ok(())
     }
@@ -460,7 +483,9 @@ impl QueueHost for QueueSet {
         let state = self.state();
         let its_own = state.queues.get(&queue);
         let of_its_commands = state.submissions.get(&queue).filter(|id| **id != queue);
-        for running in its_own.into_iter().chain(of_its_commands.and_then(|id| state.queues.get(id))) {
+        for running in
+            its_own.into_iter().chain(of_its_commands.and_then(|id| state.queues.get(id)))
+        {
             running.kick.signal();
         }
     }

@@ -34,7 +34,8 @@ impl IoQueue {
 
     /// Starts a command in steps; its status, if it is over already.
     pub(super) fn begin(&mut self, index: usize, queued: &QueuedCommand) -> Option<Status> {
-        let mut around = Surroundings { rules: &self.rules, memory: &self.memory, hint: &mut self.hint };
+        let mut around =
+            Surroundings { rules: &self.rules, memory: &self.memory, hint: &mut self.hint };
         let begun = self.steps.steppers.get_mut(index)?.begin(queued, &mut around);
         match begun {
             Ok(()) => self.advance(index),
@@ -45,11 +46,19 @@ impl IoQueue {
     /// Carries a fused pair on, once this queue is alone.
     pub(super) fn drive_fused(&mut self, now: Nanos) {
         let Some(fused) = &self.fused else { return };
-        if fused.phase != Phase::Closing || !self.seat.close() || self.engine.in_flight() > 0 || !self.seat.is_alone() {
+        if fused.phase != Phase::Closing
+            || !self.seat.close()
+            || self.engine.in_flight() > 0
+            || !self.seat.is_alone()
+        {
             return;
         }
-        let queued =
-            QueuedCommand { command: fused.compare, job: Job::Compare, slot: fused.slot, taken_at: fused.taken_at };
+        let queued = QueuedCommand {
+            command: fused.compare,
+            job: Job::Compare,
+            slot: fused.slot,
+            taken_at: fused.taken_at,
+        };
         if let Some(fused) = &mut self.fused {
             fused.phase = Phase::Comparing;
         }
@@ -81,10 +90,14 @@ impl IoQueue {
         }
         self.engine.measure(now, fused.taken_at);
         let is_well = compare_status.is_success();
-        let compare_status =
-            if is_well { compare_status } else { self.log_refusal(fused.slot, &fused.compare, compare_status) };
+        let compare_status = if is_well {
+            compare_status
+        } else {
+            self.log_refusal(fused.slot, &fused.compare, compare_status)
+        };
         let is_well = write_status.is_success();
-        let write_status = if is_well { write_status } else { self.log_fused_write(&fused, write_status) };
+        let write_status =
+            if is_well { write_status } else { self.log_fused_write(&fused, write_status) };
         self.complete(fused.slot, fused.compare.id(), compare_status);
         self.complete(fused.slot, fused.write_id, write_status);
         self.attention = true;
@@ -126,7 +139,8 @@ impl IoQueue {
             || !self.changes.is_empty()
             || !self.is_serving()
             || self.doorbells.is_missing();
-        let ending = self.submissions.iter().flatten().any(|submission| submission.stopping.is_some());
+        let ending =
+            self.submissions.iter().flatten().any(|submission| submission.stopping.is_some());
         self.attention = busy || ending || !self.steps.queued.is_empty();
         !busy
     }

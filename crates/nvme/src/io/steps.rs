@@ -111,7 +111,11 @@ impl Stepper {
     ///
     /// # Errors
     /// What is wrong with it; the stepper is free then.
-    pub(super) fn begin(&mut self, queued: &QueuedCommand, around: &mut Surroundings<'_>) -> Result<(), Status> {
+    pub(super) fn begin(
+        &mut self,
+        queued: &QueuedCommand,
+        around: &mut Surroundings<'_>,
+    ) -> Result<(), Status> {
         self.slot = queued.slot;
         self.command_id = queued.command.id();
         self.taken_at = queued.taken_at;
@@ -156,16 +160,29 @@ impl Stepper {
             return;
         }
         let offset_bytes = self.range.offset_bytes.saturating_add(self.done_bytes);
-        self.issue(Operation::Read, Range { offset_bytes, len_bytes: left_bytes.min(STEP_BYTES) }, engine);
+        self.issue(
+            Operation::Read,
+            Range { offset_bytes, len_bytes: left_bytes.min(STEP_BYTES) },
+            engine,
+        );
     }
 
     /// Gives a request to the store; false if all are there.
-    pub(super) fn issue(&mut self, operation: Operation, range: Range, engine: &mut Engine) -> bool {
+    pub(super) fn issue(
+        &mut self,
+        operation: Operation,
+        range: Range,
+        engine: &mut Engine,
+    ) -> bool {
         let Some(mut request) = self.rest.pop() else { return false };
         request.segments.clear();
         if operation == Operation::Read {
             request.segments.bind(&self.private);
-            if request.segments.push(self.buffer, range.len_bytes, &mut RegionHint::default()).is_err() {
+            if request
+                .segments
+                .push(self.buffer, range.len_bytes, &mut RegionHint::default())
+                .is_err()
+            {
                 // A buffer has the size of the largest step.
                 self.status = Status::INTERNAL_ERROR;
                 self.rest.push(request);
@@ -195,7 +212,8 @@ impl Stepper {
             Err(BlockError::Unsupported) if operation == Operation::Discard => {}
             Err(error) if self.status.is_success() => {
                 // A command that reads fails to read, also if it is the flush before that fails.
-                let asked = if operation == Operation::Discard { operation } else { Operation::Read };
+                let asked =
+                    if operation == Operation::Discard { operation } else { Operation::Read };
                 self.status = status_of(asked, error);
             }
             Ok(()) if operation == Operation::Read => {
@@ -223,7 +241,9 @@ impl Steps {
     /// Steppers for queue `queue`, and room for `depth` commands that wait.
     pub(super) fn new(shared: &Shared, queue: u16, depth: usize, engine: &mut Engine) -> Self {
         let (private, area) = shared.buffers(queue);
-        let buffer = |index: usize| GuestAddress(area.0.saturating_add(STEP_BYTES.saturating_mul(index as u64)));
+        let buffer = |index: usize| {
+            GuestAddress(area.0.saturating_add(STEP_BYTES.saturating_mul(index as u64)))
+        };
         Self {
             steppers: (0..STEP_COUNT)
                 .map(|index| {
@@ -232,7 +252,10 @@ impl Steps {
                 })
                 .collect(),
             queued: VecDeque::with_capacity(depth),
-            scratch: Scratch { ours: Box::new([0; SCRATCH_BYTES]), theirs: Box::new([0; SCRATCH_BYTES]) },
+            scratch: Scratch {
+                ours: Box::new([0; SCRATCH_BYTES]),
+                theirs: Box::new([0; SCRATCH_BYTES]),
+            },
         }
     }
 

@@ -37,7 +37,10 @@ impl Submission {
     ///
     /// # Errors
     /// There can be no such queue.
-    pub(super) fn take_over(memory: &GuestMemory, state: &SubmissionQueueState) -> Result<Self, StartError> {
+    pub(super) fn take_over(
+        memory: &GuestMemory,
+        state: &SubmissionQueueState,
+    ) -> Result<Self, StartError> {
         let SubmissionQueueState { id, address, entries, head, ahead } = state;
         let ring = SubmissionQueue::resume(memory, GuestAddress(*address), *entries, *head);
         let ahead = ahead.as_ref().and_then(|bytes| Some(Command::new(*bytes.first_chunk()?)));
@@ -47,7 +50,16 @@ impl Submission {
 
     fn of(id: u16, entries: u32, ring: SubmissionQueue) -> Self {
         let head = u32::from(ring.head());
-        Self { id, ring, entries, seen_tail: head, event_at: head, ahead: None, in_flight: 0, stopping: None }
+        Self {
+            id,
+            ring,
+            entries,
+            seen_tail: head,
+            event_at: head,
+            ahead: None,
+            in_flight: 0,
+            stopping: None,
+        }
     }
 
     /// The state that another process needs to resume the queue; nothing is in flight.

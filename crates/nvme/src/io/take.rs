@@ -96,10 +96,17 @@ impl IoQueue {
                 }
                 continue;
             }
-            let verdict = self.rules.parse(&command, write_through, &self.memory, &mut self.hint, &mut request);
+            let verdict = self.rules.parse(
+                &command,
+                write_through,
+                &self.memory,
+                &mut self.hint,
+                &mut request,
+            );
             if let Ok(Verdict::Submit(flush)) = verdict {
                 budget.spend_bytes(request.len_bytes);
-                let whole = Whole { slot: slot as u16, command_id: command.id(), opcode: command.opcode() };
+                let whole =
+                    Whole { slot: slot as u16, command_id: command.id(), opcode: command.opcode() };
                 self.engine.submit(request, Origin::Whole(whole), flush);
             } else {
                 self.engine.recycle(request);
@@ -110,10 +117,20 @@ impl IoQueue {
     }
 
     /// A command that is not one request.
-    pub(super) fn take_other(&mut self, slot: usize, command: Command, verdict: Result<Verdict, Status>) {
+    pub(super) fn take_other(
+        &mut self,
+        slot: usize,
+        command: Command,
+        verdict: Result<Verdict, Status>,
+    ) {
         match verdict {
             Ok(Verdict::Steps(job)) => {
-                self.steps.queued.push_back(QueuedCommand { command, job, slot, taken_at: self.now });
+                self.steps.queued.push_back(QueuedCommand {
+                    command,
+                    job,
+                    slot,
+                    taken_at: self.now,
+                });
                 self.attention = true;
             }
             Ok(_) => self.complete(slot, command.id(), Status::SUCCESS),
@@ -123,7 +140,12 @@ impl IoQueue {
 
     /// One of two commands that are to be one, if the other is next to it.
     #[cold]
-    pub(super) fn take_fused(&mut self, slot: usize, first: &Command, mut request: Box<BlockRequest>) {
+    pub(super) fn take_fused(
+        &mut self,
+        slot: usize,
+        first: &Command,
+        mut request: Box<BlockRequest>,
+    ) {
         let alone = match first.fuse() {
             Fuse::First => None,
             Fuse::Normal | Fuse::Second => Some(Status::MISSING_FUSED),
@@ -152,7 +174,14 @@ impl IoQueue {
         self.in_flight = self.in_flight.wrapping_add(1);
         let write_through = self.shared.is_write_through();
         let pair = (first, &second);
-        match fused::check(pair, write_through, &self.rules, &self.memory, &mut self.hint, &mut request) {
+        match fused::check(
+            pair,
+            write_through,
+            &self.rules,
+            &self.memory,
+            &mut self.hint,
+            &mut request,
+        ) {
             Ok(flush) => {
                 self.fused = Some(Fused {
                     slot,

@@ -5,7 +5,11 @@ use crate::{Command, Status};
 
 /// # Errors
 /// The range is wrong.
-pub(super) fn begin(stepper: &mut Stepper, command: &Command, around: &mut Surroundings<'_>) -> Result<(), Status> {
+pub(super) fn begin(
+    stepper: &mut Stepper,
+    command: &Command,
+    around: &mut Surroundings<'_>,
+) -> Result<(), Status> {
     stepper.range = around.rules.range(command)?;
     Ok(())
 }

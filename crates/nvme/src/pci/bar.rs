@@ -79,7 +79,10 @@ mod tests {
     #[test]
     fn trapped_doorbells_are_side_by_side() {
         let at = |offset| Bar::at(offset, TRAPPED_STRIDE);
-        assert_eq!((at(0x1000), at(0x1004), at(0x1008)), (Bar::Tail(0), Bar::Head(0), Bar::Tail(1)));
+        assert_eq!(
+            (at(0x1000), at(0x1004), at(0x1008)),
+            (Bar::Tail(0), Bar::Head(0), Bar::Tail(1))
+        );
         assert_eq!((at(0x1204), at(0x1208)), (Bar::Head(64), Bar::Hole));
     }
 }

@@ -75,7 +75,11 @@ fn messages(interrupts: Interrupts) -> Vec<Field> {
         Interrupts::Msi => vec![
             // 64-bit addresses, no mask of each vector. MSI Enable can be written, and how many
             // vectors (a power of two) are enabled.
-            field(MESSAGES, u32::from(capability::MSI) | next | vectors.trailing_zeros() << 17 | 1 << 23, 0x0071_0000),
+            field(
+                MESSAGES,
+                u32::from(capability::MSI) | next | vectors.trailing_zeros() << 17 | 1 << 23,
+                0x0071_0000,
+            ),
             // The message's address and its data.
             field(MESSAGES + 4, 0, !0b11),
             field(MESSAGES + 8, 0, u32::MAX),

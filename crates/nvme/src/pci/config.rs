@@ -22,7 +22,8 @@ pub(crate) struct ConfigSpace {
 
 impl ConfigSpace {
     pub(crate) fn new(interrupts: Interrupts) -> Self {
-        let mut space = Self { values: vec![0; CONFIG_BYTES], writable: vec![0; CONFIG_BYTES], interrupts };
+        let mut space =
+            Self { values: vec![0; CONFIG_BYTES], writable: vec![0; CONFIG_BYTES], interrupts };
         space.reset();
         space
     }
@@ -35,10 +36,17 @@ impl ConfigSpace {
         let [interface, sub_class, class] = CLASS_NVME;
         let device = u32::from(ids::DEVICE) << 16 | u32::from(ids::VENDOR);
         self.define(offset::ID, device, 0);
-        let commands =
-            command::MEMORY | command::BUS_MASTER | command::PARITY_ERROR | command::SERR | command::INTERRUPT_DISABLE;
+        let commands = command::MEMORY
+            | command::BUS_MASTER
+            | command::PARITY_ERROR
+            | command::SERR
+            | command::INTERRUPT_DISABLE;
         self.define(offset::COMMAND, u32::from(STATUS_CAPABILITIES) << 16, commands.into());
-        self.define(offset::REVISION, u32::from_le_bytes([ids::REVISION, interface, sub_class, class]), 0);
+        self.define(
+            offset::REVISION,
+            u32::from_le_bytes([ids::REVISION, interface, sub_class, class]),
+            0,
+        );
         self.define(offset::CACHE_LINE_SIZE, 0, 0xFF);
         // BAR0 and BAR1: memory, 64-bit. BAR4: memory, 32-bit; for MSI-X alone.
         self.define(offset::BAR0, BAR_MEMORY_64, mask(REGISTERS_BAR_BYTES));
@@ -156,11 +164,17 @@ mod tests {
     fn msi_takes_the_place_of_msi_x_and_of_its_memory() {
         let mut space = ConfigSpace::new(Interrupts::Msi);
         let header = read32(&space, 0x50);
-        assert_eq!((read32(&space, 0x40) >> 8 & 0xFF, header & 0xFF, header >> 8 & 0xFF), (0x50, 0x05, 0x60));
+        assert_eq!(
+            (read32(&space, 0x40) >> 8 & 0xFF, header & 0xFF, header >> 8 & 0xFF),
+            (0x50, 0x05, 0x60)
+        );
         assert_eq!(header >> 16, 0x8A, "32 vectors, none enabled; 64-bit addresses, no masks");
         space.write(0x50, &[0xFF; 16]);
         assert_eq!(read32(&space, 0x50), header | 0x71 << 16, "enabled, as many as there are");
-        assert_eq!([0x54, 0x58, 0x5C].map(|offset| read32(&space, offset)), [0xFFFF_FFFC, u32::MAX, 0xFFFF]);
+        assert_eq!(
+            [0x54, 0x58, 0x5C].map(|offset| read32(&space, offset)),
+            [0xFFFF_FFFC, u32::MAX, 0xFFFF]
+        );
         assert_eq!(read32(&space, 0x60) & 0xFF, 0x10);
         space.write(0x20, &[0xFF; 4]);
         assert_eq!(read32(&space, 0x20), 0, "no BAR4");

@@ -102,7 +102,11 @@ impl Msix {
     /// # Errors
     /// The process has too many descriptors open.
     pub(crate) fn hand_over(&self) -> io::Result<(MsixState, Vec<(u16, OwnedFd)>)> {
-        let vectors = self.vectors.iter().map(|vector| (vector.entry.to_vec(), vector.control_written)).collect();
+        let vectors = self
+            .vectors
+            .iter()
+            .map(|vector| (vector.entry.to_vec(), vector.control_written))
+            .collect();
         let events = (0_u16..).zip(&self.vectors).filter_map(|(number, vector)| {
             let event = vector.event.as_ref()?.fd.as_fd().try_clone_to_owned();
             Some(event.map(|event| (number, event)))
@@ -161,7 +165,9 @@ impl Msix {
 
     /// Signals the client's event of a vector, masked or not.
     pub(crate) fn signal(&mut self, vector: u16) {
-        if let Some(event) = self.vectors.get_mut(usize::from(vector)).and_then(|vector| vector.event.as_mut()) {
+        if let Some(event) =
+            self.vectors.get_mut(usize::from(vector)).and_then(|vector| vector.event.as_mut())
+        {
             event.signal(self.make);
         }
     }
@@ -196,11 +202,13 @@ impl Msix {
             let entry = self.vectors.get(vector).map_or([0; ENTRY_BYTES], |vector| vector.entry);
             return entry.get(byte).copied().unwrap_or(0);
         }
-        let Some(first) = offset.checked_sub(PENDING_OFFSET).and_then(|byte| byte.checked_mul(8)) else {
+        let Some(first) = offset.checked_sub(PENDING_OFFSET).and_then(|byte| byte.checked_mul(8))
+        else {
             return 0;
         };
         (0..8).zip(first..).fold(0, |bits, (bit, vector)| {
-            let Some(vector) = u16::try_from(vector).ok().filter(|vector| *vector < self.len()) else {
+            let Some(vector) = u16::try_from(vector).ok().filter(|vector| *vector < self.len())
+            else {
                 return bits;
             };
             let pending = is_pending(vector) || vector == 0 && self.admin_pending;
@@ -276,7 +284,10 @@ mod tests {
     fn pending_bits_are_those_of_the_vectors() {
         let mut msix = Msix::new(64, EventFd::peer_signal);
         let pending = |msix: &Msix, byte| msix.read(PENDING_OFFSET + byte, |vector| vector == 9);
-        assert_eq!((pending(&msix, 0), pending(&msix, 1), pending(&msix, 7), pending(&msix, 8)), (0, 2, 0, 0));
+        assert_eq!(
+            (pending(&msix, 0), pending(&msix, 1), pending(&msix, 7), pending(&msix, 8)),
+            (0, 2, 0, 0)
+        );
         msix.signal_admin();
         assert_eq!(pending(&msix, 0), 1, "nothing to signal yet");
         assert!(msix.write(PENDING_OFFSET, &[0xFF; 8]).is_empty());

@@ -16,13 +16,15 @@ use crate::controller::{Controller, Limits, Parts};
 use crate::handover::Shape;
 use crate::inbox::{Inbox, Message, QueueEvent};
 use crate::manager::Manager;
-use crate::pci::bar::{Bar, MAX_QUEUE_PAIRS, MSIX_BAR, MSIX_BAR_BYTES, REGISTERS_BAR, REGISTERS_BAR_BYTES};
+use crate::pci::bar::{
+    Bar, MAX_QUEUE_PAIRS, MSIX_BAR, MSIX_BAR_BYTES, REGISTERS_BAR, REGISTERS_BAR_BYTES,
+};
 use crate::pci::config::ConfigSpace;
 use crate::pci::msix::Msix;
 use crate::pci::{AccessError, BarInfo, Interrupts, MappableArea, PciFunction, Region};
 use crate::{
-    ControllerWorker, Done, FunctionState, HandOver, HandedOver, Identity, Namespace, QueueHost, Statistics,
-    TakeOverError,
+    ControllerWorker, Done, FunctionState, HandOver, HandedOver, Identity, Namespace, QueueHost,
+    Statistics, TakeOverError,
 };
 
 /// The most rounds of handling replies before the caller returns.
@@ -91,11 +93,21 @@ impl NvmeFunction {
     /// A function after power on. The host is told what it serves.
     #[must_use]
     pub fn new(setup: FunctionSetup) -> Arc<Self> {
-        let FunctionSetup { name, identity, doorbells, doorbells_are_mapped, host, statistics, manager, .. } = setup;
+        let FunctionSetup {
+            name,
+            identity,
+            doorbells,
+            doorbells_are_mapped,
+            host,
+            statistics,
+            manager,
+            ..
+        } = setup;
         let interrupts = setup.interrupts;
         let vectors = interrupts.vectors();
         let queue_pairs = doorbells.queue_pairs();
-        let limits = Limits { queue_pairs: setup.queue_pairs.clamp(1, most_pairs(queue_pairs)), vectors };
+        let limits =
+            Limits { queue_pairs: setup.queue_pairs.clamp(1, most_pairs(queue_pairs)), vectors };
         let notifier = setup.worker.as_ref().map(ControllerWorker::notifier);
         let function = Arc::new_cyclic(|this: &Weak<Self>| {
             let this = this.clone();
@@ -158,7 +170,9 @@ impl NvmeFunction {
     /// How many I/O queue pairs the driver may create from now on, at most [`MAX_QUEUE_PAIRS`];
     /// those that there are stay.
     pub fn set_queue_pairs(&self, queue_pairs: u16) {
-        self.enter(|core| core.controller.limits.queue_pairs = queue_pairs.clamp(1, most_pairs(self.queue_pairs)));
+        self.enter(|core| {
+            core.controller.limits.queue_pairs = queue_pairs.clamp(1, most_pairs(self.queue_pairs))
+        });
     }
 
     /// Queues an event of a queue. Never waits: for sidecores.
@@ -244,7 +258,11 @@ impl Core {
         let controller = self.controller.take_exported()?;
         let reply = self.reply.take()?;
         let left = controller.and_then(|controller| {
-            let (msix, events) = self.msix.hand_over().inspect_err(|error| tracing::error!(%error, "vectors")).ok()?;
+            let (msix, events) = self
+                .msix
+                .hand_over()
+                .inspect_err(|error| tracing::error!(%error, "vectors"))
+                .ok()?;
             let config = self.config.values().to_vec();
             let controller = *controller;
             let doorbells = &self.controller.doorbells;
@@ -292,7 +310,12 @@ fn most_pairs(queue_pairs: u16) -> u16 {
 }
 
 /// Checks that an access lies in what there is.
-fn check(region: Region, offset_bytes: u64, len_bytes: usize, size_bytes: u64) -> Result<(), AccessError> {
+fn check(
+    region: Region,
+    offset_bytes: u64,
+    len_bytes: usize,
+    size_bytes: u64,
+) -> Result<(), AccessError> {
     let len_bytes = len_bytes as u64;
     match offset_bytes.checked_add(len_bytes) {
         Some(end) if end <= size_bytes => Ok(()),
@@ -317,7 +340,8 @@ impl PciFunction for NvmeFunction {
             let offset_bytes = doorbells.area_offset_bytes();
             MappableArea {
                 offset_bytes,
-                len_bytes: (doorbells.len_bytes() as u64).min(REGISTERS_BAR_BYTES.saturating_sub(offset_bytes)),
+                len_bytes: (doorbells.len_bytes() as u64)
+                    .min(REGISTERS_BAR_BYTES.saturating_sub(offset_bytes)),
                 file_offset_bytes: offset_bytes,
             }
         });
@@ -380,7 +404,8 @@ impl PciFunction for NvmeFunction {
                 let is_aligned = offset_bytes.is_multiple_of(data.len().max(1) as u64);
                 if is_aligned && [4, 8].contains(&data.len()) {
                     for (at, dword) in (offset_bytes..).step_by(4).zip(data.chunks_exact(4)) {
-                        let value = u32::from_le_bytes(dword.first_chunk().copied().unwrap_or_default());
+                        let value =
+                            u32::from_le_bytes(dword.first_chunk().copied().unwrap_or_default());
                         core.write_dword(at, value);
                     }
                 }
@@ -440,14 +465,19 @@ impl PciFunction for NvmeFunction {
         let HandedOver { state, events, doorbells } = from;
         let FunctionState { shape, config, msix, doorbell_stride, controller } = state;
         if shape != self.shape() {
-            return Err(TakeOverError::Changed { what: "number of queues, way of idling, or kind of interrupts" });
+            return Err(TakeOverError::Changed {
+                what: "number of queues, way of idling, or kind of interrupts",
+            });
         }
-        let stride = doorbell_stride.map_or(Some(DoorbellStride::HalfPage), DoorbellStride::from_dstrd);
-        let doorbells = stride.and_then(|stride| Doorbells::from_file(doorbells, self.queue_pairs, stride).ok());
+        let stride =
+            doorbell_stride.map_or(Some(DoorbellStride::HalfPage), DoorbellStride::from_dstrd);
+        let doorbells = stride
+            .and_then(|stride| Doorbells::from_file(doorbells, self.queue_pairs, stride).ok());
         let doorbells = Arc::new(doorbells.ok_or(TakeOverError::Damaged { what: "doorbells" })?);
         let now = Nanos::from(self.start.elapsed());
         for (vector, event) in events {
-            self.set_vector(vector, Some(event)).map_err(|_| TakeOverError::Damaged { what: "interrupts" })?;
+            self.set_vector(vector, Some(event))
+                .map_err(|_| TakeOverError::Damaged { what: "interrupts" })?;
         }
         self.enter(|core| {
             core.is_shown = true;

@@ -119,12 +119,18 @@ fn gather_list(
 
 /// Reads the next two entries at once, or the only one that is `left`; the other is zero then.
 #[inline]
-fn read_two(memory: &GuestMemory, at: u64, left: u64, hint: &mut RegionHint) -> Result<(u64, u64), Status> {
+fn read_two(
+    memory: &GuestMemory,
+    at: u64,
+    left: u64,
+    hint: &mut RegionHint,
+) -> Result<(u64, u64), Status> {
     let no_memory = |_| Status::DATA_TRANSFER_ERROR;
     if left == 1 {
         let entry = memory.read_array::<8>(GuestAddress(at), hint).map_err(no_memory)?;
         return Ok((u64::from_le_bytes(entry), 0));
     }
-    let both = u128::from_le_bytes(memory.read_array::<16>(GuestAddress(at), hint).map_err(no_memory)?);
+    let both =
+        u128::from_le_bytes(memory.read_array::<16>(GuestAddress(at), hint).map_err(no_memory)?);
     Ok((both as u64, (both >> 64) as u64))
 }

@@ -126,7 +126,14 @@ pub(super) fn gather(
     segments: &mut Segments,
     holes: Option<&mut Vec<Hole>>,
 ) -> Result<Gathered, Status> {
-    let mut transfer = Transfer { direction, done_bytes: 0, rest_bytes: len_bytes, segments, holes, has_holes: false };
+    let mut transfer = Transfer {
+        direction,
+        done_bytes: 0,
+        rest_bytes: len_bytes,
+        segments,
+        holes,
+        has_holes: false,
+    };
     let first = Descriptor::new(first)?;
     if first.leads_on() {
         gather_segments(first, &mut transfer, memory, hint)?;
@@ -158,7 +165,9 @@ fn gather_segments(
                 // The one before was not the last of its segment.
                 return Err(Status::INVALID_SGL_COUNT);
             }
-            let bytes = memory.read_array(GuestAddress(at), hint).map_err(|_| Status::DATA_TRANSFER_ERROR)?;
+            let bytes = memory
+                .read_array(GuestAddress(at), hint)
+                .map_err(|_| Status::DATA_TRANSFER_ERROR)?;
             let descriptor = Descriptor::new(bytes)?;
             if !descriptor.leads_on() {
                 transfer.take(descriptor, hint)?;

@@ -11,7 +11,9 @@ const LIST: u64 = 0x10_0000;
 /// 4 MiB of guest memory in two regions with a gap between them, each page filled with its number.
 fn memory() -> GuestMemory {
     let region = |first: u64, pages: u64| {
-        let file = std::fs::File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        let file = std::fs::File::from(
+            rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap(),
+        );
         file.set_len(pages * PAGE_BYTES).unwrap();
         RegionSpec {
             guest_address: GuestAddress(first * PAGE_BYTES),
@@ -34,7 +36,11 @@ fn write_list(memory: &GuestMemory, address: u64, entries: &[u64]) {
 }
 
 /// The memory that a pointer leads to: the bytes there, in order, and the number of pieces.
-fn gathered(memory: &GuestMemory, command: &Command, len_bytes: u64) -> Result<(Vec<u8>, usize), Status> {
+fn gathered(
+    memory: &GuestMemory,
+    command: &Command,
+    len_bytes: u64,
+) -> Result<(Vec<u8>, usize), Status> {
     let mut segments = Segments::with_capacity(MAX_PIECES);
     let mut hint = RegionHint::default();
     gather(command, len_bytes, Direction::FromGuest, memory, &mut hint, &mut segments)?;
@@ -50,7 +56,8 @@ fn prps(prp1: u64, prp2: u64) -> Command {
 
 /// Bytes that say where they are.
 fn number(memory: &GuestMemory, address: u64, len_bytes: u64) -> Vec<u8> {
-    let bytes: Vec<u8> = (0..len_bytes).map(|at| ((address + at) / 64 + (address + at)) as u8).collect();
+    let bytes: Vec<u8> =
+        (0..len_bytes).map(|at| ((address + at) / 64 + (address + at)) as u8).collect();
     write(memory, address, &bytes);
     bytes
 }
@@ -67,7 +74,11 @@ fn one_page_and_two() {
     let second = number(&memory, 0x9000, 0x1000);
     assert_eq!(gathered(&memory, &prps(0x3804, 0x9000), 0x17FC), Ok(([first, second].concat(), 2)));
     let third = number(&memory, 0x3000, 0x1800);
-    assert_eq!(gathered(&memory, &prps(0x3000, 0x4000), 0x1800), Ok((third, 1)), "pages in a row are one piece");
+    assert_eq!(
+        gathered(&memory, &prps(0x3000, 0x4000), 0x1800),
+        Ok((third, 1)),
+        "pages in a row are one piece"
+    );
 }
 
 #[test]
@@ -100,10 +111,18 @@ fn a_list_that_ends_with_its_page_does_not_go_on() {
     let memory = memory();
     let list = LIST + PAGE_BYTES - 16;
     write_list(&memory, list, &[0x9000, 0x7000]);
-    let expected = [number(&memory, 0x5000, 0x1000), number(&memory, 0x9000, 0x1000), number(&memory, 0x7000, 0x200)];
+    let expected = [
+        number(&memory, 0x5000, 0x1000),
+        number(&memory, 0x9000, 0x1000),
+        number(&memory, 0x7000, 0x200),
+    ];
     assert_eq!(gathered(&memory, &prps(0x5000, list), 0x2200), Ok((expected.concat(), 3)));
     // With one page more, its last entry leads on, to the beginning of a page.
-    let expected = [number(&memory, 0x9000, 0x1000), number(&memory, 0xB000, 0x1000), number(&memory, 0xD000, 0x200)];
+    let expected = [
+        number(&memory, 0x9000, 0x1000),
+        number(&memory, 0xB000, 0x1000),
+        number(&memory, 0xD000, 0x200),
+    ];
     write_list(&memory, list, &[0x9000, 0x20_0000 - 0x1000]);
     write_list(&memory, 0x20_0000 - 0x1000, &[0xB000, 0xD000]);
     let expected = [number(&memory, 0x5000, 0x1000), expected.concat()].concat();
@@ -238,7 +257,10 @@ fn what_is_wrong_with_an_sgl_has_a_name() {
     assert_eq!(status(descriptor(SEGMENT, LIST, 32)), Status::INVALID_SGL_COUNT);
     // More pieces than there is room for.
     write_segment(&memory, LIST, &[descriptor(DATA, 0x3000, 1); MAX_PIECES + 1]);
-    assert_eq!(status(descriptor(LAST, LIST, 16 * (MAX_PIECES as u32 + 1))), Status::INVALID_SGL_COUNT);
+    assert_eq!(
+        status(descriptor(LAST, LIST, 16 * (MAX_PIECES as u32 + 1))),
+        Status::INVALID_SGL_COUNT
+    );
     let reserved = Command::build(2, 0, 1).with_dword(0, 2 | 3 << 14);
     assert_eq!(gathered(&memory, &reserved, 512), Err(Status::INVALID_FIELD));
 }
@@ -248,14 +270,24 @@ fn what_is_wrong_with_an_sgl_has_a_name() {
 fn what_is_beyond_the_transfer_is_left_alone() {
     let memory = memory();
     let data = number(&memory, 0x3000, 1024);
-    assert_eq!(gathered(&memory, &sgl(descriptor(DATA, 0x3000, 1025)), 1024), Ok((data.clone(), 1)));
+    assert_eq!(
+        gathered(&memory, &sgl(descriptor(DATA, 0x3000, 1025)), 1024),
+        Ok((data.clone(), 1))
+    );
     // Also where there is no memory.
     let nowhere = descriptor(DATA, PAGES / 2 * PAGE_BYTES, 512);
-    write_segment(&memory, LIST, &[descriptor(DATA, 0x3000, 2048), nowhere, descriptor(BUCKET, 0, 77)]);
+    write_segment(
+        &memory,
+        LIST,
+        &[descriptor(DATA, 0x3000, 2048), nowhere, descriptor(BUCKET, 0, 77)],
+    );
     assert_eq!(gathered(&memory, &sgl(descriptor(LAST, LIST, 48)), 1024), Ok((data, 1)));
     // The rest of the list is looked at nevertheless, and is one.
     write_segment(&memory, LIST, &[descriptor(DATA, 0x3000, 2048), descriptor(SEGMENT, LIST, 32)]);
-    assert_eq!(gathered(&memory, &sgl(descriptor(LAST, LIST, 32)), 1024), Err(Status::INVALID_SGL_SEGMENT));
+    assert_eq!(
+        gathered(&memory, &sgl(descriptor(LAST, LIST, 32)), 1024),
+        Err(Status::INVALID_SGL_SEGMENT)
+    );
     // A bit bucket may be longer, too.
     let mut segments = Segments::with_capacity(MAX_PIECES);
     let mut holes = Vec::with_capacity(MAX_HOLES);
@@ -263,7 +295,10 @@ fn what_is_beyond_the_transfer_is_left_alone() {
     let command = sgl(descriptor(LAST, LIST, 32));
     let hint = &mut RegionHint::default();
     gather_with_holes(&command, 512, &memory, hint, &mut segments, &mut holes).unwrap();
-    assert_eq!((segments.len_bytes(), holes), (500, vec![Hole { start_bytes: 500, len_bytes: 12 }]));
+    assert_eq!(
+        (segments.len_bytes(), holes),
+        (500, vec![Hole { start_bytes: 500, len_bytes: 12 }])
+    );
 }
 
 #[test]
@@ -272,18 +307,27 @@ fn bit_buckets_are_holes_in_what_is_read() {
     let mut segments = Segments::with_capacity(MAX_PIECES);
     let mut hint = RegionHint::default();
     let mut holes = Vec::with_capacity(MAX_HOLES);
-    let blocks = [descriptor(BUCKET, 0, 100), descriptor(DATA, 0x3000, 300), descriptor(BUCKET, 0, 112)];
+    let blocks =
+        [descriptor(BUCKET, 0, 100), descriptor(DATA, 0x3000, 300), descriptor(BUCKET, 0, 112)];
     write_segment(&memory, LIST, &blocks);
     let command = sgl(descriptor(LAST, LIST, 48));
     let found = gather(&command, 512, Direction::ToGuest, &memory, &mut hint, &mut segments);
     assert_eq!(found, Ok(Gathered::HasHoles));
     gather_with_holes(&command, 512, &memory, &mut hint, &mut segments, &mut holes).unwrap();
     assert_eq!(segments.len_bytes(), 300);
-    let expected = [Hole { start_bytes: 0, len_bytes: 100 }, Hole { start_bytes: 400, len_bytes: 112 }];
+    let expected =
+        [Hole { start_bytes: 0, len_bytes: 100 }, Hole { start_bytes: 400, len_bytes: 112 }];
     assert_eq!(holes, expected);
     let many = [descriptor(BUCKET, 0, 1); MAX_HOLES + 1];
     write_segment(&memory, LIST, &many);
     let command = sgl(descriptor(LAST, LIST, 16 * many.len() as u32));
-    let found = gather_with_holes(&command, many.len() as u64, &memory, &mut hint, &mut segments, &mut holes);
+    let found = gather_with_holes(
+        &command,
+        many.len() as u64,
+        &memory,
+        &mut hint,
+        &mut segments,
+        &mut holes,
+    );
     assert_eq!(found, Err(Status::INVALID_SGL_COUNT));
 }

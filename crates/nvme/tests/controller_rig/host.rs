@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use sidecore_memory::{GuestAddress, GuestMemory, MemoryError, UserAddress};
 use sidecore_nvme::{
-    CompletionQueueSetup, CompletionQueueState, Done, Namespace, PositionState, QueueHost, QueuesState, StartError,
-    SubmissionQueueSetup, SubmissionQueueState,
+    CompletionQueueSetup, CompletionQueueState, Done, Namespace, PositionState, QueueHost,
+    QueuesState, StartError, SubmissionQueueSetup, SubmissionQueueState,
 };
 use sidecore_ring::nvme::Doorbells;
 
@@ -63,7 +63,12 @@ impl FakeHost {
     }
 }
 
-fn check(memory: &GuestMemory, id: u16, address: GuestAddress, bytes: u32) -> Result<(), StartError> {
+fn check(
+    memory: &GuestMemory,
+    id: u16,
+    address: GuestAddress,
+    bytes: u32,
+) -> Result<(), StartError> {
     let window = memory.window(UserAddress(address.0), bytes as usize, 4096);
     window.map(|_| ()).map_err(|error: MemoryError| StartError::Memory { id, error })
 }
@@ -81,7 +86,10 @@ impl QueueHost for FakeHost {
         assert!((2..=65536).contains(&setup.entries) && setup.id > 0);
         let mut books = self.books();
         assert!(books.completion.contains_key(&setup.completion_queue), "no such completion queue");
-        assert!(books.submission.insert(setup.id, setup.completion_queue).is_none(), "started twice");
+        assert!(
+            books.submission.insert(setup.id, setup.completion_queue).is_none(),
+            "started twice"
+        );
         Ok(())
     }
 
@@ -110,21 +118,28 @@ impl QueueHost for FakeHost {
     fn hand_over(&self, reply: Box<dyn FnOnce(Option<QueuesState>) + Send>) {
         let mut books = self.books();
         let submission = std::mem::take(&mut books.submission);
-        let completion_queues = std::mem::take(&mut books.completion).into_iter().map(|(id, vector)| {
-            let its = submission.iter().filter(|(_, completion)| **completion == id);
-            let submission_queues =
-                its.map(|(id, _)| SubmissionQueueState { id: *id, address: 0, entries: 2, head: 0, ahead: None });
-            CompletionQueueState {
-                id,
-                address: 0,
-                entries: 2,
-                vector,
-                position: PositionState { head: 0, tail: 0, phase: true },
-                backlog: Vec::new(),
-                submission_queues: submission_queues.collect(),
-            }
-        });
-        let queues = QueuesState { shadow_doorbells: None, completion_queues: completion_queues.collect() };
+        let completion_queues =
+            std::mem::take(&mut books.completion).into_iter().map(|(id, vector)| {
+                let its = submission.iter().filter(|(_, completion)| **completion == id);
+                let submission_queues = its.map(|(id, _)| SubmissionQueueState {
+                    id: *id,
+                    address: 0,
+                    entries: 2,
+                    head: 0,
+                    ahead: None,
+                });
+                CompletionQueueState {
+                    id,
+                    address: 0,
+                    entries: 2,
+                    vector,
+                    position: PositionState { head: 0, tail: 0, phase: true },
+                    backlog: Vec::new(),
+                    submission_queues: submission_queues.collect(),
+                }
+            });
+        let queues =
+            QueuesState { shadow_doorbells: None, completion_queues: completion_queues.collect() };
         drop(books);
         reply(Some(queues));
     }
@@ -133,7 +148,9 @@ impl QueueHost for FakeHost {
         let mut books = self.books();
         for queue in &queues.completion_queues {
             books.completion.insert(queue.id, queue.vector);
-            books.submission.extend(queue.submission_queues.iter().map(|submission| (submission.id, queue.id)));
+            books
+                .submission
+                .extend(queue.submission_queues.iter().map(|submission| (submission.id, queue.id)));
         }
         Ok(())
     }
@@ -175,7 +192,10 @@ impl QueueHost for FakeHost {
 
     fn set_doorbells(&self, _doorbells: Arc<Doorbells>) {
         let books = self.books();
-        assert!(books.completion.is_empty() && books.submission.is_empty(), "queues look at other doorbells");
+        assert!(
+            books.completion.is_empty() && books.submission.is_empty(),
+            "queues look at other doorbells"
+        );
     }
 
     fn kick(&self, queue: u16) {

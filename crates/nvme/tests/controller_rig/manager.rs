@@ -3,7 +3,8 @@
 use std::sync::{Mutex, MutexGuard};
 
 use sidecore_nvme::{
-    AllocatedNamespace, CreateNamespace, FlexibleResources, ManageError, Manager, Reply, Resource, SecondaryController,
+    AllocatedNamespace, CreateNamespace, FlexibleResources, ManageError, Manager, Reply, Resource,
+    SecondaryController,
 };
 
 pub struct FakeManager(Mutex<Books>);
@@ -18,10 +19,20 @@ pub struct Books {
 
 impl FakeManager {
     pub fn new() -> Self {
-        let controller =
-            |id| SecondaryController { id, online: true, virtual_function: id - 1, queues: 8, interrupts: 8 };
+        let controller = |id| SecondaryController {
+            id,
+            online: true,
+            virtual_function: id - 1,
+            queues: 8,
+            interrupts: 8,
+        };
         let controllers = vec![controller(2), controller(3)];
-        Self(Mutex::new(Books { namespaces: Vec::new(), controllers, holds: false, held: Vec::new() }))
+        Self(Mutex::new(Books {
+            namespaces: Vec::new(),
+            controllers,
+            holds: false,
+            held: Vec::new(),
+        }))
     }
 
     pub fn books(&self) -> MutexGuard<'_, Books> {
@@ -46,7 +57,11 @@ impl FakeManager {
 }
 
 fn find(books: &mut Books, id: u32) -> Result<&mut AllocatedNamespace, ManageError> {
-    books.namespaces.iter_mut().find(|namespace| namespace.id == id).ok_or(ManageError::NoSuchNamespace)
+    books
+        .namespaces
+        .iter_mut()
+        .find(|namespace| namespace.id == id)
+        .ok_or(ManageError::NoSuchNamespace)
 }
 
 impl Manager for FakeManager {
@@ -124,7 +139,10 @@ impl Manager for FakeManager {
     fn set_online(&self, controller: u16, online: bool, reply: Reply) {
         self.answer(reply, |books| {
             let controllers = &mut books.controllers;
-            controllers.iter_mut().filter(|entry| entry.id == controller).for_each(|entry| entry.online = online);
+            controllers
+                .iter_mut()
+                .filter(|entry| entry.id == controller)
+                .for_each(|entry| entry.online = online);
             Ok(0)
         });
     }
@@ -132,7 +150,10 @@ impl Manager for FakeManager {
     fn assign(&self, controller: u16, _resource: Resource, count: u16, reply: Reply) {
         self.answer(reply, |books| {
             let controllers = &mut books.controllers;
-            controllers.iter_mut().filter(|entry| entry.id == controller).for_each(|entry| entry.queues = count);
+            controllers
+                .iter_mut()
+                .filter(|entry| entry.id == controller)
+                .for_each(|entry| entry.queues = count);
             Ok(count.into())
         });
     }

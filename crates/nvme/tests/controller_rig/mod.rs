@@ -11,8 +11,8 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use sidecore_block::{Geometry, RamStore};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 use sidecore_nvme::{
-    Activity, Command, ControllerWorker, Done, FunctionSetup, Identity, Interrupts, Manager, Namespace, NvmeFunction,
-    PciFunction, Region, Status,
+    Activity, Command, ControllerWorker, Done, FunctionSetup, Identity, Interrupts, Manager,
+    Namespace, NvmeFunction, PciFunction, Region, Status,
 };
 use sidecore_reactor::EventFd;
 use sidecore_ring::nvme::Doorbells;
@@ -63,7 +63,13 @@ pub struct Rig {
 
 pub fn namespace(megabytes: u64, block_bytes: u32) -> Arc<Namespace> {
     let store = RamStore::new(Geometry::new(megabytes << 20, block_bytes)).unwrap();
-    Arc::new(Namespace { id: 1, store: Arc::new(store), block_bytes, nguid: [0x5E; 16], uuid: [0x5F; 16] })
+    Arc::new(Namespace {
+        id: 1,
+        store: Arc::new(store),
+        block_bytes,
+        nguid: [0x5E; 16],
+        uuid: [0x5F; 16],
+    })
 }
 
 /// The properties in which the functions of the tests differ.
@@ -100,7 +106,8 @@ impl Rig {
         let host = Arc::new(FakeHost::default());
         let doorbells = Arc::new(Doorbells::new(64).unwrap());
         let mapped = options.mapped;
-        let statistics = || Activity { read_bytes: 512_001, write_commands: 7, ..Activity::default() };
+        let statistics =
+            || Activity { read_bytes: 512_001, write_commands: 7, ..Activity::default() };
         let function = NvmeFunction::new(FunctionSetup {
             name: "test".to_owned(),
             identity: Identity {
@@ -191,7 +198,9 @@ impl Rig {
 
     pub fn peek(&self, address: u64, len_bytes: usize) -> Vec<u8> {
         let mut bytes = vec![0; len_bytes];
-        self.memory.read_slice(GuestAddress(address), &mut bytes, &mut RegionHint::default()).unwrap();
+        self.memory
+            .read_slice(GuestAddress(address), &mut bytes, &mut RegionHint::default())
+            .unwrap();
         bytes
     }
 
@@ -243,7 +252,12 @@ impl Rig {
         }
         let result = u32::from_le_bytes(entry[..4].try_into().unwrap());
         assert_eq!(word(10), 0, "the admin queue is number 0");
-        Some(Answer { id: word(12), result, status: Status::from_field(word(14)), sq_head: word(8) })
+        Some(Answer {
+            id: word(12),
+            result,
+            status: Status::from_field(word(14)),
+            sq_head: word(8),
+        })
     }
 
     /// The next completion, if there is one.

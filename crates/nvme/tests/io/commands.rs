@@ -9,7 +9,10 @@ use sidecore_stage_delay::DelayStore;
 use sidecore_stage_fault::{Affected, Fault, FaultPlan, FaultRule, FaultStore, When};
 use sidecore_units::Nanos;
 
-use crate::rig::{BLOCK_BYTES, BLOCKS, DATA, DISK_BYTES, LISTS, Options, Rig, namespace, op, or, pattern, ram, ranged};
+use crate::rig::{
+    BLOCK_BYTES, BLOCKS, DATA, DISK_BYTES, LISTS, Options, Rig, namespace, op, or, pattern, ram,
+    ranged,
+};
 
 const FUA: u32 = 1 << 30;
 const LIMITED_RETRY: u32 = 1 << 31;
@@ -71,7 +74,9 @@ fn blocks_of_4096_bytes_on_a_store_of_512() {
 fn ranges_that_do_not_fit() {
     let mut rig = Rig::new();
     for opcode in [op::READ, op::WRITE, op::COMPARE, op::VERIFY, op::WRITE_ZEROES] {
-        for (block, blocks) in [(BLOCKS, 1), (BLOCKS - 1, 2), (u64::MAX, 1), (u64::MAX - 1, 2), (1 << 55, 1)] {
+        for (block, blocks) in
+            [(BLOCKS, 1), (BLOCKS - 1, 2), (u64::MAX, 1), (u64::MAX - 1, 2), (1 << 55, 1)]
+        {
             let command = ranged(rig.command(opcode, 0, 1), block, blocks);
             assert_eq!(rig.run(command), Status::LBA_OUT_OF_RANGE, "{opcode:#x} {block} {blocks}");
         }
@@ -94,7 +99,9 @@ fn ranges_that_do_not_fit() {
 #[test]
 fn namespaces_that_are_not_this_one() {
     let mut rig = Rig::new();
-    for opcode in [op::READ, op::WRITE, op::COMPARE, op::VERIFY, op::WRITE_ZEROES, op::DATASET_MANAGEMENT] {
+    for opcode in
+        [op::READ, op::WRITE, op::COMPARE, op::VERIFY, op::WRITE_ZEROES, op::DATASET_MANAGEMENT]
+    {
         for (nsid, status) in [
             (0, Status::INVALID_NAMESPACE),
             (BROADCAST_NSID, Status::INVALID_NAMESPACE),
@@ -154,7 +161,9 @@ fn write_zeroes_with_and_without_deallocating() {
 fn deallocate(rig: &mut Rig, ranges: &[(u64, u32)], attributes: u32) -> Command {
     let bytes: Vec<u8> = ranges
         .iter()
-        .flat_map(|(first, count)| [&7_u32.to_le_bytes()[..], &count.to_le_bytes(), &first.to_le_bytes()].concat())
+        .flat_map(|(first, count)| {
+            [&7_u32.to_le_bytes()[..], &count.to_le_bytes(), &first.to_le_bytes()].concat()
+        })
         .collect();
     rig.write(DATA, &bytes);
     let id = rig.next_id();
@@ -180,7 +189,11 @@ fn deallocating_ranges() {
         let at = block * 512..(block + 1) * 512;
         let gone = block % 4 < 2 && block < 255 * 4;
         assert!(
-            if gone { after[at].iter().all(|byte| *byte == 0) } else { after[at.clone()] == before[at] },
+            if gone {
+                after[at].iter().all(|byte| *byte == 0)
+            } else {
+                after[at.clone()] == before[at]
+            },
             "{block}"
         );
     }
@@ -251,7 +264,8 @@ fn verifying_reads_everything_and_gives_nothing() {
 fn more_of_them_than_there_are_buffers() {
     let store = Arc::new(DelayStore::new(ram(false), Nanos::from_micros(50)));
     let mut rig = with_store(store);
-    let compares: Vec<_> = (0..20).map(|index| rig.command(op::COMPARE, index * 300, 300)).collect();
+    let compares: Vec<_> =
+        (0..20).map(|index| rig.command(op::COMPARE, index * 300, 300)).collect();
     rig.write(DATA, &vec![0; 300 * 512]);
     for command in &compares {
         rig.push(1, command);
@@ -284,7 +298,11 @@ fn what_the_store_fails_has_a_status() {
         assert_eq!(rig.run(command), status, "{opcode:#x} {fault:?}");
         assert_eq!(rig.set.stats(1).unwrap().errors.get(), 1);
         let command = rig.command(op::VERIFY, 0, 1);
-        let expected = if affected == Affected::Reads { Status::UNRECOVERED_READ_ERROR } else { Status::SUCCESS };
+        let expected = if affected == Affected::Reads {
+            Status::UNRECOVERED_READ_ERROR
+        } else {
+            Status::SUCCESS
+        };
         assert_eq!(rig.run(command), expected);
     }
     let mut rig = failing(Affected::Deallocations, When::Touching(512..513), Fault::Eio);
@@ -312,7 +330,8 @@ fn force_unit_access_costs_a_flush_where_there_is_a_cache() {
         let stats = rig.set.stats(1).unwrap();
         assert_eq!((stats.writes.get(), stats.reads.get(), stats.requests.get()), (1, 1, 4));
         // How often the store flushed shows in what it fails.
-        let plan = FaultRule { affected: Affected::Flushes, when: When::EveryNth(1), fault: Fault::Eio };
+        let plan =
+            FaultRule { affected: Affected::Flushes, when: When::EveryNth(1), fault: Fault::Eio };
         let store = FaultStore::new(ram(cached), FaultPlan { seed: 1, rules: vec![plan] });
         rig.set.set_namespace(Some(namespace(Arc::new(store), 512)), Done::ignored());
         let mut failed = 0;
@@ -352,7 +371,8 @@ fn lists_that_chain_across_pages() {
     let list = LISTS + 4096 - 80;
     let entries: Vec<u64> = (1..256).map(|page| DATA + page * 4096).collect();
     let (here, there) = entries.split_at(9);
-    let flat = |entries: &[u64]| entries.iter().flat_map(|entry| entry.to_le_bytes()).collect::<Vec<u8>>();
+    let flat =
+        |entries: &[u64]| entries.iter().flat_map(|entry| entry.to_le_bytes()).collect::<Vec<u8>>();
     rig.write(list, &flat(here));
     rig.write(list + 72, &(LISTS + 0x8000).to_le_bytes());
     rig.write(LISTS + 0x8000, &flat(there));

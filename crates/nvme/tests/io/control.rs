@@ -14,7 +14,8 @@ use sidecore_stage_delay::DelayStore;
 use sidecore_units::Nanos;
 
 use crate::rig::{
-    DATA, LISTS, MEMORY_BYTES, Options, Rig, flag, flush, is_set, map, map_part, namespace, op, pattern, ram, status,
+    DATA, LISTS, MEMORY_BYTES, Options, Rig, flag, flush, is_set, map, map_part, namespace, op,
+    pattern, ram, status,
 };
 
 fn slow() -> Options {
@@ -57,7 +58,8 @@ fn memory_that_goes_while_it_is_in_use() {
     for opcode in [op::READ, op::WRITE, op::COMPARE, op::READ, op::DATASET_MANAGEMENT] {
         let command = rig.command_at(opcode, 0, 16, MEMORY_BYTES, LISTS);
         // Deallocate one range, of no blocks.
-        let command = if opcode == op::DATASET_MANAGEMENT { command.with_dword(11, 4) } else { command };
+        let command =
+            if opcode == op::DATASET_MANAGEMENT { command.with_dword(11, 4) } else { command };
         ids.push(command.id());
         rig.push(1, &command);
     }
@@ -74,7 +76,9 @@ fn memory_that_goes_while_it_is_in_use() {
     for _ in &ids {
         let completion = rig.wait();
         assert!(ids.contains(&completion.command_id));
-        assert!(Status::from_field(completion.status).is_success() || completion.command_id == ids[2]);
+        assert!(
+            Status::from_field(completion.status).is_success() || completion.command_id == ids[2]
+        );
     }
     rig.until("the table is let go of", |_| is_set(&changed));
     assert!(!is_mapped(name), "the old table is still mapped");
@@ -178,7 +182,8 @@ fn a_command_that_waits_inside_can_be_aborted() {
     rig.ring(1);
     rig.turn();
     let abort = |rig: &Rig, submission, command| {
-        let (answer, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (answer, answered) =
+            (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let (aborted, called) = (Arc::clone(&answer), Arc::clone(&answered));
         rig.set.abort(submission, command, move |was| {
             aborted.store(was, Ordering::Relaxed);
@@ -218,8 +223,14 @@ fn memory_is_not_let_go_of_while_a_queue_is_ending() {
     let smaller = rig.memory.clone();
     rig.set.set_memory(&smaller, done);
     rig.turn();
-    assert!(!is_set(&gone) && !is_set(&all_gone) && !is_set(&changed), "the store still works there");
-    assert!(rig.set.start_completion_queue(rig.completion_setup(1, 64, None)).is_err(), "its number is taken");
+    assert!(
+        !is_set(&gone) && !is_set(&all_gone) && !is_set(&changed),
+        "the store still works there"
+    );
+    assert!(
+        rig.set.start_completion_queue(rig.completion_setup(1, 64, None)).is_err(),
+        "its number is taken"
+    );
     rig.until("it is gone", |_| is_set(&gone));
     assert!(is_set(&all_gone) && is_set(&changed) && !is_mapped(name));
     rig.add_completion(1, 64, None);
@@ -259,7 +270,10 @@ fn a_flush_is_waited_for_by_another_namespace_and_nothing_else() {
     rig.set.set_memory(&rig.memory, done);
     let (done, stopped) = flag();
     rig.set.stop_all(done);
-    assert!(is_set(&changed) && is_set(&stopped), "it holds no memory, and a client waits for a reset");
+    assert!(
+        is_set(&changed) && is_set(&stopped),
+        "it holds no memory, and a client waits for a reset"
+    );
     let (done, replaced) = flag();
     rig.set.set_namespace(None, done);
     assert!(!is_set(&replaced) && !is_set(&flushed));
@@ -274,7 +288,8 @@ fn a_flush_is_waited_for_by_another_namespace_and_nothing_else() {
 fn a_flush_that_fails_is_reported_and_one_of_nothing_is_not_made() {
     let fail = |_: &dyn BlockDevice| Err(std::io::Error::other("no"));
     for (volatile_cache, failures) in [(true, 1), (false, 0)] {
-        let rig = Rig::bare(Options { store: ram(volatile_cache), flush: fail, ..Options::default() });
+        let rig =
+            Rig::bare(Options { store: ram(volatile_cache), flush: fail, ..Options::default() });
         let (done, flushed) = flag();
         rig.set.flush(done);
         wait_for(&flushed);

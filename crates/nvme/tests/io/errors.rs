@@ -32,7 +32,15 @@ fn log(rig: &Rig) -> Vec<Entry> {
         let word = |at: usize| u16::from_le_bytes([entry[at], entry[at + 1]]);
         assert_eq!((word(14), entry[63]), (0xFFFF, 1));
         let (status, nsid) = (Status::from_field(word(12)), long(24) as u32);
-        Entry { count: long(0), queue: word(8), id: word(10), status, lba: long(16), nsid, opcode: entry[31] }
+        Entry {
+            count: long(0),
+            queue: word(8),
+            id: word(10),
+            status,
+            lba: long(16),
+            nsid,
+            opcode: entry[31],
+        }
     };
     entries.map(entry).collect()
 }
@@ -42,7 +50,15 @@ fn log(rig: &Rig) -> Vec<Entry> {
 fn assert_logged(rig: &Rig, command: &Command, status: Status, lba: u64) {
     let log = log(rig);
     let (id, opcode) = (command.id(), command.opcode());
-    let expected = Entry { count: log.len() as u64, queue: 1, id, status: status.more(), lba, nsid: 1, opcode };
+    let expected = Entry {
+        count: log.len() as u64,
+        queue: 1,
+        id,
+        status: status.more(),
+        lba,
+        nsid: 1,
+        opcode,
+    };
     assert_eq!(log.first(), Some(&expected));
 }
 
@@ -65,7 +81,11 @@ fn a_refused_command_says_which_block_it_wanted() {
     let newest = log(&rig).swap_remove(0);
     assert_eq!((newest.nsid, newest.lba, newest.opcode), (3, 0, op::FLUSH));
     // In steps, and refused when it begins.
-    let deallocate = rig.command(op::DATASET_MANAGEMENT, 0, 1).with_prps(!0xFFF, 0).with_dword(10, 0).with_dword(11, 4);
+    let deallocate = rig
+        .command(op::DATASET_MANAGEMENT, 0, 1)
+        .with_prps(!0xFFF, 0)
+        .with_dword(10, 0)
+        .with_dword(11, 4);
     assert_eq!(rig.run(deallocate), Status::DATA_TRANSFER_ERROR);
     assert_logged(&rig, &deallocate, Status::DATA_TRANSFER_ERROR, 0);
 }
@@ -118,6 +138,9 @@ fn the_log_holds_the_last_64_and_counts_them_all() {
         assert_eq!(rig.run(command), Status::LBA_OUT_OF_RANGE);
     }
     let log = log(&rig);
-    assert_eq!((log.len(), log[0].count, log[63].count, rig.set.error_log().count()), (64, 100, 37, 100));
+    assert_eq!(
+        (log.len(), log[0].count, log[63].count, rig.set.error_log().count()),
+        (64, 100, 37, 100)
+    );
     assert_eq!(rig.event_count(), 0, "no interrupt is raised for it");
 }

@@ -9,7 +9,9 @@ use sidecore_stage_delay::DelayStore;
 use sidecore_stage_fault::{Affected, Fault, FaultPlan, FaultRule, FaultStore, When};
 use sidecore_units::Nanos;
 
-use crate::rig::{BLOCK_BYTES, DATA, LISTS, Options, Rig, flag, is_set, op, or, pattern, ram, status};
+use crate::rig::{
+    BLOCK_BYTES, DATA, LISTS, Options, Rig, flag, is_set, op, or, pattern, ram, status,
+};
 
 const FIRST: u32 = 1 << 8;
 const SECOND: u32 = 2 << 8;
@@ -66,9 +68,12 @@ fn pairs_that_are_none() {
     let mut rig = Rig::new();
     let invalid = [Status::INVALID_FIELD; 2];
     let [compare, write] = pair(&mut rig, 5, 2);
-    for other in
-        [write.with_dword(10, 6), write.with_dword(12, 0), write.with_dword(1, 2), or(write, 0, op::READ.into())]
-    {
+    for other in [
+        write.with_dword(10, 6),
+        write.with_dword(12, 0),
+        write.with_dword(1, 2),
+        or(write, 0, op::READ.into()),
+    ] {
         assert_eq!(run(&mut rig, &[compare, other]), invalid);
     }
     let read = or(rig.command(op::READ, 5, 2), 0, FIRST);
@@ -99,7 +104,8 @@ fn halves_of_pairs() {
     }
     rig.ring(1);
     let (missing, success) = (Status::MISSING_FUSED, Status::SUCCESS);
-    let mut statuses: Vec<_> = (0..7).map(|_| rig.wait()).map(|done| (done.command_id, status(&done))).collect();
+    let mut statuses: Vec<_> =
+        (0..7).map(|_| rig.wait()).map(|done| (done.command_id, status(&done))).collect();
     statuses.sort_by_key(|(id, status)| (*id, status.code()));
     let mut expected = [
         (compare.id(), missing),

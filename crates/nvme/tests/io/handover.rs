@@ -8,10 +8,15 @@ use sidecore_reactor::IdleMode;
 use sidecore_stage_delay::DelayStore;
 use sidecore_units::Nanos;
 
-use crate::rig::{BLOCK_BYTES, DATA, Options, Rig, interrupt, map_part, op, or, pattern, ram, status};
+use crate::rig::{
+    BLOCK_BYTES, DATA, Options, Rig, interrupt, map_part, op, or, pattern, ram, status,
+};
 
 fn slow() -> Options {
-    Options { store: Arc::new(DelayStore::new(ram(false), Nanos::from_micros(100))), ..Options::default() }
+    Options {
+        store: Arc::new(DelayStore::new(ram(false), Nanos::from_micros(100))),
+        ..Options::default()
+    }
 }
 
 #[test]
@@ -73,7 +78,10 @@ fn every_command_is_carried_out_once() {
                 for queue in [1, 2] {
                     while let Some(completion) = rig.take(queue) {
                         assert_eq!(status(&completion), Status::SUCCESS);
-                        let at = out.iter().position(|id| *id == completion.command_id).expect("completed once");
+                        let at = out
+                            .iter()
+                            .position(|id| *id == completion.command_id)
+                            .expect("completed once");
                         out.swap_remove(at);
                         rig.set.kick(queue);
                     }

@@ -4,7 +4,9 @@ use proptest::prelude::*;
 use sidecore_memory::{GuestAddress, RegionHint};
 use sidecore_nvme::{Command, QueueEvent, Status};
 
-use crate::rig::{BLOCK_BYTES, DATA, LISTS, MEMORY_BYTES, Options, PAGE, Rig, op, or, pattern, ranged};
+use crate::rig::{
+    BLOCK_BYTES, DATA, LISTS, MEMORY_BYTES, Options, PAGE, Rig, op, or, pattern, ranged,
+};
 
 const DATA_BLOCK: u8 = 0x00;
 const BIT_BUCKET: u8 = 0x10;
@@ -35,13 +37,15 @@ fn scatter_gather_lists_move_data_both_ways() {
     assert_eq!(rig.run(write), Status::SUCCESS);
     // Into three pieces, out of order, in two segments.
     let target = DATA + 0x1_0000;
-    let first = [descriptor(DATA_BLOCK, target + 5000, 1000), descriptor(LAST_SEGMENT, LISTS + 0x100, 32)];
+    let first =
+        [descriptor(DATA_BLOCK, target + 5000, 1000), descriptor(LAST_SEGMENT, LISTS + 0x100, 32)];
     let second = [descriptor(DATA_BLOCK, target, 48), descriptor(DATA_BLOCK, target + 101, 1000)];
     rig.write(LISTS, &first.concat());
     rig.write(LISTS + 0x100, &second.concat());
     let read = rig.command(op::READ, 9, 4);
     assert_eq!(rig.run(with_sgl(read, descriptor(SEGMENT, LISTS, 32))), Status::SUCCESS);
-    let pieces = [rig.read(target + 5000, 1000), rig.read(target, 48), rig.read(target + 101, 1000)];
+    let pieces =
+        [rig.read(target + 5000, 1000), rig.read(target, 48), rig.read(target + 101, 1000)];
     assert!(pieces.concat() == bytes);
 }
 
@@ -74,7 +78,10 @@ fn bit_buckets_take_unwanted_data() {
     assert_eq!(rig.read(target + 100_000 + end - to - 1, 1), [0xEE]);
     // Nothing but a bucket.
     let read = rig.command(op::READ, 0, 8);
-    assert_eq!(rig.run(with_sgl(read, descriptor(BIT_BUCKET, 0, 8 * BLOCK_BYTES))), Status::SUCCESS);
+    assert_eq!(
+        rig.run(with_sgl(read, descriptor(BIT_BUCKET, 0, 8 * BLOCK_BYTES))),
+        Status::SUCCESS
+    );
     assert_eq!(rig.set.stats(1).unwrap().reads.get(), 2);
 }
 
@@ -92,17 +99,27 @@ fn pointers_that_are_wrong_have_a_status_and_change_nothing() {
             (or(command, 0, 3 << 14), Status::INVALID_FIELD),
         ];
         for kind in [0x40, 0x50, 0x0F, 0xF0] {
-            cases.push((with_sgl(command, descriptor(kind, DATA, 32 * BLOCK_BYTES)), Status::INVALID_SGL_TYPE));
+            cases.push((
+                with_sgl(command, descriptor(kind, DATA, 32 * BLOCK_BYTES)),
+                Status::INVALID_SGL_TYPE,
+            ));
         }
         let short = descriptor(DATA_BLOCK, DATA, 31 * BLOCK_BYTES);
         cases.push((with_sgl(command, short), Status::INVALID_DATA_SGL_LENGTH));
         let nowhere = descriptor(DATA_BLOCK, MEMORY_BYTES - 512, 32 * BLOCK_BYTES);
         cases.push((with_sgl(command, nowhere), Status::DATA_TRANSFER_ERROR));
-        cases.push((with_sgl(command, descriptor(SEGMENT, LISTS + 0x2000, 24)), Status::INVALID_SGL_SEGMENT));
+        cases.push((
+            with_sgl(command, descriptor(SEGMENT, LISTS + 0x2000, 24)),
+            Status::INVALID_SGL_SEGMENT,
+        ));
         rig.write(LISTS + 0x2000, &[block, block].concat());
-        cases.push((with_sgl(command, descriptor(SEGMENT, LISTS + 0x2000, 16)), Status::INVALID_SGL_SEGMENT));
+        cases.push((
+            with_sgl(command, descriptor(SEGMENT, LISTS + 0x2000, 16)),
+            Status::INVALID_SGL_SEGMENT,
+        ));
         // Entries of a list that are no pages.
-        let entries: Vec<u8> = (1..5_u64).flat_map(|page| (DATA + page * PAGE + 8).to_le_bytes()).collect();
+        let entries: Vec<u8> =
+            (1..5_u64).flat_map(|page| (DATA + page * PAGE + 8).to_le_bytes()).collect();
         rig.write(LISTS, &entries);
         cases.push((command.with_prps(DATA, LISTS), Status::INVALID_PRP_OFFSET));
         for (command, status) in cases {
@@ -193,7 +210,9 @@ fn games_with_the_phase_tag_fool_the_guest_alone() {
         for entry in 0..8 {
             let mut bytes = [0; 16];
             bytes[14] = phase(entry);
-            rig.memory.write_slice(GuestAddress(entries + entry * 16), &bytes, &mut RegionHint::default()).unwrap();
+            rig.memory
+                .write_slice(GuestAddress(entries + entry * 16), &bytes, &mut RegionHint::default())
+                .unwrap();
         }
     }
     assert_eq!(rig.set.stats(1).unwrap().requests.get(), 50);
@@ -208,7 +227,9 @@ fn truncated_memory_stops_the_queue_and_says_so() {
         rig.doorbells.set_submission_tail(1, tail);
         rig.doorbells.set_completion_head(1, tail);
         rig.turn();
-        if rig.event_count() > 0 && rig.events.lock().unwrap().contains(&QueueEvent::Fatal { queue: 1 }) {
+        if rig.event_count() > 0
+            && rig.events.lock().unwrap().contains(&QueueEvent::Fatal { queue: 1 })
+        {
             return;
         }
     }

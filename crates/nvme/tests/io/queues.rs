@@ -24,7 +24,10 @@ fn round_and_round() {
         rig.ring(1);
         for _ in 0..1 + round % 3 {
             let completion = rig.wait();
-            assert_eq!((completion.sq_id, Status::from_field(completion.status)), (1, Status::SUCCESS));
+            assert_eq!(
+                (completion.sq_id, Status::from_field(completion.status)),
+                (1, Status::SUCCESS)
+            );
             heads.push(completion.sq_head);
         }
         assert_eq!(rig.take(1), None);
@@ -108,7 +111,10 @@ fn several_submission_queues_share_a_completion_queue() {
         }
     }
     assert_eq!(counts, [0, 40, 40, 40, 40]);
-    assert!(in_first[1..].iter().all(|count| *count >= 8), "{in_first:?}: one queue kept the others waiting");
+    assert!(
+        in_first[1..].iter().all(|count| *count >= 8),
+        "{in_first:?}: one queue kept the others waiting"
+    );
     // One of them goes, and the others do not notice.
     let (done, gone) = flag();
     rig.set.stop_submission_queue(3, done);
@@ -165,7 +171,9 @@ fn a_reset_waits_for_the_store_and_posts_nothing() {
     rig.add_completion(2, 64, None);
     rig.add_submission(2, 2, 64);
     for queue in [1, 2] {
-        for opcode in [op::READ, op::WRITE, op::COMPARE, op::VERIFY, op::FLUSH, op::WRITE, op::COMPARE] {
+        for opcode in
+            [op::READ, op::WRITE, op::COMPARE, op::VERIFY, op::FLUSH, op::WRITE, op::COMPARE]
+        {
             let command = rig.command(opcode, 0, 200).with_dword(12, 199 | 1 << 30);
             rig.push(queue, &command);
         }
@@ -194,15 +202,30 @@ fn a_reset_waits_for_the_store_and_posts_nothing() {
 #[test]
 fn queues_that_cannot_be() {
     let mut rig = Rig::new();
-    assert!(matches!(rig.set.start_completion_queue(rig.completion_setup(1, 64, None)), Err(StartError::Io { .. })));
-    assert!(matches!(rig.set.start_completion_queue(rig.completion_setup(9, 64, None)), Err(StartError::Io { .. })));
-    assert!(matches!(rig.set.start_submission_queue(rig.submission_setup(2, 3, 64)), Err(StartError::Io { .. })));
+    assert!(matches!(
+        rig.set.start_completion_queue(rig.completion_setup(1, 64, None)),
+        Err(StartError::Io { .. })
+    ));
+    assert!(matches!(
+        rig.set.start_completion_queue(rig.completion_setup(9, 64, None)),
+        Err(StartError::Io { .. })
+    ));
+    assert!(matches!(
+        rig.set.start_submission_queue(rig.submission_setup(2, 3, 64)),
+        Err(StartError::Io { .. })
+    ));
     let mut elsewhere = rig.completion_setup(2, 64, None);
     elsewhere.address.0 = crate::rig::MEMORY_BYTES - 512;
-    assert!(matches!(rig.set.start_completion_queue(elsewhere), Err(StartError::Memory { id: 2, .. })));
+    assert!(matches!(
+        rig.set.start_completion_queue(elsewhere),
+        Err(StartError::Memory { id: 2, .. })
+    ));
     let mut elsewhere = rig.submission_setup(2, 1, 64);
     elsewhere.address.0 += 64;
-    assert!(matches!(rig.set.start_submission_queue(elsewhere), Err(StartError::Memory { id: 2, .. })));
+    assert!(matches!(
+        rig.set.start_submission_queue(elsewhere),
+        Err(StartError::Memory { id: 2, .. })
+    ));
     assert!(matches!(
         rig.set.start_submission_queue(rig.submission_setup(2, 1, 70_000)),
         Err(StartError::Memory { id: 2, .. })

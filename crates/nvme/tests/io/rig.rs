@@ -13,8 +13,8 @@ use sidecore_linux::EpollSleeper;
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 use sidecore_nvme::io::{IoOptions, MakeQueue, QueueRunner, QueueSet, SendTask};
 use sidecore_nvme::{
-    Command, CompletionQueueSetup, Done, Namespace, QueueEvent, QueueHost, QueuesState, StartError, Status,
-    SubmissionQueueSetup,
+    Command, CompletionQueueSetup, Done, Namespace, QueueEvent, QueueHost, QueuesState, StartError,
+    Status, SubmissionQueueSetup,
 };
 use sidecore_reactor::{CoreContext, EventFd, IdleMode, Reactor, Sleeper, Turn, WakeKey, mailbox};
 use sidecore_ring::driver::nvme::{CompletionRing, SubmissionRing};
@@ -100,7 +100,13 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { store: ram(false), block_bytes: BLOCK_BYTES as u32, idle: IdleMode::Poll, sidecores: 1, flush }
+        Self {
+            store: ram(false),
+            block_bytes: BLOCK_BYTES as u32,
+            idle: IdleMode::Poll,
+            sidecores: 1,
+            flush,
+        }
     }
 }
 
@@ -140,7 +146,9 @@ pub struct Rig {
 
 /// The file of the guest's memory.
 pub fn memory_file() -> std::fs::File {
-    let file = std::fs::File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    let file = std::fs::File::from(
+        rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap(),
+    );
     file.set_len(MEMORY_BYTES).unwrap();
     file
 }
@@ -184,7 +192,12 @@ impl Rig {
             for _ in 0..options.sidecores {
                 let (_, mailbox) = mailbox().unwrap();
                 sidecores.push(
-                    Reactor::new(CoreContext::default(), Restless(EpollSleeper::new().unwrap()), mailbox).unwrap(),
+                    Reactor::new(
+                        CoreContext::default(),
+                        Restless(EpollSleeper::new().unwrap()),
+                        mailbox,
+                    )
+                    .unwrap(),
                 );
             }
             first
@@ -206,7 +219,8 @@ impl Rig {
                     flush: options.flush,
                     signal: EventFd::peer_signal,
                 };
-                let runner = |index| Box::new(Runner(first_sidecore + index)) as Box<dyn QueueRunner>;
+                let runner =
+                    |index| Box::new(Runner(first_sidecore + index)) as Box<dyn QueueRunner>;
                 let runners = (0..sidecores).map(runner).collect();
                 let reported = Arc::clone(&events);
                 let report = Box::new(move |event| reported.lock().unwrap().push(event));
@@ -232,12 +246,22 @@ impl Rig {
         }
     }
 
-    pub fn completion_setup(&self, id: u16, entries: u32, vector: Option<u16>) -> CompletionQueueSetup {
+    pub fn completion_setup(
+        &self,
+        id: u16,
+        entries: u32,
+        vector: Option<u16>,
+    ) -> CompletionQueueSetup {
         let address = GuestAddress(RINGS + u64::from(id) * 2 * RING_BYTES);
         CompletionQueueSetup { id, memory: self.memory.clone(), address, entries, vector }
     }
 
-    pub fn submission_setup(&self, id: u16, completion_queue: u16, entries: u32) -> SubmissionQueueSetup {
+    pub fn submission_setup(
+        &self,
+        id: u16,
+        completion_queue: u16,
+        entries: u32,
+    ) -> SubmissionQueueSetup {
         let address = GuestAddress(RINGS + (u64::from(id) * 2 + 1) * RING_BYTES);
         SubmissionQueueSetup { id, completion_queue, memory: self.memory.clone(), address, entries }
     }
@@ -278,7 +302,9 @@ impl Rig {
 
     pub fn read(&self, address: u64, len_bytes: u64) -> Vec<u8> {
         let mut bytes = vec![0; len_bytes as usize];
-        self.memory.read_slice(GuestAddress(address), &mut bytes, &mut RegionHint::default()).unwrap();
+        self.memory
+            .read_slice(GuestAddress(address), &mut bytes, &mut RegionHint::default())
+            .unwrap();
         bytes
     }
 
@@ -293,7 +319,8 @@ impl Rig {
     /// A turn of one sidecore, in which no time passes.
     pub fn turn_one(&mut self, index: usize) -> Turn {
         let (now, first) = (Nanos(self.now), self.first_sidecore);
-        let turn = SIDECORES.with_borrow_mut(|sidecores| sidecores[first + index].turn(&mut || now).unwrap());
+        let turn = SIDECORES
+            .with_borrow_mut(|sidecores| sidecores[first + index].turn(&mut || now).unwrap());
         self.slept += usize::from(turn == Turn::Slept);
         turn
     }
@@ -301,7 +328,9 @@ impl Rig {
     /// How many queues all sidecores have.
     pub fn queues(&self) -> usize {
         let first = self.first_sidecore;
-        SIDECORES.with_borrow(|sidecores| sidecores[first..][..self.sidecores].iter().map(Reactor::len).sum())
+        SIDECORES.with_borrow(|sidecores| {
+            sidecores[first..][..self.sidecores].iter().map(Reactor::len).sum()
+        })
     }
 
     pub fn until(&mut self, what: &str, mut is_so: impl FnMut(&mut Self) -> bool) {
@@ -321,7 +350,10 @@ impl Rig {
 
     /// Queues a command; the controller is not told.
     pub fn push(&mut self, queue: u16, command: &Command) {
-        assert!(self.submissions.get_mut(&queue).unwrap().push(command.bytes()), "submission queue {queue} is full");
+        assert!(
+            self.submissions.get_mut(&queue).unwrap().push(command.bytes()),
+            "submission queue {queue} is full"
+        );
     }
 
     /// Tells the controller.
@@ -375,7 +407,14 @@ impl Rig {
     }
 
     /// The same with its data, and its list if it needs one, somewhere else.
-    pub fn command_at(&mut self, opcode: u8, block: u64, blocks: u64, data: u64, list: u64) -> Command {
+    pub fn command_at(
+        &mut self,
+        opcode: u8,
+        block: u64,
+        blocks: u64,
+        data: u64,
+        list: u64,
+    ) -> Command {
         let id = self.next_id();
         let len_bytes = blocks * BLOCK_BYTES;
         let pages = (data % PAGE + len_bytes).div_ceil(PAGE);
@@ -384,7 +423,8 @@ impl Rig {
             0 | 1 => 0,
             2 => second,
             _ => {
-                let entries: Vec<u8> = (0..pages - 1).flat_map(|page| (second + page * PAGE).to_le_bytes()).collect();
+                let entries: Vec<u8> =
+                    (0..pages - 1).flat_map(|page| (second + page * PAGE).to_le_bytes()).collect();
                 self.write(list, &entries);
                 list
             }
@@ -434,7 +474,8 @@ pub fn status(completion: &Completion) -> Status {
     const MORE: u16 = 1 << 14;
     let status = Status::from_field(completion.status & !MORE);
     let expected =
-        [Status::SUCCESS, Status::COMPARE_FAILURE, Status::FAILED_FUSED, Status::ABORT_REQUESTED].contains(&status);
+        [Status::SUCCESS, Status::COMPARE_FAILURE, Status::FAILED_FUSED, Status::ABORT_REQUESTED]
+            .contains(&status);
     assert_eq!(completion.status & MORE == 0, expected, "{status}");
     status
 }

@@ -195,7 +195,10 @@ fn a_queue_that_holds_an_interrupt_back_asks_for_its_head() {
         assert_eq!(event.drain(), expected, "one is outstanding at a time");
     }
     assert!(rig.take_quietly(1).is_some());
-    assert!(shadow.announce(head_offset(1), rig.completions[&1].head()), "the head would not be read");
+    assert!(
+        shadow.announce(head_offset(1), rig.completions[&1].head()),
+        "the head would not be read"
+    );
     rig.set.kick(1);
     for _ in 0..5 {
         rig.turn();

@@ -8,7 +8,9 @@ use std::thread::{JoinHandle, yield_now};
 use sidecore_linux::{Clock, EpollSleeper};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 use sidecore_nvme::io::{IoOptions, MakeQueue, QueueRunner, QueueSet, SendTask};
-use sidecore_nvme::{Command, CompletionQueueSetup, Done, QueueHost, StartError, Status, SubmissionQueueSetup};
+use sidecore_nvme::{
+    Command, CompletionQueueSetup, Done, QueueHost, StartError, Status, SubmissionQueueSetup,
+};
 use sidecore_reactor::{CoreContext, EventFd, IdleMode, Post, Reactor, mailbox};
 use sidecore_ring::driver::nvme::{CompletionRing, SubmissionRing};
 use sidecore_ring::nvme::Doorbells;
@@ -48,7 +50,8 @@ fn start(stop: &Arc<AtomicBool>) -> (Sidecore, JoinHandle<()>) {
     let stop = Arc::clone(stop);
     let thread = std::thread::spawn(move || {
         let clock = Clock::new();
-        let mut reactor = Reactor::new(CoreContext::default(), EpollSleeper::new().unwrap(), mailbox).unwrap();
+        let mut reactor =
+            Reactor::new(CoreContext::default(), EpollSleeper::new().unwrap(), mailbox).unwrap();
         while !stop.load(Ordering::Relaxed) || !reactor.is_empty() {
             reactor.turn(&mut || clock.now()).unwrap();
             yield_now();
@@ -103,7 +106,10 @@ impl Guest<'_> {
 
     fn value(&mut self) -> u64 {
         assert_eq!(self.run(&[self.command(op::READ, 0)]), [Status::SUCCESS]);
-        let bytes = self.memory.read_array(GuestAddress(self.address(0)), &mut RegionHint::default()).unwrap();
+        let bytes = self
+            .memory
+            .read_array(GuestAddress(self.address(0)), &mut RegionHint::default())
+            .unwrap();
         u64::from_le_bytes(bytes)
     }
 
@@ -125,7 +131,12 @@ impl Guest<'_> {
 }
 
 /// A guest with a queue of its own, which is started.
-fn guest<'a>(number: u16, memory: &GuestMemory, doorbells: &'a Doorbells, set: &'a QueueSet) -> Guest<'a> {
+fn guest<'a>(
+    number: u16,
+    memory: &GuestMemory,
+    doorbells: &'a Doorbells,
+    set: &'a QueueSet,
+) -> Guest<'a> {
     let at = |index: u64| GuestAddress(0x10_0000 * u64::from(number) + index * 0x1_0000);
     let (id, memory) = (number, memory.clone());
     let setup = CompletionQueueSetup { id, memory, address: at(0), entries: ENTRIES, vector: None };
@@ -146,7 +157,9 @@ fn guest<'a>(number: u16, memory: &GuestMemory, doorbells: &'a Doorbells, set: &
 fn no_count_is_lost() {
     let file = memory_file();
     let memory = map(&file);
-    for idle in [IdleMode::Poll, IdleMode::Adaptive { spin: Nanos::from_micros(1) }, IdleMode::Interrupt] {
+    for idle in
+        [IdleMode::Poll, IdleMode::Adaptive { spin: Nanos::from_micros(1) }, IdleMode::Interrupt]
+    {
         let stop = Arc::new(AtomicBool::new(false));
         let (sidecores, threads): (Vec<_>, Vec<_>) = (0..2).map(|_| start(&stop)).unzip();
         let doorbells = Arc::new(Doorbells::new(2).unwrap());
@@ -161,7 +174,10 @@ fn no_count_is_lost() {
             signal: EventFd::peer_signal,
         };
         let posts: Vec<_> = sidecores.iter().map(|sidecore| sidecore.post.clone()).collect();
-        let runners = sidecores.into_iter().map(|sidecore| Box::new(sidecore) as Box<dyn QueueRunner>).collect();
+        let runners = sidecores
+            .into_iter()
+            .map(|sidecore| Box::new(sidecore) as Box<dyn QueueRunner>)
+            .collect();
         let set = QueueSet::new(options, runners, Box::new(|event| panic!("{event:?}"))).unwrap();
         set.set_namespace(Some(namespace(ram(false), 512)), Done::ignored());
         let mut guests = [1, 2].map(|number| guest(number, &memory, &doorbells, &set));
@@ -183,6 +199,10 @@ fn no_count_is_lost() {
     }
 }
 
-fn memory_window(memory: &GuestMemory, address: GuestAddress, entry_bytes: usize) -> sidecore_memory::Window {
+fn memory_window(
+    memory: &GuestMemory,
+    address: GuestAddress,
+    entry_bytes: usize,
+) -> sidecore_memory::Window {
     memory.guest_window(address, ENTRIES as usize * entry_bytes, 64).unwrap()
 }

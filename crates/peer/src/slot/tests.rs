@@ -31,18 +31,21 @@ struct Bench {
 impl Bench {
     fn new(snapshot: Option<Snapshot>) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let (_file, listener) = SocketFile::listen(&directory.path().join("socket"), Access::default(), 8).unwrap();
+        let (_file, listener) =
+            SocketFile::listen(&directory.path().join("socket"), Access::default(), 8).unwrap();
         let (events, device) = (Arc::<Mutex<Vec<Event>>>::default(), Arc::<Device>::default());
         let inbox = Arc::clone(&events);
         let send_event: SendEvent = Arc::new(move |event| inbox.lock().unwrap().push(event));
         let known = Arc::<Known>::default();
-        let mut slot = Box::new(Slot::new(1, listener, Arc::clone(&device), Arc::clone(&known), send_event));
+        let mut slot =
+            Box::new(Slot::new(1, listener, Arc::clone(&device), Arc::clone(&known), send_event));
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let now = Instant::now();
         if let Some(snapshot) = snapshot {
             slot.resume(snapshot, now);
         }
-        let mut bench = Self { directory, epoll, pool: Pool::new(0), now, device, slot, events, known };
+        let mut bench =
+            Self { directory, epoll, pool: Pool::new(0), now, device, slot, events, known };
         bench.handle(Event::Added);
         bench
     }
@@ -58,7 +61,10 @@ impl Bench {
     /// Handles the first of the pool's events. False if there is none.
     fn handle_next(&mut self) -> bool {
         let event = Some(()).filter(|()| !self.events.lock().unwrap().is_empty());
-        event.map(|()| self.events.lock().unwrap().remove(0)).map(|event| self.handle(event)).is_some()
+        event
+            .map(|()| self.events.lock().unwrap().remove(0))
+            .map(|event| self.handle(event))
+            .is_some()
     }
 
     /// Runs the pool's jobs and handles their events, until no job is left.
@@ -129,7 +135,10 @@ fn a_client_whose_command_takes_too_long_is_disconnected_and_the_command_named()
     assert_eq!(replies(&mut client), ".");
     assert_eq!(bench.known.last.get().unwrap().reason, "W has taken longer than 30s");
     assert_eq!(bench.slot.timer(), None);
-    assert!(bench.known.is_serving.load(Ordering::SeqCst) && !bench.is_listening(), "the call continues");
+    assert!(
+        bench.known.is_serving.load(Ordering::SeqCst) && !bench.is_listening(),
+        "the call continues"
+    );
     // After its end, the session ends, and the next client may connect.
     bench.settle();
     assert_eq!(bench.device.take_asked(), "W.");
@@ -164,7 +173,10 @@ fn the_next_client_is_accepted_when_the_session_has_ended_and_the_connection_is_
     assert!(bench.pool.run_next() && bench.handle_next());
     assert_eq!(bench.device.take_asked(), "x.");
     assert!(!bench.known.is_serving.load(Ordering::SeqCst));
-    assert!(bench.known.is_connected.load(Ordering::SeqCst) && !bench.is_listening(), "it is not closed yet");
+    assert!(
+        bench.known.is_connected.load(Ordering::SeqCst) && !bench.is_listening(),
+        "it is not closed yet"
+    );
     bench.settle();
     assert!(bench.is_listening() && !bench.known.is_connected.load(Ordering::SeqCst));
     assert_eq!(bench.known.last.get().unwrap().reason, "an x");
@@ -186,7 +198,9 @@ fn the_end_of_a_socket_waits_for_the_session_and_not_for_the_connection() {
     assert!(bench.slot.is_over() && !bench.known.is_connected.load(Ordering::SeqCst));
     assert!(wait.try_recv().is_err_and(|error| error == std::sync::mpsc::TryRecvError::Empty));
     bench.slot.retire(&Context { epoll: &bench.epoll, pool: &bench.pool, now: bench.now });
-    assert!(wait.try_recv().is_err_and(|error| error == std::sync::mpsc::TryRecvError::Disconnected));
+    assert!(
+        wait.try_recv().is_err_and(|error| error == std::sync::mpsc::TryRecvError::Disconnected)
+    );
 }
 
 #[test]
@@ -274,7 +288,8 @@ fn a_listener_that_fails_is_tried_again_after_a_while() {
     bench.handle(Event::Acceptable);
     assert!(bench.is_listening() && bench.slot.timer().is_none());
     bench.slot.listener = std::os::unix::net::UnixDatagram::unbound().unwrap().into();
-    epoll::add(&bench.epoll, &bench.slot.listener, epoll::EventData::new_u64(2), EventFlags::IN).unwrap();
+    epoll::add(&bench.epoll, &bench.slot.listener, epoll::EventData::new_u64(2), EventFlags::IN)
+        .unwrap();
     bench.handle(Event::Acceptable);
     assert!(!bench.is_listening());
     let due = bench.slot.timer().unwrap();
@@ -295,7 +310,9 @@ fn a_storm_on_one_socket_delays_no_other() {
     let directory = tempfile::tempdir().unwrap();
     let service = Service::start(NonZeroUsize::MIN).unwrap();
     let serve = |name: &str| {
-        service.serve(&directory.path().join(name), Access::default(), Arc::<Device>::default(), None).unwrap()
+        service
+            .serve(&directory.path().join(name), Access::default(), Arc::<Device>::default(), None)
+            .unwrap()
     };
     let (stormy, calm) = (serve("stormy"), serve("calm"));
     let mut neighbour = Connection::<Letters>::new(UnixStream::connect(calm.path()).unwrap());
@@ -306,7 +323,8 @@ fn a_storm_on_one_socket_delays_no_other() {
                 Received::Message(Command(reply, _)) => return assert_eq!(reply, letter),
                 Received::Nothing => {
                     let soon = rustix::event::Timespec::try_from(SOON).unwrap();
-                    let mut fds = [rustix::event::PollFd::new(client, rustix::event::PollFlags::IN)];
+                    let mut fds =
+                        [rustix::event::PollFd::new(client, rustix::event::PollFlags::IN)];
                     assert_eq!(rustix::event::poll(&mut fds, Some(&soon)).unwrap(), 1, "no answer");
                 }
                 Received::Closed => panic!("closed"),
@@ -315,14 +333,19 @@ fn a_storm_on_one_socket_delays_no_other() {
     };
     let mut kept = Vec::new();
     for round in 0..400 {
-        let storm = rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, None);
+        let storm = rustix::net::socket(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::STREAM,
+            None,
+        );
         let storm = storm.unwrap();
         rustix::fs::fcntl_setfl(storm.as_fd(), rustix::fs::OFlags::NONBLOCK).unwrap();
         // The backlog may be full: then the connection is refused, at no cost for this socket.
         let address = rustix::net::SocketAddrUnix::new(stormy.path()).unwrap();
         if rustix::net::connect(&storm, &address).is_ok() {
             let mut storm = UnixStream::from(storm);
-            let bytes: &[u8] = [b"\xff\xff\xff\xff".as_slice(), b"W\0", b"P\0\0\0", b"sx", b""][round % 5];
+            let bytes: &[u8] =
+                [b"\xff\xff\xff\xff".as_slice(), b"W\0", b"P\0\0\0", b"sx", b""][round % 5];
             let _ = storm.write_all(bytes);
             if round % 7 == 0 {
                 kept.push(storm);

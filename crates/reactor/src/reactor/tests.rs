@@ -133,7 +133,8 @@ impl Bench {
     fn new() -> Self {
         let world = Rc::new(World::default());
         let (post, mailbox) = mailbox().unwrap();
-        let reactor = Reactor::new(CoreContext::default(), Script(Rc::clone(&world)), mailbox).unwrap();
+        let reactor =
+            Reactor::new(CoreContext::default(), Script(Rc::clone(&world)), mailbox).unwrap();
         *world.stats.borrow_mut() = Some(reactor.stats());
         Self { world, reactor, post }
     }
@@ -180,7 +181,9 @@ fn without_its_core_a_sidecore_pauses_between_polls_and_asks_for_no_kick() {
     assert_eq!(bench.turn(1), Turn::Busy);
     let work_at = bench.world.now.get();
     assert_eq!(bench.turn(MIN_PAUSE.0 - 1), Turn::Idle, "it spins for a while after its work");
-    for (idle, pause) in [(MIN_PAUSE.0, MIN_PAUSE.0), (3_200_000, 100_000), (1_000_000_000, MAX_PAUSE.0)] {
+    for (idle, pause) in
+        [(MIN_PAUSE.0, MIN_PAUSE.0), (3_200_000, 100_000), (1_000_000_000, MAX_PAUSE.0)]
+    {
         assert_eq!(bench.turn(work_at + idle - bench.world.now.get()), Turn::Slept);
         assert_eq!(bench.world.timeouts.borrow().last(), Some(&Some(Nanos(pause))));
     }
@@ -230,7 +233,11 @@ fn a_polling_unit_keeps_the_core_awake_but_not_its_neighbours() {
     assert!(bench.world.timeouts.borrow().is_empty());
     bench.turn(GLANCE_INTERVAL.0);
     bench.turn(1);
-    assert_eq!(*bench.world.timeouts.borrow(), [Some(Nanos::ZERO)], "one glance in its interval, and no sleep");
+    assert_eq!(
+        *bench.world.timeouts.borrow(),
+        [Some(Nanos::ZERO)],
+        "one glance in its interval, and no sleep"
+    );
 }
 
 #[test]

@@ -60,7 +60,9 @@ const COMPLETION_WORDS: usize = COMPLETION_BYTES / WORD_BYTES;
 #[non_exhaustive]
 pub enum QueueError {
     /// A queue has 2 to 65536 entries, all of them in its window.
-    #[error("a queue of {entries} entries in {len_bytes} bytes: 2 to 65536 are possible, and all have to fit")]
+    #[error(
+        "a queue of {entries} entries in {len_bytes} bytes: 2 to 65536 are possible, and all have to fit"
+    )]
     Size {
         /// Entries asked for.
         entries: u32,
@@ -170,7 +172,9 @@ impl SubmissionRing {
     #[inline]
     pub fn set_head(&mut self, head: u16) -> Result<(), QueueError> {
         let to = u32::from(head);
-        if to >= self.round.entries || self.round.distance(self.head, to) > self.round.distance(self.head, self.tail) {
+        if to >= self.round.entries
+            || self.round.distance(self.head, to) > self.round.distance(self.head, self.tail)
+        {
             return Err(QueueError::Head { head });
         }
         self.head = to;
@@ -241,7 +245,9 @@ impl CompletionRing {
     #[inline]
     pub fn has_next(&self) -> bool {
         let last = self.words.get(self.word().wrapping_add(1));
-        last.is_some_and(|word| Completion::phase(u64::from_le(word.load(Ordering::Acquire))) == self.phase)
+        last.is_some_and(|word| {
+            Completion::phase(u64::from_le(word.load(Ordering::Acquire))) == self.phase
+        })
     }
 
     /// The head doorbell's value.

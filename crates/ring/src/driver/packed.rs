@@ -2,8 +2,8 @@
 
 use sidecore_spec_virtio::descriptor::{self, INDIRECT, LEN_OFFSET, NEXT};
 use sidecore_spec_virtio::packed::{
-    AVAIL, DESCRIPTOR_FLAGS_OFFSET, DESCRIPTOR_ID_OFFSET, EVENT_DESCRIPTOR, EVENT_DISABLE, EVENT_ENABLE,
-    EVENT_FLAGS_MASK, EVENT_FLAGS_OFFSET, EVENT_POSITION_OFFSET, Tail, USED,
+    AVAIL, DESCRIPTOR_FLAGS_OFFSET, DESCRIPTOR_ID_OFFSET, EVENT_DESCRIPTOR, EVENT_DISABLE,
+    EVENT_ENABLE, EVENT_FLAGS_MASK, EVENT_FLAGS_OFFSET, EVENT_POSITION_OFFSET, Tail, USED,
 };
 
 use super::table::{Tables, direction};
@@ -39,7 +39,12 @@ pub(crate) struct PackedRing {
 }
 
 impl PackedRing {
-    pub(crate) fn new(areas: Areas, layout: &RingLayout, shape: Shape, tables: Option<Tables>) -> Self {
+    pub(crate) fn new(
+        areas: Areas,
+        layout: &RingLayout,
+        shape: Shape,
+        tables: Option<Tables>,
+    ) -> Self {
         let start = Position { index: 0, wrap: true };
         let buffers = usize::from(shape.slots).wrapping_mul(usize::from(shape.buffers_per_slot));
         Self {
@@ -63,7 +68,8 @@ impl PackedRing {
 
     pub(crate) fn describe(&mut self, slot: u16, chain: &[Buffer]) -> Result<(), DriverError> {
         self.flights.check_chain(slot, chain.len(), self.shape.buffers_per_slot)?;
-        let table = self.tables.as_ref().map(|tables| [tables.write(slot, chain, RingFormat::Packed)]);
+        let table =
+            self.tables.as_ref().map(|tables| [tables.write(slot, chain, RingFormat::Packed)]);
         let chain = table.as_ref().map_or(chain, |table| &table[..]);
         let first = usize::from(slot).wrapping_mul(usize::from(self.shape.buffers_per_slot));
         for (kept, buffer) in self.chains.iter_mut().skip(first).zip(chain) {

@@ -44,7 +44,13 @@ impl RawRing {
     /// An area is not in `memory`, or not aligned.
     pub fn new(memory: &GuestMemory, layout: &RingLayout) -> Result<Self, MemoryError> {
         let Areas { descriptor, driver, device } = Areas::find(memory, layout)?;
-        Ok(Self { format: layout.format, size: layout.size, descriptors: descriptor, driver, device })
+        Ok(Self {
+            format: layout.format,
+            size: layout.size,
+            descriptors: descriptor,
+            driver,
+            device,
+        })
     }
 
     /// The descriptor area, the driver area (available ring or driver event suppression) and the

@@ -63,8 +63,8 @@ impl SharedMemory {
     pub fn new(window: Window) -> Self {
         let len_bytes = window.len_bytes();
         // A window is never null; an empty one stands for the impossible.
-        let (base, len_bytes) =
-            NonNull::new(window.as_ptr()).map_or((NonNull::dangling(), 0), |base| (base, len_bytes));
+        let (base, len_bytes) = NonNull::new(window.as_ptr())
+            .map_or((NonNull::dangling(), 0), |base| (base, len_bytes));
         Self { base, len_bytes, window }
     }
 
@@ -121,7 +121,9 @@ impl SharedMemory {
         let count = self.run(offset_bytes, to.len());
         // SAFETY: `run` checked the range, and `to` is a distinct local buffer of at least that
         // size.
-        unsafe { copy::copy(to.as_mut_ptr(), self.base.as_ptr().wrapping_add(offset_bytes), count) };
+        unsafe {
+            copy::copy(to.as_mut_ptr(), self.base.as_ptr().wrapping_add(offset_bytes), count)
+        };
         count
     }
 
@@ -137,18 +139,31 @@ impl SharedMemory {
     /// either range is outside of its window or both are windows of the same memory.
     #[must_use]
     #[inline]
-    pub fn copy_from(&self, at_bytes: usize, from: &Self, from_bytes: usize, count_bytes: usize, how: CopyHow) -> bool {
-        let inside = self.run(at_bytes, count_bytes) == count_bytes && from.run(from_bytes, count_bytes) == count_bytes;
+    pub fn copy_from(
+        &self,
+        at_bytes: usize,
+        from: &Self,
+        from_bytes: usize,
+        count_bytes: usize,
+        how: CopyHow,
+    ) -> bool {
+        let inside = self.run(at_bytes, count_bytes) == count_bytes
+            && from.run(from_bytes, count_bytes) == count_bytes;
         if !inside || self.window.memory().is_same(from.window.memory()) {
             return false;
         }
-        let (to, from) = (self.base.as_ptr().wrapping_add(at_bytes), from.base.as_ptr().wrapping_add(from_bytes));
+        let (to, from) = (
+            self.base.as_ptr().wrapping_add(at_bytes),
+            from.base.as_ptr().wrapping_add(from_bytes),
+        );
         match how {
             // SAFETY: `run` checked both ranges; two memories are distinct mappings.
             CopyHow::RepMovsb => unsafe { copy::copy(to, from, count_bytes) },
             // SAFETY: as above; the C library's code is opaque to the compiler, which is told
             // nothing about the length.
-            CopyHow::CLibrary => unsafe { std::ptr::copy_nonoverlapping(from, to, std::hint::black_box(count_bytes)) },
+            CopyHow::CLibrary => unsafe {
+                std::ptr::copy_nonoverlapping(from, to, std::hint::black_box(count_bytes))
+            },
         }
         true
     }
@@ -175,7 +190,8 @@ impl SharedMemory {
     #[inline(always)]
     fn word<T>(&self, offset_bytes: usize) -> Option<*mut T> {
         let word = self.base.as_ptr().wrapping_add(offset_bytes).cast::<T>();
-        let inside = offset_bytes < self.len_bytes && self.len_bytes.wrapping_sub(offset_bytes) >= size_of::<T>();
+        let inside = offset_bytes < self.len_bytes
+            && self.len_bytes.wrapping_sub(offset_bytes) >= size_of::<T>();
         (inside && word.is_aligned()).then_some(word)
     }
 }

@@ -2,7 +2,8 @@
 
 use sidecore_spec_virtio::descriptor;
 use sidecore_spec_virtio::split::{
-    FLAGS_OFFSET, INDEX_OFFSET, NO_INTERRUPT, NO_NOTIFY, USED_LEN_OFFSET, avail_entry_offset, used_entry_offset,
+    FLAGS_OFFSET, INDEX_OFFSET, NO_INTERRUPT, NO_NOTIFY, USED_LEN_OFFSET, avail_entry_offset,
+    used_entry_offset,
 };
 
 use super::table::{Tables, write_split};
@@ -34,7 +35,12 @@ pub(crate) struct SplitRing {
 }
 
 impl SplitRing {
-    pub(crate) fn new(areas: Areas, layout: &RingLayout, shape: Shape, tables: Option<Tables>) -> Self {
+    pub(crate) fn new(
+        areas: Areas,
+        layout: &RingLayout,
+        shape: Shape,
+        tables: Option<Tables>,
+    ) -> Self {
         Self {
             descriptors: areas.descriptor,
             available: areas.driver,
@@ -123,7 +129,8 @@ impl SplitRing {
         }
         let at = used_entry_offset(self.taken & self.mask());
         // The used ring is aligned to four bytes only, so an element is two words.
-        let (id, written_bytes) = (self.used.load_u32(at), self.used.load_u32(at.wrapping_add(USED_LEN_OFFSET)));
+        let (id, written_bytes) =
+            (self.used.load_u32(at), self.used.load_u32(at.wrapping_add(USED_LEN_OFFSET)));
         self.taken = self.taken.wrapping_add(1);
         let slot = self.flights.land(id)?;
         if self.calls_suppressed && self.taken & 0x3fff == 0 {

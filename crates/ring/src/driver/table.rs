@@ -33,25 +33,46 @@ impl Tables {
             let next = index.wrapping_add(1);
             match format {
                 RingFormat::Split if next < chain.len() => {
-                    write_split(&self.memory, at, *buffer, descriptor::NEXT, u16::try_from(next).unwrap_or(0));
+                    write_split(
+                        &self.memory,
+                        at,
+                        *buffer,
+                        descriptor::NEXT,
+                        u16::try_from(next).unwrap_or(0),
+                    );
                 }
                 RingFormat::Split => write_split(&self.memory, at, *buffer, 0, 0),
                 RingFormat::Packed => {
-                    let tail = packed::Tail { len_bytes: buffer.len_bytes, id: 0, flags: direction(*buffer) };
+                    let tail = packed::Tail {
+                        len_bytes: buffer.len_bytes,
+                        id: 0,
+                        flags: direction(*buffer),
+                    };
                     self.memory.store_u64(at, buffer.address);
                     self.memory.store_u64(at.wrapping_add(LEN_OFFSET), tail.to_word());
                 }
             }
         }
         let len_bytes = u32::try_from(chain.len().wrapping_mul(descriptor::BYTES)).unwrap_or(0);
-        Buffer { address: self.guest_base.wrapping_add(start as u64), len_bytes, device_writes: false }
+        Buffer {
+            address: self.guest_base.wrapping_add(start as u64),
+            len_bytes,
+            device_writes: false,
+        }
     }
 }
 
 /// Writes a split ring's descriptor (2.7.5): address, length, flags, next.
 #[inline]
-pub(crate) fn write_split(memory: &SharedMemory, at: usize, buffer: Buffer, more_flags: u16, next: u16) {
-    let tail = split::Tail { len_bytes: buffer.len_bytes, flags: direction(buffer) | more_flags, next };
+pub(crate) fn write_split(
+    memory: &SharedMemory,
+    at: usize,
+    buffer: Buffer,
+    more_flags: u16,
+    next: u16,
+) {
+    let tail =
+        split::Tail { len_bytes: buffer.len_bytes, flags: direction(buffer) | more_flags, next };
     memory.store_u64(at, buffer.address);
     memory.store_u64(at.wrapping_add(LEN_OFFSET), tail.to_word());
 }

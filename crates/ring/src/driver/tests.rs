@@ -14,7 +14,8 @@ const MEMORY_BYTES: u64 = 1 << 20;
 const TABLES_AT: u64 = 0x8_0000;
 
 fn memory() -> GuestMemory {
-    let file = File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    let file =
+        File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
     file.set_len(MEMORY_BYTES).unwrap();
     GuestMemory::map(vec![RegionSpec {
         guest_address: GuestAddress(GUEST_BASE),
@@ -56,18 +57,38 @@ struct Pair {
 type Found = (u16, Vec<Buffer>);
 
 impl Pair {
-    fn new(format: RingFormat, size: u16, slots: u16, per_slot: u16, event_idx: bool, indirect: bool) -> Self {
+    fn new(
+        format: RingFormat,
+        size: u16,
+        slots: u16,
+        per_slot: u16,
+        event_idx: bool,
+        indirect: bool,
+    ) -> Self {
         let memory = memory();
         let layout = layout(format, size, event_idx, indirect);
         let tables = indirect.then(|| IndirectTables {
             window: memory
-                .window(UserAddress(USER_BASE + TABLES_AT), IndirectTables::bytes(slots, per_slot), 16)
+                .window(
+                    UserAddress(USER_BASE + TABLES_AT),
+                    IndirectTables::bytes(slots, per_slot),
+                    16,
+                )
                 .unwrap(),
             guest_address: GuestAddress(GUEST_BASE + TABLES_AT),
         });
         let driver = DriverRing::new(&memory, &layout, slots, per_slot, tables).unwrap();
         let raw = RawRing::new(&memory, &layout).unwrap();
-        Self { driver, raw, memory, layout, next_available: 0, next_used: 0, available_wrap: true, used_wrap: true }
+        Self {
+            driver,
+            raw,
+            memory,
+            layout,
+            next_available: 0,
+            next_used: 0,
+            available_wrap: true,
+            used_wrap: true,
+        }
     }
 
     fn take(&mut self) -> Option<Found> {
@@ -101,7 +122,8 @@ impl Pair {
         let mut chain = Vec::new();
         loop {
             let descriptor = self.raw.descriptor(self.next_available);
-            let (available, used) = (descriptor.flags & packed::AVAIL != 0, descriptor.flags & packed::USED != 0);
+            let (available, used) =
+                (descriptor.flags & packed::AVAIL != 0, descriptor.flags & packed::USED != 0);
             if available != self.available_wrap || used == self.available_wrap {
                 assert!(chain.is_empty(), "the rest of a chain must be there before its head");
                 return None;
@@ -122,7 +144,8 @@ impl Pair {
 
     fn table(&self, descriptor: RawDescriptor) -> Vec<Buffer> {
         let at = UserAddress(descriptor.address - GUEST_BASE + USER_BASE);
-        let table = SharedMemory::new(self.memory.window(at, descriptor.len_bytes as usize, 16).unwrap());
+        let table =
+            SharedMemory::new(self.memory.window(at, descriptor.len_bytes as usize, 16).unwrap());
         let entries = descriptor.len_bytes as usize / descriptor::BYTES;
         let entry = |index: usize| {
             let at = index * descriptor::BYTES;
@@ -141,17 +164,27 @@ impl Pair {
     fn complete(&mut self, id: u16, entries: u16, written_bytes: u32) {
         match self.layout.format {
             RingFormat::Split => {
-                self.raw.set_used_entry(self.next_used % self.layout.size, id.into(), written_bytes);
+                self.raw.set_used_entry(
+                    self.next_used % self.layout.size,
+                    id.into(),
+                    written_bytes,
+                );
                 self.next_used = self.next_used.wrapping_add(1);
                 self.raw.set_used_index(self.next_used);
             }
             RingFormat::Packed => {
                 let bits = if self.used_wrap { packed::AVAIL | packed::USED } else { 0 };
-                let descriptor = RawDescriptor { address: 0, len_bytes: written_bytes, flags: bits, next_or_id: id };
+                let descriptor = RawDescriptor {
+                    address: 0,
+                    len_bytes: written_bytes,
+                    flags: bits,
+                    next_or_id: id,
+                };
                 self.raw.set_descriptor(self.next_used, descriptor);
                 self.next_used += if self.layout.indirect { 1 } else { entries };
                 if self.next_used >= self.layout.size {
-                    (self.next_used, self.used_wrap) = (self.next_used - self.layout.size, !self.used_wrap);
+                    (self.next_used, self.used_wrap) =
+                        (self.next_used - self.layout.size, !self.used_wrap);
                 }
             }
         }
@@ -324,7 +357,10 @@ fn a_lying_device_is_an_error_and_not_a_panic() {
             pair.driver.push(0).unwrap();
             pair.driver.publish();
             pair.complete(id, 1, 0);
-            assert!(matches!(pair.driver.pop(), Err(DriverError::NotInFlight { .. })), "{format:?} {id}");
+            assert!(
+                matches!(pair.driver.pop(), Err(DriverError::NotInFlight { .. })),
+                "{format:?} {id}"
+            );
         }
     }
 }
@@ -333,16 +369,25 @@ fn a_lying_device_is_an_error_and_not_a_panic() {
 fn misuse_is_refused() {
     let mut pair = Pair::new(RingFormat::Split, 8, 2, 2, false, false);
     assert!(matches!(pair.driver.push(0), Err(DriverError::Chain { .. })));
-    assert!(matches!(pair.driver.describe(2, &chain(2, 1)), Err(DriverError::NoSuchSlot { slot: 2 })));
+    assert!(matches!(
+        pair.driver.describe(2, &chain(2, 1)),
+        Err(DriverError::NoSuchSlot { slot: 2 })
+    ));
     assert!(matches!(pair.driver.describe(0, &[]), Err(DriverError::Chain { .. })));
     assert!(matches!(pair.driver.describe(0, &chain(0, 3)), Err(DriverError::Chain { .. })));
     pair.driver.describe(0, &chain(0, 1)).unwrap();
     pair.driver.push(0).unwrap();
     assert!(matches!(pair.driver.push(0), Err(DriverError::InFlight { slot: 0 })));
-    assert!(matches!(pair.driver.describe(0, &chain(0, 1)), Err(DriverError::InFlight { slot: 0 })));
+    assert!(matches!(
+        pair.driver.describe(0, &chain(0, 1)),
+        Err(DriverError::InFlight { slot: 0 })
+    ));
     let memory = memory();
     let too_big = layout(RingFormat::Split, 8, false, false);
-    assert!(matches!(DriverRing::new(&memory, &too_big, 3, 3, None), Err(DriverError::Size { .. })));
+    assert!(matches!(
+        DriverRing::new(&memory, &too_big, 3, 3, None),
+        Err(DriverError::Size { .. })
+    ));
     let odd = layout(RingFormat::Split, 12, false, false);
     assert!(matches!(DriverRing::new(&memory, &odd, 1, 1, None), Err(DriverError::Size { .. })));
     let outside = RingLayout { device_area: UserAddress(1), ..too_big };

@@ -38,7 +38,10 @@ impl Completion {
     #[inline(always)]
     pub(crate) const fn last_word(&self, phase: bool) -> u64 {
         let status = self.status & !1 | phase as u16;
-        self.sq_head as u64 | (self.sq_id as u64) << 16 | (self.command_id as u64) << 32 | (status as u64) << 48
+        self.sq_head as u64
+            | (self.sq_id as u64) << 16
+            | (self.command_id as u64) << 32
+            | (status as u64) << 48
     }
 
     /// The phase tag of an entry whose dwords 2 and 3 are `word`.
@@ -101,7 +104,11 @@ impl CompletionQueue {
     ///
     /// # Errors
     /// It is not there, not on a page, or not of such a size.
-    pub fn new(memory: &GuestMemory, address: GuestAddress, entries: u32) -> Result<Self, MemoryError> {
+    pub fn new(
+        memory: &GuestMemory,
+        address: GuestAddress,
+        entries: u32,
+    ) -> Result<Self, MemoryError> {
         let place = Place::new(address, entries, COMPLETION_BYTES);
         let words = Some(place.find(memory)?);
         let CompletionPosition { head, tail, phase } = CompletionPosition::default();

@@ -89,7 +89,8 @@ impl Doorbells {
     pub fn new(queue_pairs: u16) -> io::Result<Self> {
         let stride = DoorbellStride::Line;
         let file_bytes = file_bytes(queue_pairs, stride)?;
-        let doorbells = Self::of(SharedPages::new("sidecore-doorbells", file_bytes)?, queue_pairs, stride)?;
+        let doorbells =
+            Self::of(SharedPages::new("sidecore-doorbells", file_bytes)?, queue_pairs, stride)?;
         for queue in 0..=queue_pairs {
             // Touch each page now: a sidecore's first look is no page fault.
             doorbells.set_submission_tail(queue, 0);
@@ -102,7 +103,11 @@ impl Doorbells {
     /// # Errors
     /// It is no such file, or of another number of queue pairs.
     pub fn from_file(file: OwnedFd, queue_pairs: u16, stride: DoorbellStride) -> io::Result<Self> {
-        Self::of(SharedPages::from_file(file, file_bytes(queue_pairs, stride)?)?, queue_pairs, stride)
+        Self::of(
+            SharedPages::from_file(file, file_bytes(queue_pairs, stride)?)?,
+            queue_pairs,
+            stride,
+        )
     }
 
     fn of(pages: SharedPages, queue_pairs: u16, stride: DoorbellStride) -> io::Result<Self> {

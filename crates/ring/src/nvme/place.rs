@@ -48,16 +48,25 @@ impl Place {
         // Queues are contiguous and begin on a page (NVMe base 2.0, 5.4 and 5.5); the host's
         // mapping of it need only keep an entry on one line.
         if !start.is_multiple_of(PAGE_BYTES) {
-            return Err(MemoryError::Misaligned { start, align_bytes: usize::try_from(PAGE_BYTES).unwrap_or(0) });
+            return Err(MemoryError::Misaligned {
+                start,
+                align_bytes: usize::try_from(PAGE_BYTES).unwrap_or(0),
+            });
         }
         Ok(())
     }
 
     /// Whether there can be such a queue, and these are positions in it.
-    pub(super) fn check_positions<const N: usize>(&self, positions: [u32; N]) -> Result<(), MemoryError> {
+    pub(super) fn check_positions<const N: usize>(
+        &self,
+        positions: [u32; N],
+    ) -> Result<(), MemoryError> {
         self.check()?;
         match positions.into_iter().find(|position| *position >= self.entries) {
-            Some(position) => Err(MemoryError::OutOfRange { start: self.address.0, len_bytes: u64::from(position) }),
+            Some(position) => Err(MemoryError::OutOfRange {
+                start: self.address.0,
+                len_bytes: u64::from(position),
+            }),
             None => Ok(()),
         }
     }

@@ -34,7 +34,12 @@ impl SubmissionQueue {
     ///
     /// # Errors
     /// It is not there, not on a page, or not of such a size.
-    pub fn new(memory: &GuestMemory, address: GuestAddress, entries: u32, head: u16) -> Result<Self, MemoryError> {
+    pub fn new(
+        memory: &GuestMemory,
+        address: GuestAddress,
+        entries: u32,
+        head: u16,
+    ) -> Result<Self, MemoryError> {
         let place = Place::new(address, entries, COMMAND_BYTES);
         let words = place.find(memory)?;
         let head = u32::from(head);
@@ -46,7 +51,12 @@ impl SubmissionQueue {
     ///
     /// # Errors
     /// There can be no such queue, or no such position in it.
-    pub fn resume(memory: &GuestMemory, address: GuestAddress, entries: u32, head: u16) -> Result<Self, MemoryError> {
+    pub fn resume(
+        memory: &GuestMemory,
+        address: GuestAddress,
+        entries: u32,
+        head: u16,
+    ) -> Result<Self, MemoryError> {
         let place = Place::new(address, entries, COMMAND_BYTES);
         let head = u32::from(head);
         place.check_positions([head])?;
@@ -157,7 +167,11 @@ impl SubmissionQueue {
     fn prefetch_ahead(&self, ahead: u32) {
         if let Some(words) = &self.words {
             let index = self.head.wrapping_add(ahead);
-            let index = if index < self.place.entries { index } else { index.wrapping_sub(self.place.entries) };
+            let index = if index < self.place.entries {
+                index
+            } else {
+                index.wrapping_sub(self.place.entries)
+            };
             copy::prefetch_for_read(words.address_of(self.place.word(index)));
         }
     }

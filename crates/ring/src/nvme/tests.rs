@@ -7,7 +7,9 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use sidecore_memory::{GuestAddress, GuestMemory, MemoryError, RegionHint, RegionSpec, SharedPages, UserAddress};
+use sidecore_memory::{
+    GuestAddress, GuestMemory, MemoryError, RegionHint, RegionSpec, SharedPages, UserAddress,
+};
 
 use sidecore_spec_nvme::command::{COMMAND_BYTES, COMPLETION_BYTES, MAX_ENTRIES};
 
@@ -35,7 +37,8 @@ fn region(file: &File, guest: u64, len_bytes: u64, file_offset_bytes: u64) -> Re
 }
 
 fn file() -> File {
-    let file = File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    let file =
+        File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
     file.set_len(MEMORY_BYTES).unwrap();
     file
 }
@@ -51,13 +54,19 @@ fn memory() -> GuestMemory {
 fn submission(memory: &GuestMemory, entries: u32) -> (SubmissionRing, SubmissionQueue) {
     let address = GuestAddress(COMMANDS_AT);
     let window = memory.guest_window(address, entries as usize * COMMAND_BYTES, 4096).unwrap();
-    (SubmissionRing::new(window, entries).unwrap(), SubmissionQueue::new(memory, address, entries, 0).unwrap())
+    (
+        SubmissionRing::new(window, entries).unwrap(),
+        SubmissionQueue::new(memory, address, entries, 0).unwrap(),
+    )
 }
 
 fn completion(memory: &GuestMemory, entries: u32) -> (CompletionRing, CompletionQueue) {
     let address = GuestAddress(COMPLETIONS_AT);
     let window = memory.guest_window(address, entries as usize * COMPLETION_BYTES, 4096).unwrap();
-    (CompletionRing::new(window, entries).unwrap(), CompletionQueue::new(memory, address, entries).unwrap())
+    (
+        CompletionRing::new(window, entries).unwrap(),
+        CompletionQueue::new(memory, address, entries).unwrap(),
+    )
 }
 
 /// A command that is different in each of its words.
@@ -172,7 +181,9 @@ fn an_entry_lies_in_memory_as_the_standard_says() {
     let memory = memory();
     let (_, mut queue) = completion(&memory, 2);
     let read = |index: u64| -> [u8; 16] {
-        memory.read_array(GuestAddress(COMPLETIONS_AT + index * 16), &mut RegionHint::default()).unwrap()
+        memory
+            .read_array(GuestAddress(COMPLETIONS_AT + index * 16), &mut RegionHint::default())
+            .unwrap()
     };
     let entry = Completion {
         result: 0x0403_0201,
@@ -253,15 +264,19 @@ fn queues_lie_where_they_may() {
         region(&file, BASE + 0x10_0000, 0x4000, 0x8020),
     ])
     .unwrap();
-    let new = |at: u64, entries| SubmissionQueue::new(&memory, GuestAddress(at), entries, 0).map(drop);
-    let completion = |at: u64, entries| CompletionQueue::new(&memory, GuestAddress(at), entries).map(drop);
+    let new =
+        |at: u64, entries| SubmissionQueue::new(&memory, GuestAddress(at), entries, 0).map(drop);
+    let completion =
+        |at: u64, entries| CompletionQueue::new(&memory, GuestAddress(at), entries).map(drop);
     assert!(new(BASE, 256).is_ok() && completion(BASE, 1024).is_ok());
     let outside = |result| matches!(result, Err(MemoryError::OutOfRange { .. }));
     let crooked = |result| matches!(result, Err(MemoryError::Misaligned { .. }));
     assert!(outside(new(BASE, 257)), "across regions");
     assert!(outside(completion(BASE, 1025)), "across regions");
     assert!(outside(new(BASE + 0x7000, 65)), "past the end");
-    assert!(outside(new(BASE - 0x1000, 2)) && outside(new(0, 2)) && outside(new(u64::MAX << 12, 65536)));
+    assert!(
+        outside(new(BASE - 0x1000, 2)) && outside(new(0, 2)) && outside(new(u64::MAX << 12, 65536))
+    );
     assert!(crooked(new(BASE + 64, 2)) && crooked(completion(BASE + 2048, 2)));
     assert!(crooked(new(BASE + 0x10_0000, 2)), "an entry would be on two lines");
     for entries in [0, 1, 65537, u32::MAX] {
@@ -308,7 +323,8 @@ fn a_new_table_changes_nothing_but_the_table() {
     completions.set_head(3).unwrap();
 
     // Without the queues: they hold nothing of the old table, and do nothing.
-    let elsewhere = GuestMemory::map(vec![region(&self::file(), BASE + (1 << 30), 0x1000, 0)]).unwrap();
+    let elsewhere =
+        GuestMemory::map(vec![region(&self::file(), BASE + (1 << 30), 0x1000, 0)]).unwrap();
     assert!(commands.rebind(&elsewhere).is_err() && completions.rebind(&elsewhere).is_err());
     assert_eq!((commands.pop(), commands.pending(), completions.room()), (None, 0, 0));
     commands.prefetch();
@@ -386,13 +402,21 @@ fn doorbells_of_another_process_are_read_where_its_client_writes_them() {
     let file = || ours.file().try_clone_to_owned().unwrap();
     let next = Doorbells::from_file(file(), 3, DoorbellStride::Line).unwrap();
     assert_eq!(next.submission_tail(3), 5);
-    assert!(Doorbells::from_file(file(), 3, DoorbellStride::HalfPage).is_err(), "the file is too small for that");
+    assert!(
+        Doorbells::from_file(file(), 3, DoorbellStride::HalfPage).is_err(),
+        "the file is too small for that"
+    );
     assert!(Doorbells::from_file(file(), 33, DoorbellStride::Line).is_err());
 
     // As an earlier version has made them: a page for each pair, at the same place as in the
     // register.
     let pages = SharedPages::new("sidecore-doorbells", 5 * 4096).unwrap();
-    let old = Doorbells::from_file(pages.file().try_clone_to_owned().unwrap(), 3, DoorbellStride::HalfPage).unwrap();
+    let old = Doorbells::from_file(
+        pages.file().try_clone_to_owned().unwrap(),
+        3,
+        DoorbellStride::HalfPage,
+    )
+    .unwrap();
     assert_eq!((old.len_bytes(), old.area_offset_bytes()), (4 * 4096, 0x1000));
     let host = map_area(&old);
     host.store(2 * 4096, 8);
@@ -400,11 +424,22 @@ fn doorbells_of_another_process_are_read_where_its_client_writes_them() {
     assert_eq!((old.submission_tail(2), old.completion_head(2)), (8, 9));
 }
 
-fn shadow(memory: &GuestMemory, queue_pairs: u16, stride_bytes: u32) -> (HostShadow, ShadowDoorbells) {
+fn shadow(
+    memory: &GuestMemory,
+    queue_pairs: u16,
+    stride_bytes: u32,
+) -> (HostShadow, ShadowDoorbells) {
     let len_bytes = (usize::from(queue_pairs) + 1) * 2 * stride_bytes as usize;
-    let words = |at| DoorbellWords::new(memory.guest_window(GuestAddress(at), len_bytes, 4096).unwrap()).unwrap();
-    let device =
-        ShadowDoorbells::new(memory, GuestAddress(SHADOW_AT), GuestAddress(EVENTS_AT), queue_pairs, stride_bytes);
+    let words = |at| {
+        DoorbellWords::new(memory.guest_window(GuestAddress(at), len_bytes, 4096).unwrap()).unwrap()
+    };
+    let device = ShadowDoorbells::new(
+        memory,
+        GuestAddress(SHADOW_AT),
+        GuestAddress(EVENTS_AT),
+        queue_pairs,
+        stride_bytes,
+    );
     (HostShadow::new(words(SHADOW_AT), words(EVENTS_AT)), device.unwrap())
 }
 
@@ -415,7 +450,9 @@ fn shadow_doorbells_lie_as_doorbells_do() {
         u32::from_le_bytes(memory.read_array(GuestAddress(at), &mut RegionHint::default()).unwrap())
     };
     let write = |at: u64, value: u32| {
-        memory.write_slice(GuestAddress(at), &value.to_le_bytes(), &mut RegionHint::default()).unwrap();
+        memory
+            .write_slice(GuestAddress(at), &value.to_le_bytes(), &mut RegionHint::default())
+            .unwrap();
     };
     for stride in [4_u32, 2048] {
         let (_, device) = shadow(&memory, 3, stride);
@@ -432,8 +469,9 @@ fn shadow_doorbells_lie_as_doorbells_do() {
         device.set_submission_event(4, 1);
         assert_eq!((device.submission_tail(4), device.completion_head(u16::MAX)), (0, 0));
     }
-    let new =
-        |shadow, events| ShadowDoorbells::new(&memory, GuestAddress(shadow), GuestAddress(events), 64, 4).map(drop);
+    let new = |shadow, events| {
+        ShadowDoorbells::new(&memory, GuestAddress(shadow), GuestAddress(events), 64, 4).map(drop)
+    };
     assert!(new(SHADOW_AT, BASE + MEMORY_BYTES - 4096).is_ok(), "a page is enough");
     assert!(new(SHADOW_AT + 4, EVENTS_AT).is_err() && new(SHADOW_AT, EVENTS_AT + 1).is_err());
     assert!(new(SHADOW_AT, BASE + MEMORY_BYTES).is_err() && new(0, EVENTS_AT).is_err());
@@ -502,10 +540,19 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The host's side of a stress test: keeps the queue as full as it can, and checks that each
 /// command is completed once, in order, with what it asked for visible.
-fn drive(memory: &GuestMemory, entries: u32, mut ring_tail: impl FnMut(u32), mut ring_head: impl FnMut(u32)) {
-    let window = memory.guest_window(GuestAddress(COMMANDS_AT), entries as usize * COMMAND_BYTES, 64).unwrap();
+fn drive(
+    memory: &GuestMemory,
+    entries: u32,
+    mut ring_tail: impl FnMut(u32),
+    mut ring_head: impl FnMut(u32),
+) {
+    let window = memory
+        .guest_window(GuestAddress(COMMANDS_AT), entries as usize * COMMAND_BYTES, 64)
+        .unwrap();
     let mut commands = SubmissionRing::new(window, entries).unwrap();
-    let window = memory.guest_window(GuestAddress(COMPLETIONS_AT), entries as usize * COMPLETION_BYTES, 64).unwrap();
+    let window = memory
+        .guest_window(GuestAddress(COMPLETIONS_AT), entries as usize * COMPLETION_BYTES, 64)
+        .unwrap();
     let mut completions = CompletionRing::new(window, entries).unwrap();
     let data = Words::<AtomicU64>::new(memory, UserAddress(USER_BASE + 0x70_0000), 1, 8).unwrap();
     let (mut sent, mut done) = (0, 0);
@@ -550,7 +597,8 @@ impl Controller {
     fn new(memory: &GuestMemory, entries: u32) -> Self {
         Self {
             commands: SubmissionQueue::new(memory, GuestAddress(COMMANDS_AT), entries, 0).unwrap(),
-            completions: CompletionQueue::new(memory, GuestAddress(COMPLETIONS_AT), entries).unwrap(),
+            completions: CompletionQueue::new(memory, GuestAddress(COMPLETIONS_AT), entries)
+                .unwrap(),
             data: Words::new(memory, UserAddress(USER_BASE + 0x70_0000), 1, 8).unwrap(),
             done: 0,
         }
@@ -592,7 +640,8 @@ fn two_threads_with_mapped_doorbells() {
                 );
             });
             while controller.done < COMMANDS {
-                if controller.work(doorbells.submission_tail(2), doorbells.completion_head(2)) == 0 {
+                if controller.work(doorbells.submission_tail(2), doorbells.completion_head(2)) == 0
+                {
                     assert!(start.elapsed() < PATIENCE, "the host is gone");
                     std::thread::yield_now();
                 }

@@ -95,13 +95,17 @@ fn an_end_within_a_message_is_no_end_between_two() {
         peer.write_all(&bytes[..len]).unwrap();
         no_message(&mut connection);
         peer.shutdown(Shutdown::Write).unwrap();
-        assert!(matches!(connection.receive(), Err(ConnectionError::Truncated)), "after {len} bytes");
+        assert!(
+            matches!(connection.receive(), Err(ConnectionError::Truncated)),
+            "after {len} bytes"
+        );
     }
 }
 
 #[test]
 fn sizes_without_sense_are_refused_before_their_payload() {
-    for size in [0_u32, 15, (HEADER_BYTES + ACCESS_BYTES + MAX_TRANSFER_BYTES) as u32 + 1, u32::MAX] {
+    for size in [0_u32, 15, (HEADER_BYTES + ACCESS_BYTES + MAX_TRANSFER_BYTES) as u32 + 1, u32::MAX]
+    {
         let (mut peer, mut connection) = raw();
         let mut bytes = bytes_of(&write_access(0));
         bytes[4..8].copy_from_slice(&size.to_ne_bytes());
@@ -123,7 +127,10 @@ fn too_many_descriptors_are_refused() {
     send(&peer, &bytes[..1], &fds, MAX_FDS, Blocking::Never).unwrap();
     no_message(&mut connection);
     send(&peer, &bytes[1..2], &fds, MAX_FDS, Blocking::Never).unwrap();
-    assert!(matches!(connection.receive(), Err(ConnectionError::Stream(StreamError::TooManyFds { .. }))));
+    assert!(matches!(
+        connection.receive(),
+        Err(ConnectionError::Stream(StreamError::TooManyFds { .. }))
+    ));
 }
 
 #[test]
@@ -135,12 +142,20 @@ fn a_descriptor_that_no_message_has_is_named_and_kept_until_the_connection_is_dr
     assert_eq!(receive(&mut other).fds.len(), 2);
     one.send(reset(1, vec![event(), sent])).unwrap();
     let error = other.receive().unwrap_err();
-    assert!(matches!(error, ConnectionError::Descriptor { message: Command::DeviceReset, number: 2, .. }));
+    assert!(matches!(
+        error,
+        ConnectionError::Descriptor { message: Command::DeviceReset, number: 2, .. }
+    ));
     let text = error.to_string();
-    assert!(text.starts_with("descriptor 2 of DEVICE_RESET is neither") && text.contains("but pipe:["), "{text}");
+    assert!(
+        text.starts_with("descriptor 2 of DEVICE_RESET is neither") && text.contains("but pipe:["),
+        "{text}"
+    );
     let hung_up = || {
         let mut fds = [rustix::event::PollFd::new(&pipe, rustix::event::PollFlags::IN)];
-        rustix::event::poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
+        rustix::event::poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 }))
+            .unwrap()
+            > 0
     };
     assert!(!hung_up(), "it is open");
     drop(other);
@@ -176,5 +191,8 @@ fn an_unread_message_is_kept_and_continued_where_it_stopped() {
 fn a_peer_that_has_gone_is_an_error_and_no_signal() {
     let (mut one, other) = pair();
     drop(other);
-    assert!(matches!(one.send(reset(0, Vec::new())), Err(ConnectionError::Stream(StreamError::Io(_)))));
+    assert!(matches!(
+        one.send(reset(0, Vec::new())),
+        Err(ConnectionError::Stream(StreamError::Io(_)))
+    ));
 }

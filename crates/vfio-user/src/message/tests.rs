@@ -41,7 +41,13 @@ fn the_codes_are_the_specifications() {
 
 #[test]
 fn a_map_is_laid_out_as_qemu_sends_it() {
-    let map = DmaMap { argsz: 32, flags: 3, offset_bytes: 0x1000, address: 0x1_0000_0000, len_bytes: 0x8000_0000 };
+    let map = DmaMap {
+        argsz: 32,
+        flags: 3,
+        offset_bytes: 0x1000,
+        address: 0x1_0000_0000,
+        len_bytes: 0x8000_0000,
+    };
     let bytes = bytes_of(&Message::command(7, Command::DmaMap, Body::DmaMap(map), Vec::new()));
     let words = [u32::from(7_u16) | 2 << 16, 48, 0, 0, 32, 3, 0x1000, 0, 0, 1, 0x8000_0000, 0];
     assert_eq!(bytes, words.map(u32::to_le_bytes).concat(), "on a little-endian machine");
@@ -50,10 +56,42 @@ fn a_map_is_laid_out_as_qemu_sends_it() {
 #[test]
 fn a_regions_capability_is_laid_out_as_linux_has_it() {
     let area = SparseArea { offset_bytes: 0x2000, len_bytes: 0x4_0000 };
-    let info = RegionInfo { argsz: 64, flags: 15, index: 0, len_bytes: 0x10_0000, offset_bytes: 0, areas: vec![area] };
-    let bytes = bytes_of(&Message::reply(1, Command::DeviceGetRegionInfo, Body::RegionInfo(info), Vec::new()));
-    let words =
-        [1 | 5 << 16, 80, 1, 0, 64, 15, 0, 32, 0x10_0000, 0, 0, 0, 1 | 1 << 16, 0, 1, 0, 0x2000, 0, 0x4_0000, 0];
+    let info = RegionInfo {
+        argsz: 64,
+        flags: 15,
+        index: 0,
+        len_bytes: 0x10_0000,
+        offset_bytes: 0,
+        areas: vec![area],
+    };
+    let bytes = bytes_of(&Message::reply(
+        1,
+        Command::DeviceGetRegionInfo,
+        Body::RegionInfo(info),
+        Vec::new(),
+    ));
+    let words = [
+        1 | 5 << 16,
+        80,
+        1,
+        0,
+        64,
+        15,
+        0,
+        32,
+        0x10_0000,
+        0,
+        0,
+        0,
+        1 | 1 << 16,
+        0,
+        1,
+        0,
+        0x2000,
+        0,
+        0x4_0000,
+        0,
+    ];
     assert_eq!(bytes, words.map(u32::to_le_bytes).concat(), "on a little-endian machine");
 }
 
@@ -65,7 +103,10 @@ fn sizes_are_checked_before_anything_is_read() {
         assert_eq!(error, MessageError::Undersized { command, size_bytes });
     }
     let most = (HEADER_BYTES + ACCESS_BYTES + MAX_TRANSFER_BYTES) as u32;
-    assert_eq!(Header::parse(&header(10, most, 0)).unwrap().payload_bytes, most as usize - HEADER_BYTES);
+    assert_eq!(
+        Header::parse(&header(10, most, 0)).unwrap().payload_bytes,
+        most as usize - HEADER_BYTES
+    );
     for size_bytes in [most + 1, u32::MAX] {
         let error = Header::parse(&header(10, size_bytes, 0)).unwrap_err();
         assert_eq!(error, MessageError::Oversized { command, size_bytes });
@@ -93,7 +134,8 @@ fn a_payload_that_is_too_short_is_malformed_and_no_more() {
         for len in 0..=80_usize {
             for reply in [false, true] {
                 let flags = Flags { reply, ..Flags::default() };
-                let header = Header { id: 1, command: *command, payload_bytes: len, flags, errno: 0 };
+                let header =
+                    Header { id: 1, command: *command, payload_bytes: len, flags, errno: 0 };
                 match Message::parse(header, &vec![0; len], Vec::new()).body {
                     Body::Malformed(size) => assert_eq!(size, len),
                     body => {
@@ -101,7 +143,10 @@ fn a_payload_that_is_too_short_is_malformed_and_no_more() {
                         body.write(&mut bytes);
                         // A zeroed region info with bytes behind it has no known capability. Any
                         // bytes may follow a command's structure.
-                        assert!(bytes.len() == len || !reply && bytes.len() < len, "{command}, reply {reply}");
+                        assert!(
+                            bytes.len() == len || !reply && bytes.len() < len,
+                            "{command}, reply {reply}"
+                        );
                     }
                 }
             }
@@ -116,7 +161,8 @@ fn an_error_has_no_payload() {
     let message = read_back(&bytes);
     assert_eq!((message.errno, message.body), (22, Body::Empty));
     let flags = Flags { reply: true, no_reply: false, error: true };
-    let header = Header { id: 3, command: Command::RegionRead, payload_bytes: 16, flags, errno: 22 };
+    let header =
+        Header { id: 3, command: Command::RegionRead, payload_bytes: 16, flags, errno: 22 };
     assert_eq!(Message::parse(header, &[0; 16], Vec::new()).body, Body::Malformed(16));
 }
 
@@ -168,31 +214,41 @@ fn access_message(access: RegionAccess) -> impl Strategy<Value = (Command, bool,
 /// Messages that can be written and are read back unchanged.
 fn message() -> impl Strategy<Value = Message> {
     let data = || prop_oneof![vec(any::<u8>(), 0..20), vec(any::<u8>(), 0..5000)];
-    let area = any::<(u64, u64)>().prop_map(|(offset_bytes, len_bytes)| SparseArea { offset_bytes, len_bytes });
-    let map = any::<(u32, u32, u64, u64, u64)>().prop_map(|(argsz, flags, offset_bytes, address, len_bytes)| {
-        Body::DmaMap(DmaMap { argsz, flags, offset_bytes, address, len_bytes })
+    let area = any::<(u64, u64)>()
+        .prop_map(|(offset_bytes, len_bytes)| SparseArea { offset_bytes, len_bytes });
+    let map = any::<(u32, u32, u64, u64, u64)>().prop_map(
+        |(argsz, flags, offset_bytes, address, len_bytes)| {
+            Body::DmaMap(DmaMap { argsz, flags, offset_bytes, address, len_bytes })
+        },
+    );
+    let unmap = any::<(u32, u32, u64, u64)>().prop_map(|(argsz, flags, address, len_bytes)| {
+        Body::DmaUnmap(DmaUnmap { argsz, flags, address, len_bytes })
     });
-    let unmap = any::<(u32, u32, u64, u64)>()
-        .prop_map(|(argsz, flags, address, len_bytes)| Body::DmaUnmap(DmaUnmap { argsz, flags, address, len_bytes }));
-    let device = any::<(u32, u32, u32, u32)>()
-        .prop_map(|(argsz, flags, regions, irqs)| Body::DeviceInfo(DeviceInfo { argsz, flags, regions, irqs }));
+    let device = any::<(u32, u32, u32, u32)>().prop_map(|(argsz, flags, regions, irqs)| {
+        Body::DeviceInfo(DeviceInfo { argsz, flags, regions, irqs })
+    });
     let region = (any::<(u32, u32, u32, u64, u64)>(), vec(area, 0..=MAX_AREAS)).prop_map(
         |((argsz, flags, index, len_bytes, offset_bytes), areas)| {
             Body::RegionInfo(RegionInfo { argsz, flags, index, len_bytes, offset_bytes, areas })
         },
     );
-    let irq = any::<(u32, u32, u32, u32)>()
-        .prop_map(|(argsz, flags, index, count)| Body::IrqInfo(IrqInfo { argsz, flags, index, count }));
+    let irq = any::<(u32, u32, u32, u32)>().prop_map(|(argsz, flags, index, count)| {
+        Body::IrqInfo(IrqInfo { argsz, flags, index, count })
+    });
     let irqs = (any::<(u32, u32, u32, u32, u32)>(), vec(any::<u8>(), 0..2048)).prop_map(
-        |((argsz, flags, index, start, count), data)| Body::IrqSet(IrqSet { argsz, flags, index, start, count, data }),
+        |((argsz, flags, index, start, count), data)| {
+            Body::IrqSet(IrqSet { argsz, flags, index, start, count, data })
+        },
     );
     let version = (any::<(u16, u16)>(), vec(any::<u8>(), 0..300))
         .prop_map(|((major, minor), data)| Body::Version(Version { major, minor, data }));
-    let access = (any::<(u64, u32, u32)>(), option::of(data())).prop_map(|((offset_bytes, region, count), data)| {
-        let count = data.as_ref().map_or(count, |data| data.len() as u32);
-        let data = data.map_or(Data::empty(), |data| Data::from(data.as_slice()));
-        RegionAccess { offset_bytes, region, count, data }
-    });
+    let access = (any::<(u64, u32, u32)>(), option::of(data())).prop_map(
+        |((offset_bytes, region, count), data)| {
+            let count = data.as_ref().map_or(count, |data| data.len() as u32);
+            let data = data.map_or(Data::empty(), |data| Data::from(data.as_slice()));
+            RegionAccess { offset_bytes, region, count, data }
+        },
+    );
     let other = vec(any::<u8>(), 0..500).prop_map(Body::Other);
     let kind = prop_oneof![
         (Just(Command::DmaMap), Just(false), map),
@@ -202,14 +258,20 @@ fn message() -> impl Strategy<Value = Message> {
         (Just(Command::DeviceGetIrqInfo), any::<bool>(), irq),
         (Just(Command::DeviceSetIrqs), Just(false), irqs),
         (Just(Command::Version), any::<bool>(), version),
-        (prop_oneof![Just(Command::DeviceFeature), (19_u16..).prop_map(Command::Unknown)], any::<bool>(), other),
+        (
+            prop_oneof![Just(Command::DeviceFeature), (19_u16..).prop_map(Command::Unknown)],
+            any::<bool>(),
+            other
+        ),
         (Just(Command::DeviceReset), any::<bool>(), Just(Body::Empty)),
         access.prop_flat_map(access_message),
     ];
-    (kind, any::<u16>(), any::<bool>(), any::<u32>()).prop_map(|((command, reply, body), id, no_reply, errno)| {
-        let flags = Flags { reply, no_reply, error: false };
-        Message { id, command, flags, errno, body, fds: Vec::new() }
-    })
+    (kind, any::<u16>(), any::<bool>(), any::<u32>()).prop_map(
+        |((command, reply, body), id, no_reply, errno)| {
+            let flags = Flags { reply, no_reply, error: false };
+            Message { id, command, flags, errno, body, fds: Vec::new() }
+        },
+    )
 }
 
 proptest! {

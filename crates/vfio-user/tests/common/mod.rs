@@ -15,13 +15,18 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use sidecore_memory::GuestMemory;
 use sidecore_nvme::{AccessError, BarInfo, Done, Interrupts, MappableArea, PciFunction, Region};
 use sidecore_vfio_user::{
-    Access, Body, Command, Connection, Data, DeviceInfo, DmaMap, DmaUnmap, IrqInfo, IrqSet, Message, PciEndpoint,
-    Received, RegionAccess, RegionInfo, Service, Socket, Version, vfio,
+    Access, Body, Command, Connection, Data, DeviceInfo, DmaMap, DmaUnmap, IrqInfo, IrqSet,
+    Message, PciEndpoint, Received, RegionAccess, RegionInfo, Service, Socket, Version, vfio,
 };
 use tempfile::TempDir;
 
 /// Serves a function on a socket of this name.
-pub fn serve(service: &Service, directory: &TempDir, name: &str, function: &Arc<Function>) -> Socket {
+pub fn serve(
+    service: &Service,
+    directory: &TempDir,
+    name: &str,
+    function: &Arc<Function>,
+) -> Socket {
     let endpoint = PciEndpoint(Arc::clone(function) as _);
     service.serve(&directory.path().join(name), Access::default(), endpoint, None).unwrap()
 }
@@ -140,7 +145,10 @@ impl Function {
     }
 
     pub fn assigned(&self) -> Vec<u16> {
-        (0..).zip(&self.state().vectors).filter_map(|(vector, event)| event.as_ref().map(|_| vector)).collect()
+        (0..)
+            .zip(&self.state().vectors)
+            .filter_map(|(vector, event)| event.as_ref().map(|_| vector))
+            .collect()
     }
 
     /// Completes a call, or keeps it. The sessions never make two calls at once.
@@ -164,7 +172,12 @@ impl Function {
     }
 }
 
-fn place(region: Region, offset_bytes: u64, len: usize, room: usize) -> Result<std::ops::Range<usize>, AccessError> {
+fn place(
+    region: Region,
+    offset_bytes: u64,
+    len: usize,
+    room: usize,
+) -> Result<std::ops::Range<usize>, AccessError> {
     let error = AccessError::OutOfRange { region, offset_bytes, len_bytes: len as u64 };
     let start = usize::try_from(offset_bytes).map_err(|_| error)?;
     let end = start.checked_add(len).filter(|end| *end <= room).ok_or(error)?;
@@ -181,8 +194,11 @@ impl PciFunction for Function {
     }
 
     fn bar(&self, index: u8) -> Option<BarInfo> {
-        let area =
-            |(offset_bytes, file_offset_bytes)| MappableArea { offset_bytes, len_bytes: AREA.1, file_offset_bytes };
+        let area = |(offset_bytes, file_offset_bytes)| MappableArea {
+            offset_bytes,
+            len_bytes: AREA.1,
+            file_offset_bytes,
+        };
         match index {
             0 => Some(BarInfo { len_bytes: BAR_BYTES, mappable: self.area.map(area) }),
             4 => Some(BarInfo { len_bytes: 8192, mappable: None }),
@@ -242,12 +258,19 @@ impl PciFunction for Function {
         let mut state = self.state();
         let number = u32::from(vector);
         if let Some(event) = &event {
-            let link = std::fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(event))).unwrap();
+            let link = std::fs::read_link(format!(
+                "/proc/self/fd/{}",
+                std::os::fd::AsRawFd::as_raw_fd(event)
+            ))
+            .unwrap();
             if link.as_os_str() != "anon_inode:[eventfd]" {
                 return Err(AccessError::NotAnEvent { vector: number });
             }
         }
-        let slot = state.vectors.get_mut(usize::from(vector)).ok_or(AccessError::NoSuchVector { vector: number })?;
+        let slot = state
+            .vectors
+            .get_mut(usize::from(vector))
+            .ok_or(AccessError::NoSuchVector { vector: number })?;
         let before = std::mem::replace(slot, event);
         let now = slot.is_some();
         if before.is_some() || now {
@@ -258,7 +281,10 @@ impl PciFunction for Function {
 
     fn signal(&self, vector: u16) -> Result<(), AccessError> {
         let mut state = self.state();
-        state.vectors.get(usize::from(vector)).ok_or(AccessError::NoSuchVector { vector: vector.into() })?;
+        state
+            .vectors
+            .get(usize::from(vector))
+            .ok_or(AccessError::NoSuchVector { vector: vector.into() })?;
         state.events.push(Event::Signal(vector));
         Ok(())
     }
@@ -322,7 +348,14 @@ pub fn device_info() -> Body {
 }
 
 pub fn region_info(index: u32, argsz: u32) -> Body {
-    Body::RegionInfo(RegionInfo { argsz, flags: 0, index, len_bytes: 0, offset_bytes: 0, areas: Vec::new() })
+    Body::RegionInfo(RegionInfo {
+        argsz,
+        flags: 0,
+        index,
+        len_bytes: 0,
+        offset_bytes: 0,
+        areas: Vec::new(),
+    })
 }
 
 pub fn irq_info(index: u32) -> Body {
@@ -339,7 +372,8 @@ pub fn read(region: u32, offset_bytes: u64, count: u32) -> (Command, Body) {
 }
 
 pub fn write(region: u32, offset_bytes: u64, data: &[u8]) -> (Command, Body) {
-    let access = RegionAccess { offset_bytes, region, count: data.len() as u32, data: Data::from(data) };
+    let access =
+        RegionAccess { offset_bytes, region, count: data.len() as u32, data: Data::from(data) };
     (Command::RegionWrite, Body::RegionAccess(access))
 }
 

@@ -9,20 +9,27 @@ use crate::fixture::*;
 #[test]
 fn the_device_is_as_qemu_demands() {
     let mut fixture = Fixture::new();
-    let Body::DeviceInfo(info) = fixture.succeeds((Command::DeviceGetInfo, device_info()), Vec::new()) else {
+    let Body::DeviceInfo(info) =
+        fixture.succeeds((Command::DeviceGetInfo, device_info()), Vec::new())
+    else {
         panic!()
     };
     assert_eq!((info.argsz, info.flags, info.regions, info.irqs), (16, 3, 9, 5));
     let Body::DeviceInfo(mut short) = device_info() else { unreachable!() };
     short.argsz = 15;
-    assert_eq!(fixture.fails((Command::DeviceGetInfo, Body::DeviceInfo(short)), Vec::new()), EINVAL);
+    assert_eq!(
+        fixture.fails((Command::DeviceGetInfo, Body::DeviceInfo(short)), Vec::new()),
+        EINVAL
+    );
 }
 
 #[test]
 fn each_region_has_its_size() {
     let mut fixture = Fixture::with(Function::with_area("unmapped", None));
     fixture.negotiate();
-    for (index, len_bytes) in [(0, BAR_BYTES), (1, 0), (4, 8192), (5, 0), (6, 0), (7, CONFIG_BYTES), (8, 0)] {
+    for (index, len_bytes) in
+        [(0, BAR_BYTES), (1, 0), (4, 8192), (5, 0), (6, 0), (7, CONFIG_BYTES), (8, 0)]
+    {
         let reply = fixture.ask((Command::DeviceGetRegionInfo, region_info(index, 32)), Vec::new());
         let Body::RegionInfo(info) = reply.body else { panic!() };
         assert_eq!((info.index, info.len_bytes, info.argsz), (index, len_bytes, 32));
@@ -53,26 +60,40 @@ fn a_mappable_area_and_its_file_need_space_in_the_clients_buffer() {
 
 #[test]
 fn an_area_is_at_the_sum_of_the_regions_offset_and_its_own() {
-    for (area, base) in [((0x2000, 0x2000), Some(0)), ((0x2000, 0x5000), Some(0x3000)), ((0x2000, 0), None)] {
+    for (area, base) in
+        [((0x2000, 0x2000), Some(0)), ((0x2000, 0x5000), Some(0x3000)), ((0x2000, 0), None)]
+    {
         let mut fixture = Fixture::with(Function::with_area("area", Some(area)));
         fixture.negotiate();
         let reply = fixture.ask((Command::DeviceGetRegionInfo, region_info(0, 64)), Vec::new());
         let Body::RegionInfo(info) = reply.body else { panic!() };
         assert_eq!(base.is_some(), info.flags & vfio::REGION_INFO_FLAG_MMAP != 0);
-        assert_eq!((info.offset_bytes, reply.fds.len()), (base.unwrap_or(0), usize::from(base.is_some())));
+        assert_eq!(
+            (info.offset_bytes, reply.fds.len()),
+            (base.unwrap_or(0), usize::from(base.is_some()))
+        );
     }
 }
 
 #[test]
 fn registers_and_configuration_space_are_read_and_written() {
     let mut fixture = Fixture::new();
-    let Body::RegionAccess(config) = fixture.succeeds(read(7, 0, 4096), Vec::new()) else { panic!() };
+    let Body::RegionAccess(config) = fixture.succeeds(read(7, 0, 4096), Vec::new()) else {
+        panic!()
+    };
     assert_eq!(config.data.as_slice(), (0..4096).map(|byte| byte as u8).collect::<Vec<_>>());
     for len in [1, 2, 4, 8, 64] {
-        let Body::RegionAccess(reply) = fixture.succeeds(write(0, 0x1000, &vec![7; len]), Vec::new()) else { panic!() };
+        let Body::RegionAccess(reply) =
+            fixture.succeeds(write(0, 0x1000, &vec![7; len]), Vec::new())
+        else {
+            panic!()
+        };
         assert_eq!((reply.offset_bytes, reply.region, reply.count), (0x1000, 0, len as u32));
         assert!(reply.data.as_slice().is_empty());
-        let Body::RegionAccess(reply) = fixture.succeeds(read(0, 0x1000, len as u32), Vec::new()) else { panic!() };
+        let Body::RegionAccess(reply) = fixture.succeeds(read(0, 0x1000, len as u32), Vec::new())
+        else {
+            panic!()
+        };
         assert_eq!(reply.data.as_slice(), vec![7; len]);
         let written = fixture.function.take_events();
         assert_eq!(written, [Event::Write(Region::Bar(0), 0x1000, vec![7; len])], "as one access");

@@ -3,7 +3,9 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use sidecore_vfio_user::{Body, Command, DmaMap, DmaUnmap, IrqSet, Message, ProtocolError, Session, vfio};
+use sidecore_vfio_user::{
+    Body, Command, DmaMap, DmaUnmap, IrqSet, Message, ProtocolError, Session, vfio,
+};
 
 use crate::common::*;
 
@@ -42,7 +44,11 @@ impl Fixture {
         assert!(matches!(reply.body, Body::Version(_)));
     }
 
-    pub(crate) fn handle(&mut self, ask: (Command, Body), fds: Vec<OwnedFd>) -> Result<Option<Message>, ProtocolError> {
+    pub(crate) fn handle(
+        &mut self,
+        ask: (Command, Body),
+        fds: Vec<OwnedFd>,
+    ) -> Result<Option<Message>, ProtocolError> {
         self.session.handle(Message::command(42, ask.0, ask.1, fds))
     }
 
@@ -76,7 +82,10 @@ impl Fixture {
     }
 
     pub(crate) fn map(&mut self, address: u64, len_bytes: u64) {
-        assert_eq!(self.succeeds(dma_map(map(address, len_bytes)), vec![memfd(len_bytes)]), Body::Empty);
+        assert_eq!(
+            self.succeeds(dma_map(map(address, len_bytes)), vec![memfd(len_bytes)]),
+            Body::Empty
+        );
     }
 }
 

@@ -9,10 +9,15 @@ use crate::fixture::*;
 fn each_kind_of_interrupts_has_its_count() {
     let mut fixture = Fixture::new();
     for (index, count) in [(0, 0), (1, 0), (2, VECTORS.into()), (3, 1), (4, 1)] {
-        let Body::IrqInfo(info) = fixture.succeeds((Command::DeviceGetIrqInfo, irq_info(index)), Vec::new()) else {
+        let Body::IrqInfo(info) =
+            fixture.succeeds((Command::DeviceGetIrqInfo, irq_info(index)), Vec::new())
+        else {
             panic!()
         };
-        assert_eq!((info.argsz, info.flags, info.index, info.count), (16, vfio::IRQ_INFO_EVENTFD, index, count));
+        assert_eq!(
+            (info.argsz, info.flags, info.index, info.count),
+            (16, vfio::IRQ_INFO_EVENTFD, index, count)
+        );
     }
     for index in [5, u32::MAX] {
         assert_eq!(fixture.fails((Command::DeviceGetIrqInfo, irq_info(index)), Vec::new()), EINVAL);
@@ -48,7 +53,9 @@ fn a_function_with_msi_has_vectors_of_msi_and_none_of_msi_x() {
     let mut fixture = Fixture::new();
     fixture.function.use_msi();
     for (index, count) in [(MSI, VECTORS.into()), (MSIX, 0), (vfio::PCI_INTX_IRQ_INDEX, 0)] {
-        let Body::IrqInfo(info) = fixture.succeeds((Command::DeviceGetIrqInfo, irq_info(index)), Vec::new()) else {
+        let Body::IrqInfo(info) =
+            fixture.succeeds((Command::DeviceGetIrqInfo, irq_info(index)), Vec::new())
+        else {
             panic!()
         };
         assert_eq!(info.count, count);
@@ -90,7 +97,11 @@ fn invalid_interrupts_are_refused() {
         IrqSet { count: u32::MAX, ..good.clone() },
         IrqSet { count: 0, ..good.clone() },
         IrqSet { start: 1, count: 0, flags: DISABLE, ..good.clone() },
-        IrqSet { flags: vfio::IRQ_SET_DATA_BOOL | vfio::IRQ_SET_ACTION_TRIGGER, data: vec![1], ..good.clone() },
+        IrqSet {
+            flags: vfio::IRQ_SET_DATA_BOOL | vfio::IRQ_SET_ACTION_TRIGGER,
+            data: vec![1],
+            ..good.clone()
+        },
     ] {
         assert_eq!(fixture.fails(set_irqs(bad.clone()), Vec::new()), EINVAL, "{bad:?}");
     }
@@ -129,7 +140,8 @@ fn no_vector_is_masked_by_message() {
     for action in [vfio::IRQ_SET_ACTION_MASK, vfio::IRQ_SET_ACTION_UNMASK] {
         let none = irqs(vfio::IRQ_SET_DATA_NONE | action, MSIX, 0, 2);
         assert_eq!(fixture.fails(set_irqs(none.clone()), Vec::new()), ENOTSUP);
-        let each = IrqSet { flags: vfio::IRQ_SET_DATA_BOOL | action, data: vec![1, 0], ..none.clone() };
+        let each =
+            IrqSet { flags: vfio::IRQ_SET_DATA_BOOL | action, data: vec![1, 0], ..none.clone() };
         assert_eq!(fixture.fails(set_irqs(each), Vec::new()), ENOTSUP);
         let by_event = IrqSet { flags: vfio::IRQ_SET_DATA_EVENTFD | action, ..none };
         assert_eq!(fixture.fails(set_irqs(by_event), vec![event(), event()]), ENOTSUP);
@@ -141,6 +153,9 @@ fn no_vector_is_masked_by_message() {
 fn a_vector_that_cannot_be_assigned_undoes_the_others_of_its_message() {
     let mut fixture = Fixture::new();
     fixture.succeeds(set_irqs(irqs(EVENTFD, MSIX, 9, 1)), vec![event()]);
-    assert_eq!(fixture.fails(set_irqs(irqs(EVENTFD, MSIX, 0, 3)), vec![event(), event(), memfd(0)]), EINVAL);
+    assert_eq!(
+        fixture.fails(set_irqs(irqs(EVENTFD, MSIX, 0, 3)), vec![event(), event(), memfd(0)]),
+        EINVAL
+    );
     assert_eq!(fixture.function.assigned(), [9]);
 }

@@ -50,7 +50,8 @@ fn a_client_that_wants_no_reply_gets_none_later_either() {
     let fixture = Fixture::new();
     fixture.function.hold(true);
     let function = fixture.function.clone();
-    let message = Message::command(1, Command::DeviceReset, Body::Empty, Vec::new()).without_reply();
+    let message =
+        Message::command(1, Command::DeviceReset, Body::Empty, Vec::new()).without_reply();
     let called = later(fixture, move |fixture| fixture.session.handle(message));
     function.release();
     let (_fixture, reply) = called.join().unwrap();
@@ -86,7 +87,10 @@ fn a_session_ends_step_by_step() {
     let (mut fixture, ()) = ended.join().unwrap();
     fixture.session.end();
     let command = Command::DeviceReset;
-    assert_eq!(fixture.handle(reset(), Vec::new()).unwrap_err(), ProtocolError::OutOfTurn { command });
+    assert_eq!(
+        fixture.handle(reset(), Vec::new()).unwrap_err(),
+        ProtocolError::OutOfTurn { command }
+    );
     drop(fixture.session);
     assert!(function.events().is_empty());
 }
@@ -98,5 +102,8 @@ fn a_dropped_session_releases_everything() {
     fixture.succeeds(set_irqs(irqs(EVENTFD, MSIX, 7, 1)), vec![event()]);
     fixture.function.take_events();
     drop(fixture.session);
-    assert_eq!(fixture.function.events(), [Event::Vector(7, false), Event::Reset, Event::Memory(0, 0)]);
+    assert_eq!(
+        fixture.function.events(),
+        [Event::Vector(7, false), Event::Reset, Event::Memory(0, 0)]
+    );
 }

@@ -17,10 +17,15 @@ fn the_functions_memory_is_the_mapped_memory() {
     fixture.map(0, 16 * PAGE);
     let memory = fixture.function.memory();
     assert_eq!((memory.region_count(), memory.len_bytes()), (2, 18 * PAGE));
-    let bytes: [u8; 5] = memory.read_array(GuestAddress(1 << 32), &mut RegionHint::default()).unwrap();
+    let bytes: [u8; 5] =
+        memory.read_array(GuestAddress(1 << 32), &mut RegionHint::default()).unwrap();
     assert_eq!(&bytes, b"hello");
     let unmap = unmap(1 << 32, 2 * PAGE);
-    assert_eq!(fixture.succeeds(dma_unmap(unmap), Vec::new()), Body::DmaUnmap(unmap), "the original entry");
+    assert_eq!(
+        fixture.succeeds(dma_unmap(unmap), Vec::new()),
+        Body::DmaUnmap(unmap),
+        "the original entry"
+    );
     assert_eq!(fixture.function.memory().len_bytes(), 16 * PAGE);
     let all = DmaUnmap { argsz: 24, flags: vfio::DMA_UNMAP_FLAG_ALL, address: 0, len_bytes: 0 };
     assert_eq!(fixture.succeeds(dma_unmap(all), Vec::new()), Body::DmaUnmap(all));
@@ -63,7 +68,11 @@ fn invalid_maps_are_refused() {
     ] {
         assert_eq!(fixture.fails(dma_map(bad), vec![memfd(PAGE)]), EINVAL, "{bad:?}");
     }
-    assert_eq!(fixture.fails(dma_map(DmaMap { flags: 4 | 3, ..good }), Vec::new()), EINVAL, "a file is needed");
+    assert_eq!(
+        fixture.fails(dma_map(DmaMap { flags: 4 | 3, ..good }), Vec::new()),
+        EINVAL,
+        "a file is needed"
+    );
     assert_eq!(fixture.fails((Command::DmaMap, Body::Malformed(31)), vec![memfd(PAGE)]), EINVAL);
     let (reader, _writer) = rustix::pipe::pipe().unwrap();
     assert_ne!(fixture.fails(dma_map(good), vec![reader]), 0);
@@ -99,7 +108,13 @@ fn a_map_that_is_not_memory_is_recorded_and_can_be_unmapped() {
 fn an_unmap_has_to_match_a_map_exactly() {
     let mut fixture = Fixture::new();
     fixture.map(0, 4 * PAGE);
-    for bad in [unmap(0, PAGE), unmap(PAGE, PAGE), unmap(0, 8 * PAGE), unmap(0, 0), unmap(u64::MAX, u64::MAX)] {
+    for bad in [
+        unmap(0, PAGE),
+        unmap(PAGE, PAGE),
+        unmap(0, 8 * PAGE),
+        unmap(0, 0),
+        unmap(u64::MAX, u64::MAX),
+    ] {
         assert_eq!(fixture.fails(dma_unmap(bad), Vec::new()), ENOENT, "{bad:?}");
     }
     let good = unmap(0, 4 * PAGE);
@@ -118,7 +133,10 @@ fn an_unmap_has_to_match_a_map_exactly() {
 fn the_number_of_maps_is_limited_as_announced() {
     let mut fixture = Fixture::new();
     for number in 0..509 {
-        fixture.succeeds(dma_map(map(number * PAGE, PAGE)), if number % 2 == 0 { vec![memfd(PAGE)] } else { vec![] });
+        fixture.succeeds(
+            dma_map(map(number * PAGE, PAGE)),
+            if number % 2 == 0 { vec![memfd(PAGE)] } else { vec![] },
+        );
     }
     assert_eq!(fixture.fails(dma_map(map(1 << 40, PAGE)), vec![memfd(PAGE)]), ENOSPC);
     assert_eq!(fixture.fails(dma_map(map(1 << 40, PAGE)), Vec::new()), ENOSPC);

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use sidecore_nvme::Region;
 use sidecore_vfio_user::{
-    Body, Command, DmaMap, DmaUnmap, Flags, HEADER_BYTES, Header, IrqInfo, IrqSet, Message, ProtocolError, Version,
-    vfio,
+    Body, Command, DmaMap, DmaUnmap, Flags, HEADER_BYTES, Header, IrqInfo, IrqSet, Message,
+    ProtocolError, Version, vfio,
 };
 
 use crate::common::*;
@@ -29,11 +29,14 @@ fn the_smaller_minor_version_counts_and_our_limits_fit_into_qemus_buffer() {
         let mut fixture = Fixture::fresh();
         let Body::Version(Version { data, .. }) = version() else { unreachable!() };
         let version = Body::Version(Version { major: 0, minor: theirs, data: data.clone() });
-        let Body::Version(reply) = fixture.succeeds((Command::Version, version), Vec::new()) else { panic!() };
+        let Body::Version(reply) = fixture.succeeds((Command::Version, version), Vec::new()) else {
+            panic!()
+        };
         assert_eq!((reply.major, reply.minor), (0, ours));
         assert!(reply.data.len() < data.len());
         let text = std::str::from_utf8(&reply.data).unwrap();
-        let limits = r#""max_msg_fds":16,"max_data_xfer_size":65536,"max_dma_maps":509,"pgsizes":4096"#;
+        let limits =
+            r#""max_msg_fds":16,"max_data_xfer_size":65536,"max_dma_maps":509,"pgsizes":4096"#;
         assert_eq!(text, format!("{{\"capabilities\":{{{limits}}}}}\0"));
     }
 }
@@ -41,7 +44,9 @@ fn the_smaller_minor_version_counts_and_our_limits_fit_into_qemus_buffer() {
 #[test]
 fn a_malformed_version_is_refused_and_an_unsupported_one_ends_the_connection() {
     let mut fixture = Fixture::fresh();
-    let of = |major, data: &[u8]| (Command::Version, Body::Version(Version { major, minor: 0, data: data.into() }));
+    let of = |major, data: &[u8]| {
+        (Command::Version, Body::Version(Version { major, minor: 0, data: data.into() }))
+    };
     assert_eq!(fixture.fails(of(0, b"{}"), Vec::new()), EINVAL);
     assert_eq!(fixture.fails(of(0, b"{}\0"), vec![event()]), EINVAL);
     assert_eq!(fixture.fails((Command::Version, Body::Malformed(3)), Vec::new()), EINVAL);
@@ -58,7 +63,8 @@ fn a_malformed_version_is_refused_and_an_unsupported_one_ends_the_connection() {
 fn a_reply_is_no_command() {
     let mut fixture = Fixture::new();
     let command = Command::DmaRead;
-    let error = fixture.session.handle(Message::reply(1, command, Body::Empty, Vec::new())).unwrap_err();
+    let error =
+        fixture.session.handle(Message::reply(1, command, Body::Empty, Vec::new())).unwrap_err();
     assert_eq!(error, ProtocolError::UnexpectedReply { command });
 }
 
@@ -77,7 +83,11 @@ fn commands_that_are_not_offered_are_refused_as_such() {
         Command::Unknown(0),
         Command::Unknown(0xffff),
     ] {
-        assert_eq!(fixture.fails((command, Body::Other(vec![0; 40])), Vec::new()), ENOTSUP, "{command}");
+        assert_eq!(
+            fixture.fails((command, Body::Other(vec![0; 40])), Vec::new()),
+            ENOTSUP,
+            "{command}"
+        );
     }
 }
 
@@ -92,7 +102,10 @@ fn a_client_that_wants_no_reply_gets_none() {
     post(write(0, BAR_BYTES, &[1]));
     post((Command::DeviceFeature, Body::Other(Vec::new())));
     post(reset());
-    assert_eq!(fixture.function.events(), [Event::Write(Region::Bar(0), 0x14, vec![1, 0, 0, 0]), Event::Reset]);
+    assert_eq!(
+        fixture.function.events(),
+        [Event::Write(Region::Bar(0), 0x14, vec![1, 0, 0, 0]), Event::Reset]
+    );
 }
 
 #[test]
@@ -146,7 +159,8 @@ fn payloads_may_be_longer_than_their_structures() {
             (reset(), vec![]),
         ];
         let fds = [vec![event()], vec![], vec![]];
-        let sets = sets.into_iter().chain([some]).map(|set| set_irqs(IrqSet { argsz: argsz(20), ..set }));
+        let sets =
+            sets.into_iter().chain([some]).map(|set| set_irqs(IrqSet { argsz: argsz(20), ..set }));
         asks.extend(sets.zip(fds));
         for ((command, body), fds) in asks {
             let (payload_bytes, message) = padded(command, body, padding, fds);
@@ -159,7 +173,12 @@ fn payloads_may_be_longer_than_their_structures() {
                 other @ None => panic!("{other:?}"),
             }
         }
-        let signalled = fixture.function.events().into_iter().filter(|event| *event == Event::Signal(1)).count();
+        let signalled = fixture
+            .function
+            .events()
+            .into_iter()
+            .filter(|event| *event == Event::Signal(1))
+            .count();
         assert_eq!(signalled, if padding < 64 << 10 { 2 } else { 0 }, "vector 1 and no other");
         assert!(!fixture.function.events().contains(&Event::Signal(0)));
     }
@@ -167,7 +186,12 @@ fn payloads_may_be_longer_than_their_structures() {
 
 /// A received command with `padding` more bytes, which are not zero, behind its payload; and the
 /// payload's size.
-fn padded(command: Command, body: Body, padding: usize, fds: Vec<std::os::fd::OwnedFd>) -> (usize, Message) {
+fn padded(
+    command: Command,
+    body: Body,
+    padding: usize,
+    fds: Vec<std::os::fd::OwnedFd>,
+) -> (usize, Message) {
     let mut bytes = Vec::new();
     Message::command(42, command, body, Vec::new()).write(&mut bytes);
     let mut payload = bytes.split_off(HEADER_BYTES);
@@ -188,7 +212,10 @@ fn a_function_knows_of_each_client() {
         assert_eq!(connections(), client - 1, "no message was sent yet");
         function.refuses.store(true, Ordering::SeqCst);
         assert_eq!(fixture.fails((Command::Version, version()), Vec::new()), 12);
-        assert!(matches!(fixture.handle(read(0, 0, 4), Vec::new()), Err(ProtocolError::NotNegotiated { .. })));
+        assert!(matches!(
+            fixture.handle(read(0, 0, 4), Vec::new()),
+            Err(ProtocolError::NotNegotiated { .. })
+        ));
         function.refuses.store(false, Ordering::SeqCst);
         fixture.negotiate();
         fixture.succeeds(reset(), Vec::new());

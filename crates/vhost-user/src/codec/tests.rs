@@ -22,7 +22,10 @@ fn send_raw(stream: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(64))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
-    assert_eq!(sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()), Ok(bytes.len()));
+    assert_eq!(
+        sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()),
+        Ok(bytes.len())
+    );
 }
 
 #[test]
@@ -88,14 +91,18 @@ fn an_oversized_message_is_refused_by_its_header_alone() {
     let (front, mut back) = pair();
     let header = [1_u32, 1, 1 << 30].map(u32::to_ne_bytes).concat();
     front.stream().write_all(&header).unwrap();
-    assert!(matches!(back.receive(), Err(ConnectionError::Message(MessageError::Oversized { .. }))));
+    assert!(matches!(
+        back.receive(),
+        Err(ConnectionError::Message(MessageError::Oversized { .. }))
+    ));
 }
 
 fn descriptors_open_on(fd: &OwnedFd) -> usize {
     let inode = rustix::fs::fstat(fd).unwrap();
     let links = std::fs::read_dir("/proc/self/fd").unwrap();
     let same = |path: std::path::PathBuf| {
-        rustix::fs::stat(path).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (inode.st_dev, inode.st_ino))
+        rustix::fs::stat(path)
+            .is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (inode.st_dev, inode.st_ino))
     };
     links.filter(|link| same(link.as_ref().unwrap().path())).count()
 }
@@ -125,11 +132,16 @@ fn a_descriptor_of_another_kind_is_kept_until_the_connection_is_dropped() {
     send_raw(front.stream(), &message, &[sent.as_fd()]);
     drop(sent);
     let error = back.receive().unwrap_err();
-    assert!(matches!(error, ConnectionError::Descriptor { message: Request::SetVringKick, number: 1, .. }));
+    assert!(matches!(
+        error,
+        ConnectionError::Descriptor { message: Request::SetVringKick, number: 1, .. }
+    ));
     assert!(error.to_string().contains("but pipe:["), "{error}");
     let hung_up = || {
         let mut fds = [rustix::event::PollFd::new(&pipe, rustix::event::PollFlags::IN)];
-        rustix::event::poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
+        rustix::event::poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 }))
+            .unwrap()
+            > 0
     };
     assert!(!hung_up(), "it is open");
     drop(back);
@@ -155,14 +167,20 @@ fn more_descriptors_than_fit_are_not_sent() {
     let (mut front, _back) = pair();
     let fds = (0..=MAX_FDS).map(|_| event()).collect();
     let message = Message::request(Request::Unknown(99), Body::Other(Vec::new()), fds);
-    assert!(matches!(front.send(message), Err(ConnectionError::Stream(StreamError::TooManyFds { .. }))));
+    assert!(matches!(
+        front.send(message),
+        Err(ConnectionError::Stream(StreamError::TooManyFds { .. }))
+    ));
 }
 
 #[test]
 fn writing_to_a_peer_that_is_gone_is_an_error_and_no_signal() {
     let (mut front, back) = pair();
     drop(back);
-    assert!(matches!(front.send(plain(Request::GetFeatures)), Err(ConnectionError::Stream(StreamError::Io(_)))));
+    assert!(matches!(
+        front.send(plain(Request::GetFeatures)),
+        Err(ConnectionError::Stream(StreamError::Io(_)))
+    ));
 }
 
 #[test]
@@ -170,7 +188,9 @@ fn a_channel_for_the_back_ends_requests_is_closed_with_the_connection_and_not_be
     let (mut front, mut back) = pair();
     let (channel, peer) = UnixStream::pair().unwrap();
     peer.set_nonblocking(true).unwrap();
-    front.send(Message::request(Request::SetBackendReqFd, Body::Empty, vec![channel.into()])).unwrap();
+    front
+        .send(Message::request(Request::SetBackendReqFd, Body::Empty, vec![channel.into()]))
+        .unwrap();
     let received = back.receive().unwrap().unwrap();
     assert_eq!(received.fds.len(), 1);
     // A socket's close may take as long as its peer likes, so a message has only a duplicate.
@@ -184,7 +204,13 @@ fn a_channel_for_the_back_ends_requests_is_closed_with_the_connection_and_not_be
 fn a_connection_keeps_a_bounded_number_of_channels() {
     let (mut front, mut back) = pair();
     let (channel, _peer) = UnixStream::pair().unwrap();
-    let message = || Message::request(Request::SetBackendReqFd, Body::Empty, vec![channel.try_clone().unwrap().into()]);
+    let message = || {
+        Message::request(
+            Request::SetBackendReqFd,
+            Body::Empty,
+            vec![channel.try_clone().unwrap().into()],
+        )
+    };
     for _ in 0..Codec::MAX_SOCKETS {
         front.send(message()).unwrap();
         back.receive().unwrap().unwrap();
@@ -197,6 +223,8 @@ fn a_connection_keeps_a_bounded_number_of_channels() {
 fn a_socket_with_any_other_request_is_refused() {
     let (mut front, mut back) = pair();
     let (channel, _peer) = UnixStream::pair().unwrap();
-    front.send(Message::request(Request::SetVringCall, Body::U64(0), vec![channel.into()])).unwrap();
+    front
+        .send(Message::request(Request::SetVringCall, Body::U64(0), vec![channel.into()]))
+        .unwrap();
     assert!(matches!(back.receive(), Err(ConnectionError::Descriptor { number: 1, .. })));
 }

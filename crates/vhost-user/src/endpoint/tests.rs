@@ -37,7 +37,9 @@ impl Fixture {
     }
 
     fn start(&self) -> Socket {
-        self.service.serve(&self.path(), Access::default(), VirtioEndpoint(self.device.clone()), None).unwrap()
+        self.service
+            .serve(&self.path(), Access::default(), VirtioEndpoint(self.device.clone()), None)
+            .unwrap()
     }
 }
 
@@ -91,7 +93,10 @@ fn a_vmm_is_served_and_its_disconnect_stops_the_queues() {
     let fixture = Fixture::new();
     let server = fixture.start();
     let mut front = connect_to(&server);
-    assert_eq!(ask(&mut front, plain(Request::GetFeatures)), Body::U64(DEVICE_FEATURES | PROTOCOL_FEATURES));
+    assert_eq!(
+        ask(&mut front, plain(Request::GetFeatures)),
+        Body::U64(DEVICE_FEATURES | PROTOCOL_FEATURES)
+    );
     start_queue(&mut front);
     assert!(server.is_serving());
     assert_eq!(fixture.device.running(), [0]);
@@ -216,7 +221,8 @@ fn lingering() -> (OwnedFd, TcpStream) {
 fn send_lingering(front: &Front) -> TcpStream {
     let (socket, end) = lingering();
     let bytes = number(Request::SetVringKick, 0).to_bytes();
-    sidecore_socket::send(front, &bytes[..14], &[socket], 1, sidecore_socket::Blocking::Wait).unwrap();
+    sidecore_socket::send(front, &bytes[..14], &[socket], 1, sidecore_socket::Blocking::Wait)
+        .unwrap();
     front.stream().write_all(&bytes[14..]).unwrap();
     end
 }
@@ -273,7 +279,9 @@ fn a_connected_vmm_is_notified_of_a_change_of_the_configuration() {
     start_queue(&mut front);
     let (mut notified, channel) = UnixStream::pair().unwrap();
     notified.set_read_timeout(Some(SOON)).unwrap();
-    front.send(Message::request(Request::SetBackendReqFd, Body::Empty, vec![channel.into()])).unwrap();
+    front
+        .send(Message::request(Request::SetBackendReqFd, Body::Empty, vec![channel.into()]))
+        .unwrap();
     let mut message = [0; 12];
     // The client has not read the configuration. Once it has, only a change causes a notification.
     notified.read_exact(&mut message).unwrap();
@@ -307,7 +315,12 @@ fn resume(fixture: &Fixture, snapshot: Snapshot) -> (Fixture, Socket) {
     let state = serde_json::from_slice(&serde_json::to_vec(&state).unwrap()).unwrap();
     let next = Fixture::new();
     let endpoint = VirtioEndpoint(next.device.clone());
-    let socket = next.service.serve(&fixture.path(), Access::default(), endpoint, Some(Snapshot { state, fds }));
+    let socket = next.service.serve(
+        &fixture.path(),
+        Access::default(),
+        endpoint,
+        Some(Snapshot { state, fds }),
+    );
     (next, socket.unwrap())
 }
 
@@ -318,13 +331,18 @@ fn a_client_is_resumed_with_its_rings_positions_and_the_guest_sees_no_reset() {
     let mut front = connect_to(&server);
     start_queue(&mut front);
     for message in ring_setup(2, 64, 40) {
-        if message.flags.need_reply { drop(ask(&mut front, message)) } else { front.send(message).unwrap() }
+        if message.flags.need_reply {
+            drop(ask(&mut front, message))
+        } else {
+            front.send(message).unwrap()
+        }
     }
     fixture.device.serve(0, 5);
     fixture.device.serve(2, 3);
     // Half a message, with its descriptor.
     let bytes = eventfd(Request::SetVringCall, 0).to_bytes();
-    sidecore_socket::send(&front, &bytes[..14], &[event()], 1, sidecore_socket::Blocking::Never).unwrap();
+    sidecore_socket::send(&front, &bytes[..14], &[event()], 1, sidecore_socket::Blocking::Never)
+        .unwrap();
     let snapshot = server.export().expect("there is a client");
     let events = fixture.device.events();
     assert_eq!(events[events.len() - 2..], [Event::Stop { index: 0 }, Event::Stop { index: 2 }]);
@@ -336,13 +354,27 @@ fn a_client_is_resumed_with_its_rings_positions_and_the_guest_sees_no_reset() {
         Event::Start { index, state, format, kick: true, call: true }
     };
     assert_eq!(next.device.events(), [start(0, 5), start(2, 43)]);
-    assert!(next.device.memory_of(0).read_array::<8>(GuestAddress(MEGABYTE - 8), &mut Default::default()).is_ok());
+    assert!(
+        next.device
+            .memory_of(0)
+            .read_array::<8>(GuestAddress(MEGABYTE - 8), &mut Default::default())
+            .is_ok()
+    );
     front.stream().write_all(&bytes[14..]).unwrap();
     // The negotiated features hold: a feature that was not offered is still refused, and a reset
     // takes the rings.
-    assert_eq!(ask(&mut front, vring(Request::GetVringBase, 2, 0)), Body::VringState(VringState { index: 2, num: 43 }));
-    assert_eq!(next.device.events(), [Event::SetCall { index: 0, call: true }, Event::Stop { index: 2 }]);
-    assert_eq!(ask(&mut front, number(Request::SetFeatures, 1 << 63).needing_reply()), Body::U64(1));
+    assert_eq!(
+        ask(&mut front, vring(Request::GetVringBase, 2, 0)),
+        Body::VringState(VringState { index: 2, num: 43 })
+    );
+    assert_eq!(
+        next.device.events(),
+        [Event::SetCall { index: 0, call: true }, Event::Stop { index: 2 }]
+    );
+    assert_eq!(
+        ask(&mut front, number(Request::SetFeatures, 1 << 63).needing_reply()),
+        Body::U64(1)
+    );
     ask(&mut front, plain(Request::ResetDevice).needing_reply());
     assert!(next.device.running().is_empty() && server.is_serving());
 }

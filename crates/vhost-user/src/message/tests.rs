@@ -16,7 +16,8 @@ fn fds(count: usize) -> Vec<OwnedFd> {
 #[test]
 fn a_message_has_the_layout_of_the_specification() {
     let state = VringState { index: 2, num: 256 };
-    let message = Message::request(Request::SetVringNum, Body::VringState(state), Vec::new()).needing_reply();
+    let message =
+        Message::request(Request::SetVringNum, Body::VringState(state), Vec::new()).needing_reply();
     let words = [8_u32, 0x1 | 0x8, 8, 2, 256];
     let expected: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
     assert_eq!(message.to_bytes(), expected);
@@ -45,7 +46,8 @@ fn a_wrong_version_and_an_oversized_payload_are_refused_by_the_header() {
 #[test]
 fn a_payload_too_short_or_too_long_is_malformed() {
     let good = Message::request(Request::SetFeatures, Body::U64(0), Vec::new()).to_bytes();
-    let malformed = |size_bytes| MessageError::Malformed { request: Request::SetFeatures, size_bytes };
+    let malformed =
+        |size_bytes| MessageError::Malformed { request: Request::SetFeatures, size_bytes };
     assert_eq!(parse(&good[..19], Vec::new()).unwrap_err(), malformed(7));
     let long = [&good[..], &[0]].concat();
     assert_eq!(parse(&long, Vec::new()).unwrap_err(), malformed(9));
@@ -53,8 +55,11 @@ fn a_payload_too_short_or_too_long_is_malformed() {
 
 #[test]
 fn a_memory_table_of_more_than_eight_regions_is_malformed() {
-    let region = MemoryRegion { guest_address: 0, len_bytes: 1, user_address: 0, file_offset_bytes: 0 };
-    let message = |count| Message::request(Request::SetMemTable, Body::MemoryTable(vec![region; count]), Vec::new());
+    let region =
+        MemoryRegion { guest_address: 0, len_bytes: 1, user_address: 0, file_offset_bytes: 0 };
+    let message = |count| {
+        Message::request(Request::SetMemTable, Body::MemoryTable(vec![region; count]), Vec::new())
+    };
     assert!(parse(&message(8).to_bytes(), fds(8)).is_ok());
     assert!(matches!(parse(&message(9).to_bytes(), fds(8)), Err(MessageError::Malformed { .. })));
     // A count larger than the payload.
@@ -65,7 +70,8 @@ fn a_memory_table_of_more_than_eight_regions_is_malformed() {
 
 #[test]
 fn every_message_has_its_number_of_descriptors() {
-    let region = MemoryRegion { guest_address: 0, len_bytes: 1, user_address: 0, file_offset_bytes: 0 };
+    let region =
+        MemoryRegion { guest_address: 0, len_bytes: 1, user_address: 0, file_offset_bytes: 0 };
     let cases = [
         (Request::SetVringKick, Body::U64(3), 1..=1),
         (Request::SetVringCall, Body::U64(NO_FD), 0..=0),
@@ -90,7 +96,8 @@ fn every_message_has_its_number_of_descriptors() {
 #[test]
 fn a_configuration_access_may_be_longer_than_its_size() {
     let config = ConfigSpace { offset_bytes: 32, flags: 0, data: vec![1] };
-    let mut bytes = Message::request(Request::SetConfig, Body::Config(config.clone()), Vec::new()).to_bytes();
+    let mut bytes =
+        Message::request(Request::SetConfig, Body::Config(config.clone()), Vec::new()).to_bytes();
     bytes.extend_from_slice(&[0; MAX_CONFIG_BYTES - 1]);
     assert_eq!(parse(&bytes, Vec::new()).unwrap().body, Body::Config(config));
     // But never shorter than its size, or above the limit.
@@ -112,30 +119,34 @@ fn requests_keep_their_code_and_have_a_name() {
 }
 
 fn region() -> impl Strategy<Value = MemoryRegion> {
-    any::<[u64; 4]>().prop_map(|[guest_address, len_bytes, user_address, file_offset_bytes]| MemoryRegion {
-        guest_address,
-        len_bytes,
-        user_address,
-        file_offset_bytes,
+    any::<[u64; 4]>().prop_map(|[guest_address, len_bytes, user_address, file_offset_bytes]| {
+        MemoryRegion { guest_address, len_bytes, user_address, file_offset_bytes }
     })
 }
 
 fn request_and_body() -> impl Strategy<Value = (Request, Body)> {
-    let address = any::<(u32, u32, [u64; 4])>().prop_map(|(index, flags, [descriptor, used, available, log])| {
-        Body::VringAddress(VringAddress { index, flags, descriptor, used, available, log })
-    });
-    let config = (any::<(u32, u32)>(), vec(any::<u8>(), 0..=MAX_CONFIG_BYTES))
-        .prop_map(|((offset_bytes, flags), data)| Body::Config(ConfigSpace { offset_bytes, flags, data }));
+    let address = any::<(u32, u32, [u64; 4])>().prop_map(
+        |(index, flags, [descriptor, used, available, log])| {
+            Body::VringAddress(VringAddress { index, flags, descriptor, used, available, log })
+        },
+    );
+    let config = (any::<(u32, u32)>(), vec(any::<u8>(), 0..=MAX_CONFIG_BYTES)).prop_map(
+        |((offset_bytes, flags), data)| Body::Config(ConfigSpace { offset_bytes, flags, data }),
+    );
     prop_oneof![
         Just((Request::GetFeatures, Body::Empty)),
         any::<u64>().prop_map(|value| (Request::SetFeatures, Body::U64(value))),
-        any::<(u32, u32)>()
-            .prop_map(|(index, num)| (Request::SetVringBase, Body::VringState(VringState { index, num }))),
+        any::<(u32, u32)>().prop_map(|(index, num)| (
+            Request::SetVringBase,
+            Body::VringState(VringState { index, num })
+        )),
         address.prop_map(|body| (Request::SetVringAddr, body)),
-        vec(region(), 0..=MAX_FDS).prop_map(|regions| (Request::SetMemTable, Body::MemoryTable(regions))),
+        vec(region(), 0..=MAX_FDS)
+            .prop_map(|regions| (Request::SetMemTable, Body::MemoryTable(regions))),
         region().prop_map(|region| (Request::RemMemReg, Body::MemoryRegion(region))),
         config.prop_map(|body| (Request::GetConfig, body)),
-        (45_u32.., vec(any::<u8>(), 0..100)).prop_map(|(code, payload)| (Request::Unknown(code), Body::Other(payload))),
+        (45_u32.., vec(any::<u8>(), 0..100))
+            .prop_map(|(code, payload)| (Request::Unknown(code), Body::Other(payload))),
     ]
 }
 

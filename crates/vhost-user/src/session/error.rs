@@ -99,7 +99,10 @@ impl ProtocolError {
     /// Whether a guest can cause the error without its VMM's knowledge. Then the error must cost
     /// the guest no more than a reset of its device.
     pub(super) const fn is_the_guests(&self) -> bool {
-        matches!(self, Self::Start(StartError::Ring { .. } | StartError::Memory { .. }) | Self::Config(_))
+        matches!(
+            self,
+            Self::Start(StartError::Ring { .. } | StartError::Memory { .. }) | Self::Config(_)
+        )
     }
 
     /// Whether the error closes the connection even if the front end asked for an acknowledgement:

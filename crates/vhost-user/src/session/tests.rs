@@ -56,8 +56,14 @@ impl Fixture {
     fn ask(&mut self, message: Message) -> Body {
         let request = message.request;
         let reply = self.send(message).unwrap().unwrap();
-        assert_eq!((reply.request, reply.flags.reply, reply.flags.need_reply), (request, true, false));
-        assert!(reply.fds.is_empty(), "no descriptor of this process is sent to a client, which could keep it");
+        assert_eq!(
+            (reply.request, reply.flags.reply, reply.flags.need_reply),
+            (request, true, false)
+        );
+        assert!(
+            reply.fds.is_empty(),
+            "no descriptor of this process is sent to a client, which could keep it"
+        );
         reply.body
     }
 
@@ -77,7 +83,9 @@ impl Fixture {
     fn all(&mut self, messages: Vec<Message>) {
         for message in messages {
             let text = format!("{message:?}");
-            if let Some(Message { body: Body::U64(code), flags, .. }) = self.send(message).expect(&text) {
+            if let Some(Message { body: Body::U64(code), flags, .. }) =
+                self.send(message).expect(&text)
+            {
                 assert!(code == 0 || flags.reply, "{text}");
             }
         }
@@ -121,7 +129,8 @@ fn negotiation_offers_the_device_and_exactly_seven_protocol_features() {
 #[test]
 fn features_that_were_not_offered_are_refused() {
     let mut fixture = Fixture::new();
-    for (request, bits) in [(Request::SetFeatures, 1 << 26), (Request::SetProtocolFeatures, 1 << 1)] {
+    for (request, bits) in [(Request::SetFeatures, 1 << 26), (Request::SetProtocolFeatures, 1 << 1)]
+    {
         assert!(matches!(
             fixture.send(number(request, bits)),
             Err(ProtocolError::FeaturesNotOffered { bits: refused, .. }) if refused == bits
@@ -132,7 +141,10 @@ fn features_that_were_not_offered_are_refused() {
 #[test]
 fn an_acknowledgement_is_sent_when_asked_for_and_negotiated() {
     let mut fixture = Fixture::new();
-    assert!(fixture.send(plain(Request::SetOwner).needing_reply()).unwrap().is_none(), "not negotiated");
+    assert!(
+        fixture.send(plain(Request::SetOwner).needing_reply()).unwrap().is_none(),
+        "not negotiated"
+    );
     fixture.all(negotiation(SPLIT));
     assert!(fixture.send(plain(Request::SetOwner)).unwrap().is_none(), "not asked for");
     assert!(fixture.ack(plain(Request::SetOwner)));
@@ -218,7 +230,11 @@ fn a_stopped_ring_returns_its_base_and_runs_again_after_another_kick() {
     fixture.ok(vring(Request::SetVringEnable, 0, 1));
     assert!(fixture.device.events().is_empty());
     fixture.ok(eventfd(Request::SetVringKick, 0));
-    assert_eq!(fixture.device.events(), [started(0, at(5))], "from its position, with the same call");
+    assert_eq!(
+        fixture.device.events(),
+        [started(0, at(5))],
+        "from its position, with the same call"
+    );
 }
 
 #[test]
@@ -227,7 +243,10 @@ fn a_packed_ring_starts_and_stops_with_both_wrap_counters() {
     fixture.all(ring_setup(0, 128, 0x8003_8005));
     let state = RingState { next_avail: 0x8005, next_used: 0x8003 };
     let format = RingFormat::Packed;
-    assert_eq!(fixture.device.events(), [Event::Start { index: 0, state, format, kick: true, call: true }]);
+    assert_eq!(
+        fixture.device.events(),
+        [Event::Start { index: 0, state, format, kick: true, call: true }]
+    );
     fixture.device.serve(0, 2);
     assert_eq!(fixture.base(0), 0x8005_8007);
     assert_eq!(fixture.base(1), 0x8000_8000, "a fresh one");
@@ -241,7 +260,9 @@ fn a_position_does_not_outlive_its_ring_format() {
     fixture.ok(number(Request::SetFeatures, PACKED | PROTOCOL_FEATURES));
     fixture.ok(eventfd(Request::SetVringKick, 0));
     let state = RingState::fresh(RingFormat::Packed);
-    assert!(matches!(fixture.device.events()[..], [_, Event::Start { state: from, .. }] if from == state));
+    assert!(
+        matches!(fixture.device.events()[..], [_, Event::Start { state: from, .. }] if from == state)
+    );
 }
 
 #[test]
@@ -285,14 +306,18 @@ fn a_ring_that_was_in_use_before_is_not_served_on_a_device_that_misses_answered_
         // A ring at its first position is served, also after a stop and another start.
         fixture.all(ring_setup(0, 128, fresh));
         fixture.device.serve(0, 3);
-        let Body::VringState(stopped) = fixture.ask(vring(Request::GetVringBase, 0, 0)) else { panic!("no base") };
+        let Body::VringState(stopped) = fixture.ask(vring(Request::GetVringBase, 0, 0)) else {
+            panic!("no base")
+        };
         fixture.all(ring_setup(0, 128, stopped.num));
         fixture.ok(number(Request::SetStatus, 0));
         fixture.ok(number(Request::SetFeatures, driver_features | PROTOCOL_FEATURES));
         fixture.all(ring_setup(0, 128, stopped.num));
         assert_eq!(fixture.device.running(), [0]);
         // The connection ends, although an acknowledgement was asked for.
-        let refused = ring_setup(1, 128, fresh + 5).into_iter().find_map(|message| fixture.send(message).err());
+        let refused = ring_setup(1, 128, fresh + 5)
+            .into_iter()
+            .find_map(|message| fixture.send(message).err());
         let refused = refused.expect("the ring is served");
         assert!(refused.to_string().contains("the log is gone"), "{refused}");
         assert_eq!(fixture.device.running(), [0]);
@@ -317,7 +342,8 @@ fn a_ring_whose_position_came_round_to_the_first_was_in_use_before() {
         let at = GuestAddress(4096 + offset_bytes + if driver_features == SPLIT { 4 } else { 0 });
         fixture.session.memory.write_slice(at, &written, &mut RegionHint::default()).unwrap();
         fixture.all(ring_setup(0, 128, fresh));
-        let refused = ring_setup(1, 128, fresh).into_iter().find_map(|message| fixture.send(message).err());
+        let refused =
+            ring_setup(1, 128, fresh).into_iter().find_map(|message| fixture.send(message).err());
         assert!(refused.expect("the ring is served").to_string().contains("the log is gone"));
         assert_eq!(fixture.device.running(), [0]);
     }
@@ -335,7 +361,10 @@ fn a_running_ring_accepts_only_the_same_settings() {
     assert!(!fixture.ack(number(Request::SetFeatures, PACKED | PROTOCOL_FEATURES)));
     assert!(fixture.device.events().is_empty());
     // Without an acknowledgement the error closes the connection.
-    assert!(matches!(fixture.send(vring(Request::SetVringNum, 0, 64)), Err(ProtocolError::RingRuns { .. })));
+    assert!(matches!(
+        fixture.send(vring(Request::SetVringNum, 0, 64)),
+        Err(ProtocolError::RingRuns { .. })
+    ));
 }
 
 #[test]
@@ -570,16 +599,31 @@ fn backend_channel() -> (Message, UnixStream) {
 #[test]
 fn requests_of_missing_features_are_refused_by_name() {
     let mut fixture = Fixture::new();
-    for request in [plain(Request::GetStatus), add_region(region(0, 4096), "early"), backend_channel().0] {
-        assert!(fixture.send(request).unwrap_err().to_string().ends_with("without its protocol feature"));
+    for request in
+        [plain(Request::GetStatus), add_region(region(0, 4096), "early"), backend_channel().0]
+    {
+        assert!(
+            fixture
+                .send(request)
+                .unwrap_err()
+                .to_string()
+                .ends_with("without its protocol feature")
+        );
     }
-    let inflight = || Message::request(Request::GetInflightFd, Body::Other(vec![0; 24]), Vec::new());
-    assert_eq!(fixture.send(inflight()).unwrap_err().to_string(), "GET_INFLIGHT_FD, which was not offered");
+    let inflight =
+        || Message::request(Request::GetInflightFd, Body::Other(vec![0; 24]), Vec::new());
+    assert_eq!(
+        fixture.send(inflight()).unwrap_err().to_string(),
+        "GET_INFLIGHT_FD, which was not offered"
+    );
     fixture.all(negotiation(SPLIT));
     assert!(!fixture.ack(inflight()));
     let unknown = || Message::request(Request::Unknown(77), Body::Other(Vec::new()), vec![event()]);
     assert!(!fixture.ack(unknown()));
-    assert_eq!(fixture.send(unknown()).unwrap_err().to_string(), "request 77, which was not offered");
+    assert_eq!(
+        fixture.send(unknown()).unwrap_err().to_string(),
+        "request 77, which was not offered"
+    );
 }
 
 #[test]
@@ -587,9 +631,15 @@ fn replies_and_contradictory_messages_are_refused() {
     let mut fixture = Fixture::ready(SPLIT);
     let reply = Message::reply(Request::GetFeatures, Body::U64(0));
     assert!(matches!(fixture.send(reply), Err(ProtocolError::UnexpectedReply { .. })));
-    assert!(matches!(fixture.send(plain(Request::SetFeatures)), Err(ProtocolError::UnexpectedBody { .. })));
+    assert!(matches!(
+        fixture.send(plain(Request::SetFeatures)),
+        Err(ProtocolError::UnexpectedBody { .. })
+    ));
     let kick = number(Request::SetVringKick, 0);
-    assert!(matches!(fixture.send(kick), Err(ProtocolError::Message(MessageError::FdCount { .. }))));
+    assert!(matches!(
+        fixture.send(kick),
+        Err(ProtocolError::Message(MessageError::FdCount { .. }))
+    ));
 }
 
 /// Mostly valid messages; a sequence of them is arbitrary.

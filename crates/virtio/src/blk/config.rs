@@ -115,7 +115,8 @@ mod tests {
     fn every_field_is_at_its_offset() {
         let mut geometry = Geometry::new(1 << 30, 512);
         geometry.physical_block_bytes = 4096;
-        let options = BlkOptions { queues: 4, size_max_bytes: Some(65536), ..BlkOptions::default() };
+        let options =
+            BlkOptions { queues: 4, size_max_bytes: Some(65536), ..BlkOptions::default() };
         let config = options.config(&geometry, true);
         let word = |at: usize| u32::from_le_bytes(config[at..at + 4].try_into().unwrap());
         assert_eq!(word(0), 1 << 21, "capacity");

@@ -111,10 +111,13 @@ impl BlkDevice {
     /// The range is not all inside.
     pub fn read_config(&self, offset_bytes: u32, data: &mut [u8]) -> Result<(), ConfigError> {
         let config = self.options.config(&self.geometry(), self.writeback());
-        let out_of_range =
-            ConfigError::OutOfRange { offset_bytes, len_bytes: u32::try_from(data.len()).unwrap_or(u32::MAX) };
+        let out_of_range = ConfigError::OutOfRange {
+            offset_bytes,
+            len_bytes: u32::try_from(data.len()).unwrap_or(u32::MAX),
+        };
         let start = usize::try_from(offset_bytes).unwrap_or(Config::BYTES);
-        let source = config.get(start..).and_then(|rest| rest.get(..data.len())).ok_or(out_of_range)?;
+        let source =
+            config.get(start..).and_then(|rest| rest.get(..data.len())).ok_or(out_of_range)?;
         data.copy_from_slice(source);
         Ok(())
     }

@@ -4,7 +4,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use sidecore_block::{
-    BATCH, BlockChannel, BlockError, BlockRequest, Budget, Context, Flush, InFlight, Next, Operation, QueueName,
+    BATCH, BlockChannel, BlockError, BlockRequest, Budget, Context, Flush, InFlight, Next,
+    Operation, QueueName,
 };
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 use sidecore_reactor::{Arm, EventFd, IdleMode, MakeSignal, Pollable, Polled, Signal, Unit};
@@ -99,7 +100,9 @@ impl BlkQueue {
         ring.suppress_kicks();
         channel.attach_memory(&memory).map_err(io)?;
         let options = device.options();
-        let max_segments = usize::try_from(options.seg_max).unwrap_or(usize::MAX).saturating_add(FRAMING_DESCRIPTORS);
+        let max_segments = usize::try_from(options.seg_max)
+            .unwrap_or(usize::MAX)
+            .saturating_add(FRAMING_DESCRIPTORS);
         let mut engine = InFlight::new(stats);
         engine.add_requests(layout.size.into(), max_segments);
         engine.set_channel(Some(channel));
@@ -113,7 +116,9 @@ impl BlkQueue {
             rules: RequestRules {
                 geometry: device.geometry(),
                 features,
-                size_max_bytes: options.size_max_bytes.filter(|_| features & feature::SIZE_MAX != 0),
+                size_max_bytes: options
+                    .size_max_bytes
+                    .filter(|_| features & feature::SIZE_MAX != 0),
                 id,
             },
             memory,
@@ -161,7 +166,11 @@ impl BlkQueue {
         if let Some(err) = self.err.take() {
             match (self.signal)(err.as_fd()) {
                 Ok(mut err) => err.signal(),
-                Err(error) => tracing::warn!(device = self.device.name(), index, "cannot tell the VMM: {error}"),
+                Err(error) => tracing::warn!(
+                    device = self.device.name(),
+                    index,
+                    "cannot tell the VMM: {error}"
+                ),
             }
         }
     }
@@ -220,7 +229,11 @@ impl BlkQueue {
     #[inline]
     fn flush_of(&self, operation: Operation) -> Flush {
         let cached = self.rules.features & feature::FLUSH != 0 && self.device.writeback();
-        if operation.is_write() && self.rules.geometry.volatile_cache && !cached { Flush::After } else { Flush::Never }
+        if operation.is_write() && self.rules.geometry.volatile_cache && !cached {
+            Flush::After
+        } else {
+            Flush::Never
+        }
     }
 
     #[inline]

@@ -10,7 +10,9 @@
 use sidecore_block::{BlockRequest, BoundsError, Geometry, Operation};
 use sidecore_memory::{GuestAddress, GuestMemory, MemoryError, RegionHint};
 use sidecore_ring::{Chain, Descriptor};
-use sidecore_spec_virtio::blk::{ID_BYTES, Range, RequestHeader, UNMAP, feature, request_type, status};
+use sidecore_spec_virtio::blk::{
+    ID_BYTES, Range, RequestHeader, UNMAP, feature, request_type, status,
+};
 use sidecore_units::{SECTOR_BYTES, Sector};
 
 use super::config::MAX_CLEAR_BYTES;
@@ -187,7 +189,10 @@ impl RequestRules {
             if let Some(size_max_bytes) = self.size_max_bytes
                 && descriptor.len_bytes > size_max_bytes
             {
-                return Err(RequestError::SegmentTooLarge { len_bytes: descriptor.len_bytes, size_max_bytes });
+                return Err(RequestError::SegmentTooLarge {
+                    len_bytes: descriptor.len_bytes,
+                    size_max_bytes,
+                });
             }
             request.segments.push(descriptor.address, u64::from(descriptor.len_bytes), hint)?;
         }
@@ -209,7 +214,12 @@ impl RequestRules {
         Ok(Verdict::Submit)
     }
 
-    fn get_id(&self, memory: &GuestMemory, result: Bytes<'_>, hint: &mut RegionHint) -> Result<Verdict, RequestError> {
+    fn get_id(
+        &self,
+        memory: &GuestMemory,
+        result: Bytes<'_>,
+        hint: &mut RegionHint,
+    ) -> Result<Verdict, RequestError> {
         if result.len_bytes() < ID_BYTES as u64 {
             return Ok(REJECTED);
         }
@@ -259,8 +269,11 @@ impl RequestRules {
         if len_bytes == 0 || len_bytes > MAX_CLEAR_BYTES || self.geometry.read_only {
             return Ok(REJECTED);
         }
-        request.operation =
-            if discard { Operation::Discard } else { Operation::WriteZeroes { may_unmap: flags & UNMAP != 0 } };
+        request.operation = if discard {
+            Operation::Discard
+        } else {
+            Operation::WriteZeroes { may_unmap: flags & UNMAP != 0 }
+        };
         request.offset_bytes = offset_bytes;
         request.len_bytes = len_bytes;
         request.segments.clear();
@@ -276,7 +289,9 @@ fn split_header<'a>(
     hint: &mut RegionHint,
 ) -> Result<([u8; RequestHeader::BYTES], Bytes<'a>), RequestError> {
     let header = match bytes.first() {
-        Some(first) if first.len_bytes as usize >= RequestHeader::BYTES => memory.read_array(first.address, hint)?,
+        Some(first) if first.len_bytes as usize >= RequestHeader::BYTES => {
+            memory.read_array(first.address, hint)?
+        }
         _ => gather_header(memory, bytes, hint)?,
     };
     Ok((header, bytes.skip(RequestHeader::BYTES as u64)))

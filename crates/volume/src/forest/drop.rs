@@ -81,7 +81,11 @@ impl Forest {
     }
 
     /// Gathers what goes with a whole tree.
-    pub(crate) fn doom_tree(&mut self, disk: &mut dyn Disk, tree: &Tree) -> Result<Doomed, TreeError> {
+    pub(crate) fn doom_tree(
+        &mut self,
+        disk: &mut dyn Disk,
+        tree: &Tree,
+    ) -> Result<Doomed, TreeError> {
         let mut doomed = Doomed::default();
         if let Some(root) = tree.root {
             self.doom(disk, tree.kind, (root.pointer, root.level), false, &mut doomed)?;

@@ -55,7 +55,8 @@ impl Forest {
         shared: bool,
         look: &mut Look,
     ) -> Result<(), TreeError> {
-        let shared = shared || self.nodes.is_shared(pointer.address) || self.nodes.lingers(pointer.address);
+        let shared =
+            shared || self.nodes.is_shared(pointer.address) || self.nodes.lingers(pointer.address);
         let node = self.nodes.get(disk, pointer, tree.kind, level)?;
         let entries = node.body.entries();
         let from = entries.partition_point(|entry| entry.end() <= look.first);
@@ -101,7 +102,12 @@ impl Forest {
     }
 
     /// The extent that begins last in front of `key`.
-    pub(crate) fn before(&mut self, disk: &mut dyn Disk, tree: &Tree, key: u64) -> Result<Option<Entry>, TreeError> {
+    pub(crate) fn before(
+        &mut self,
+        disk: &mut dyn Disk,
+        tree: &Tree,
+        key: u64,
+    ) -> Result<Option<Entry>, TreeError> {
         let (Some(root), Some(key)) = (tree.root, key.checked_sub(1)) else { return Ok(None) };
         let (mut pointer, mut level) = (root.pointer, root.level);
         loop {

@@ -98,24 +98,48 @@ impl Forest {
         tree.root = Some(Root { pointer, level: root.level });
 
         let mut doomed = Doomed::default();
-        self.prepare(disk, tree, (pointer.address, root.level), (span, u64::MAX), need, &mut doomed)?;
-        let spare = self.allocator.nodes(usize::from(root.level).saturating_add(3), need).ok_or(TreeError::NoSpace)?;
+        self.prepare(
+            disk,
+            tree,
+            (pointer.address, root.level),
+            (span, u64::MAX),
+            need,
+            &mut doomed,
+        )?;
+        let spare = self
+            .allocator
+            .nodes(usize::from(root.level).saturating_add(3), need)
+            .ok_or(TreeError::NoSpace)?;
 
-        let delta = Delta { less_extents: doomed.extents, less_blocks: doomed.blocks, ..Delta::default() };
+        let delta =
+            Delta { less_extents: doomed.extents, less_blocks: doomed.blocks, ..Delta::default() };
         let mut change = Change { tree: *tree, spare, delta, dropped: Vec::new() };
-        let pieces = self.apply(disk, &mut change, (pointer.address, root.level), (span, u64::MAX), Some(items));
+        let pieces = self.apply(
+            disk,
+            &mut change,
+            (pointer.address, root.level),
+            (span, u64::MAX),
+            Some(items),
+        );
         tree.root = self.crown(&mut change, pieces, root.level);
         self.give_up(doomed);
         Ok(self.finish(change))
     }
 
     /// The first items of an empty tree.
-    fn plant(&mut self, tree: &mut Tree, span: Span, items: Vec<Item>, need: Need) -> Result<Delta, TreeError> {
+    fn plant(
+        &mut self,
+        tree: &mut Tree,
+        span: Span,
+        items: Vec<Item>,
+        need: Need,
+    ) -> Result<Delta, TreeError> {
         if !span.inserts {
             return Ok(Delta::default());
         }
         let spare = self.allocator.nodes(1, need).ok_or(TreeError::NoSpace)?;
-        let mut change = Change { tree: *tree, spare, delta: Delta::default(), dropped: Vec::new() };
+        let mut change =
+            Change { tree: *tree, spare, delta: Delta::default(), dropped: Vec::new() };
         let body = match items.first() {
             Some(Item::Volume(_)) => Body::Records(Vec::new()),
             _ => Body::Extents(Vec::new()),
@@ -139,7 +163,13 @@ impl Forest {
     }
 
     fn new_node(&self, change: &Change, level: u8, body: Body) -> Node {
-        Node { kind: change.tree.kind, owner: change.tree.owner, generation: self.generation, level, body }
+        Node {
+            kind: change.tree.kind,
+            owner: change.tree.owner,
+            generation: self.generation,
+            level,
+            body,
+        }
     }
 
     /// Makes all nodes writable that will change, and gathers what will go.
@@ -152,16 +182,29 @@ impl Forest {
         need: Need,
         doomed: &mut Doomed,
     ) -> Result<(), TreeError> {
-        let children = self.nodes.change(address).map(|node| node.body.children().to_vec()).unwrap_or_default();
+        let children = self
+            .nodes
+            .change(address)
+            .map(|node| node.body.children().to_vec())
+            .unwrap_or_default();
         let below = level.saturating_sub(1);
         let (start, fates) = span.fates(&children, upper);
         for ((index, child), (fate, next)) in children.iter().enumerate().skip(start).zip(fates) {
             match fate {
                 Fate::Kept => {}
-                Fate::Dropped => self.doom(disk, tree.kind, (child.pointer, below), true, doomed)?,
+                Fate::Dropped => {
+                    self.doom(disk, tree.kind, (child.pointer, below), true, doomed)?
+                }
                 Fate::Entered { inserts } => {
                     let pointer = self.writable_child(disk, tree, (address, level), index, need)?;
-                    self.prepare(disk, tree, (pointer.address, below), (span.inserting(inserts), next), need, doomed)?;
+                    self.prepare(
+                        disk,
+                        tree,
+                        (pointer.address, below),
+                        (span.inserting(inserts), next),
+                        need,
+                        doomed,
+                    )?;
                 }
             }
         }
@@ -194,7 +237,13 @@ impl Forest {
                         let place = (child.pointer.address, level.saturating_sub(1));
                         let items = if inserts { items.take() } else { None };
                         entered.push(children.len());
-                        children.extend(self.apply(disk, change, place, (span.inserting(inserts), next), items));
+                        children.extend(self.apply(
+                            disk,
+                            change,
+                            place,
+                            (span.inserting(inserts), next),
+                            items,
+                        ));
                         at_end = kept.is_empty();
                     }
                 }
@@ -205,7 +254,13 @@ impl Forest {
             }
         } else {
             at_end = node.body.last_key().is_some_and(|last| last < span.first);
-            let dropped = splice(&mut node, span.first, span.end, items.unwrap_or_default(), &mut change.delta);
+            let dropped = splice(
+                &mut node,
+                span.first,
+                span.end,
+                items.unwrap_or_default(),
+                &mut change.delta,
+            );
             change.dropped.extend(dropped);
         }
         self.put_in_pieces(change, address, node, at_end)
@@ -213,7 +268,13 @@ impl Forest {
 
     /// Puts a changed node back: split if it is too full, and not at all if it is empty. What grows
     /// at its end leaves full nodes behind.
-    fn put_in_pieces(&mut self, change: &mut Change, address: u64, mut node: Node, at_end: bool) -> Vec<Child> {
+    fn put_in_pieces(
+        &mut self,
+        change: &mut Change,
+        address: u64,
+        mut node: Node,
+        at_end: bool,
+    ) -> Vec<Child> {
         let (count, capacity) = (node.body.len(), node.body.capacity());
         let pieces = count.div_ceil(capacity.max(1));
         if pieces == 0 {
@@ -251,7 +312,9 @@ impl Forest {
         let Some(child) = children.get(index).copied() else { return };
         let right = index.saturating_add(1);
         let neighbour = if right < children.len() { Some(right) } else { index.checked_sub(1) };
-        let Some((neighbour, other)) = neighbour.and_then(|at| Some((at, children.get(at).copied()?))) else {
+        let Some((neighbour, other)) =
+            neighbour.and_then(|at| Some((at, children.get(at).copied()?)))
+        else {
             return;
         };
         let Some(own) = self.nodes.change(child.pointer.address) else { return };
@@ -304,7 +367,10 @@ impl Forest {
         }
         // A root with one child is none.
         let (mut pointer, mut level) = (first.pointer, level);
-        while level > 0 && self.nodes.is_dirty(pointer.address) && !self.nodes.is_shared(pointer.address) {
+        while level > 0
+            && self.nodes.is_dirty(pointer.address)
+            && !self.nodes.is_shared(pointer.address)
+        {
             let only = match self.nodes.change(pointer.address).map(|node| node.body.children()) {
                 Some([only]) => only.pointer,
                 _ => break,

@@ -13,7 +13,13 @@ pub(crate) enum Item {
 
 /// Makes `items` all that the leaf has in the keys `first..end`. Returns the blocks that lost a
 /// reference.
-pub(super) fn splice(node: &mut Node, first: u64, end: u64, items: Vec<Item>, delta: &mut Delta) -> Vec<(u64, u64)> {
+pub(super) fn splice(
+    node: &mut Node,
+    first: u64,
+    end: u64,
+    items: Vec<Item>,
+    delta: &mut Delta,
+) -> Vec<(u64, u64)> {
     match &mut node.body {
         Body::Extents(entries) => {
             let new = items.into_iter().filter_map(|item| match item {
@@ -36,7 +42,13 @@ pub(super) fn splice(node: &mut Node, first: u64, end: u64, items: Vec<Item>, de
     }
 }
 
-fn extents(entries: &mut Vec<Entry>, first: u64, end: u64, new: Vec<Entry>, delta: &mut Delta) -> Vec<(u64, u64)> {
+fn extents(
+    entries: &mut Vec<Entry>,
+    first: u64,
+    end: u64,
+    new: Vec<Entry>,
+    delta: &mut Delta,
+) -> Vec<(u64, u64)> {
     let from = entries.partition_point(|entry| entry.end() <= first);
     let to = entries.partition_point(|entry| entry.first < end).max(from);
     let old = entries.get(from..to).unwrap_or_default();
@@ -48,7 +60,8 @@ fn extents(entries: &mut Vec<Entry>, first: u64, end: u64, new: Vec<Entry>, delt
     let (mut from, mut to) = (from, to);
     let mut joined: Vec<Entry> = Vec::with_capacity(new.len().saturating_add(4));
     if left.is_none()
-        && let Some((index, before)) = from.checked_sub(1).and_then(|index| Some((index, entries.get(index)?)))
+        && let Some((index, before)) =
+            from.checked_sub(1).and_then(|index| Some((index, entries.get(index)?)))
     {
         joined.push(*before);
         from = index;
@@ -84,7 +97,12 @@ mod tests {
         Entry { first, count, physical }
     }
 
-    fn splice_into(before: &[Entry], first: u64, end: u64, new: &[Entry]) -> (Vec<Entry>, Vec<(u64, u64)>, Delta) {
+    fn splice_into(
+        before: &[Entry],
+        first: u64,
+        end: u64,
+        new: &[Entry],
+    ) -> (Vec<Entry>, Vec<(u64, u64)>, Delta) {
         let mut entries = before.to_vec();
         let mut delta = Delta::default();
         let dropped = extents(&mut entries, first, end, new.to_vec(), &mut delta);
@@ -115,7 +133,8 @@ mod tests {
         assert_eq!((after, dropped), (vec![entry(0, 12, 50)], vec![]));
         let (after, ..) = splice_into(&[entry(0, 4, 50)], 2, 4, &[entry(2, 2, 52)]);
         assert_eq!(after, [entry(0, 4, 50)]);
-        let (after, ..) = splice_into(&[entry(0, 4, 50)], 4, 6, &[entry(4, 1, 54), entry(5, 1, 55)]);
+        let (after, ..) =
+            splice_into(&[entry(0, 4, 50)], 4, 6, &[entry(4, 1, 54), entry(5, 1, 55)]);
         assert_eq!(after, [entry(0, 6, 50)]);
     }
 

@@ -29,7 +29,9 @@ impl Entry {
     /// The words of the entry with number `sequence`.
     pub(crate) fn encode(&self, sequence: u64) -> [u64; ENTRY_WORDS] {
         let (kind, volume, first, count, physical) = match self.change {
-            Change::Map { volume, first, count, physical } => (KIND_MAP, volume, first, count, physical),
+            Change::Map { volume, first, count, physical } => {
+                (KIND_MAP, volume, first, count, physical)
+            }
             Change::Unmap { volume, first, count } => (KIND_UNMAP, volume, first, count, 0),
         };
         let rest = [sequence, self.generation, kind, volume, first, count, physical];
@@ -79,12 +81,16 @@ pub(super) fn is_sum_of<const N: usize>(sum: u64, words: &[u64; N]) -> bool {
 mod tests {
     use super::*;
 
-    const MAP: Entry = Entry { generation: 7, change: Change::Map { volume: 3, first: 100, count: 4, physical: 5000 } };
+    const MAP: Entry = Entry {
+        generation: 7,
+        change: Change::Map { volume: 3, first: 100, count: 4, physical: 5000 },
+    };
 
     #[test]
     fn what_is_written_is_read() {
         assert_eq!(Entry::decode(&MAP.encode(9), 9), Ok(MAP));
-        let unmap = Entry { generation: 7, change: Change::Unmap { volume: 3, first: 0, count: 1 } };
+        let unmap =
+            Entry { generation: 7, change: Change::Unmap { volume: 3, first: 0, count: 1 } };
         assert_eq!(Entry::decode(&unmap.encode(10), 10), Ok(unmap));
         assert!(Entry::decode(&MAP.encode(9), 10).is_err());
         assert!(Entry::decode(&[0; ENTRY_WORDS], 0).is_err());
@@ -106,7 +112,8 @@ mod tests {
         let [_, sequence, generation, _, volume, first, count, physical] = MAP.encode(9);
         for kind in [0, KIND_UNMAP, 3] {
             let rest = [sequence, generation, kind, volume, first, count, physical];
-            let words = [checksum_of(&rest), sequence, generation, kind, volume, first, count, physical];
+            let words =
+                [checksum_of(&rest), sequence, generation, kind, volume, first, count, physical];
             assert!(Entry::decode(&words, 9).is_err(), "kind {kind}");
         }
     }

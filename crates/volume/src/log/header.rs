@@ -77,7 +77,8 @@ pub(crate) fn look(memory: &dyn LogMemory, uuid: &[u8; 16], place: &LogPlace) ->
     if memory.load(MAGIC_AT) != MAGIC {
         return Found::Blank;
     }
-    let identity: [u64; IDENTITY_WORDS] = std::array::from_fn(|index| memory.load(IDENTITY_AT.saturating_add(index)));
+    let identity: [u64; IDENTITY_WORDS] =
+        std::array::from_fn(|index| memory.load(IDENTITY_AT.saturating_add(index)));
     if !is_sum_of(memory.load(CHECKSUM_AT), &identity) {
         return Found::Damaged("the checksum of its header is wrong".to_owned());
     }
@@ -86,23 +87,29 @@ pub(crate) fn look(memory: &dyn LogMemory, uuid: &[u8; 16], place: &LogPlace) ->
     // The first word is the version, the last one the capacity.
     let [version, .., found_capacity] = identity;
     if version != VERSION {
-        return Found::Damaged(format!("its version is {version}, and this program knows {VERSION}"));
+        return Found::Damaged(format!(
+            "its version is {version}, and this program knows {VERSION}"
+        ));
     }
     if identity != expected {
         let [_, inner @ .., _] = identity;
         let [_, ours @ .., _] = expected;
         return match inner == ours {
-            true => Found::Damaged(format!("it has room for {capacity} entries instead of {found_capacity}")),
+            true => Found::Damaged(format!(
+                "it has room for {capacity} entries instead of {found_capacity}"
+            )),
             false => Found::Foreign,
         };
     }
-    let (Some(head), Some(tail)) = (counter_at(memory, HEAD_AT), counter_at(memory, TAIL_AT)) else {
+    let (Some(head), Some(tail)) = (counter_at(memory, HEAD_AT), counter_at(memory, TAIL_AT))
+    else {
         return Found::Damaged("it does not say which entries are valid".to_owned());
     };
     let Some(count) = tail.checked_sub(head).filter(|count| *count <= capacity) else {
         return Found::Damaged(format!("entries {head} to {tail} are more than it has room for"));
     };
-    let mut entries: Vec<Result<Entry, String>> = Vec::with_capacity(usize::try_from(count).unwrap_or(0));
+    let mut entries: Vec<Result<Entry, String>> =
+        Vec::with_capacity(usize::try_from(count).unwrap_or(0));
     for sequence in head..tail {
         let entry = read(memory, sequence, capacity);
         let ended = entry.is_err();
@@ -123,7 +130,13 @@ fn read(memory: &dyn LogMemory, sequence: u64, capacity: u64) -> Result<Entry, S
 
 /// Makes an empty log that builds on `base`, and says whether answered changes are missing. A log
 /// that was there ends first.
-pub(super) fn format(memory: &dyn LogMemory, uuid: &[u8; 16], place: &LogPlace, base: SuperblockId, has_loss: bool) {
+pub(super) fn format(
+    memory: &dyn LogMemory,
+    uuid: &[u8; 16],
+    place: &LogPlace,
+    base: SuperblockId,
+    has_loss: bool,
+) {
     memory.store(MAGIC_AT, 0);
     let identity = identity_of(uuid, place, capacity(memory));
     for (index, word) in identity.iter().enumerate() {
@@ -144,7 +157,8 @@ pub(super) fn capacity(memory: &dyn LogMemory) -> u64 {
 }
 
 fn entry_at(sequence: u64, capacity: u64) -> usize {
-    let slot = sequence.checked_rem(capacity).and_then(|slot| usize::try_from(slot).ok()).unwrap_or(0);
+    let slot =
+        sequence.checked_rem(capacity).and_then(|slot| usize::try_from(slot).ok()).unwrap_or(0);
     slot.saturating_mul(ENTRY_WORDS).saturating_add(HEADER_WORDS)
 }
 

@@ -39,7 +39,11 @@ impl Log {
 
     /// Resumes the log of a process that has died, whose entries are to be replayed: `entries` from
     /// number `head` on. The log builds on `base` alone: no commit is in flight.
-    pub(crate) fn resume(memory: Arc<dyn LogMemory>, (head, entries): (u64, u64), base: SuperblockId) -> Self {
+    pub(crate) fn resume(
+        memory: Arc<dyn LogMemory>,
+        (head, entries): (u64, u64),
+        base: SuperblockId,
+    ) -> Self {
         header::set_base(memory.as_ref(), base);
         let capacity = header::capacity(memory.as_ref());
         let tail = head.saturating_add(entries);

@@ -28,7 +28,10 @@ pub(super) struct Fresh {
 impl Fresh {
     pub(super) fn add(&mut self, node: Node) -> Pointer {
         self.nodes.push(node);
-        Pointer { address: UNPLACED.saturating_add(self.nodes.len() as u64).saturating_sub(1), checksum: 0 }
+        Pointer {
+            address: UNPLACED.saturating_add(self.nodes.len() as u64).saturating_sub(1),
+            checksum: 0,
+        }
     }
 
     /// Assigns a place to every node, and returns the blocks to be written there.
@@ -43,7 +46,9 @@ impl Fresh {
         let mut written = Vec::with_capacity(wanted);
         for mut node in self.nodes {
             match &mut node.body {
-                Body::Inner(children) => children.iter_mut().for_each(|child| place(&placed, &mut child.pointer)),
+                Body::Inner(children) => {
+                    children.iter_mut().for_each(|child| place(&placed, &mut child.pointer))
+                }
                 Body::Records(records) => {
                     let roots = records.iter_mut().filter_map(|record| record.root.as_mut());
                     roots.for_each(|root| place(&placed, &mut root.pointer));
@@ -117,7 +122,8 @@ pub(super) struct Outcome {
 impl Outcome {
     pub(super) fn losses(&self, record: &Record) -> Vec<Loss> {
         let loss = |lost: &Lost| {
-            let end = if lost.first < record.blocks { lost.end.min(record.blocks) } else { lost.end };
+            let end =
+                if lost.first < record.blocks { lost.end.min(record.blocks) } else { lost.end };
             Loss::Blocks {
                 volume: VolumeId(record.id),
                 name: record.name.clone(),
@@ -131,7 +137,8 @@ impl Outcome {
 
     /// Makes the record say what the tree is now.
     pub(super) fn apply(self, record: &mut Record) {
-        (record.root, record.extents, record.allocated_blocks) = (self.root, self.extents, self.blocks);
+        (record.root, record.extents, record.allocated_blocks) =
+            (self.root, self.extents, self.blocks);
     }
 }
 
@@ -185,8 +192,15 @@ impl<'a, 'b> Mender<'a, 'b> {
 
     /// Blocks that two volumes claim, after mending.
     pub(super) fn rivals(&mut self, records: &[Record], only_copies: bool) -> Vec<Rivals> {
-        let blocks = self.claims.rivals(records, &self.catalogue, self.geometry.node_blocks(), only_copies);
-        super::rivals::name(self.source, records, &self.catalogue, self.geometry.node_blocks(), &blocks)
+        let blocks =
+            self.claims.rivals(records, &self.catalogue, self.geometry.node_blocks(), only_copies);
+        super::rivals::name(
+            self.source,
+            records,
+            &self.catalogue,
+            self.geometry.node_blocks(),
+            &blocks,
+        )
     }
 
     /// Mends the trees of all volumes.
@@ -208,7 +222,11 @@ impl<'a, 'b> Mender<'a, 'b> {
         let mended = match self.node(record.id, root.pointer, root.level, newest, cut) {
             // Nothing can be behind the volume's end.
             Ok(mended) if mended.end > record.blocks && cut.from.is_none() => {
-                let cut = Cut { volume: record.id, from: Some(record.blocks), blocks: cut.blocks.clone() };
+                let cut = Cut {
+                    volume: record.id,
+                    from: Some(record.blocks),
+                    blocks: cut.blocks.clone(),
+                };
                 self.node(record.id, root.pointer, root.level, newest, &cut)
             }
             mended => mended,
@@ -225,15 +243,26 @@ impl<'a, 'b> Mender<'a, 'b> {
     }
 
     /// Mends the node of a pointer, or returns why the node does not fit the pointer.
-    fn node(&mut self, volume: u64, pointer: Pointer, level: u8, newest: u64, cut: &Cut) -> Result<Mended, Damage> {
+    fn node(
+        &mut self,
+        volume: u64,
+        pointer: Pointer,
+        level: u8,
+        newest: u64,
+        cut: &Cut,
+    ) -> Result<Mended, Damage> {
         let address = pointer.address;
         let damage = |what: String| Damage { place: Place::Node(address), what };
         self.used.cover(address, self.geometry.node_blocks());
         if cut.blocks.overlaps(address, self.geometry.node_blocks()) {
-            return Err(damage("another volume has this block as well, and it is given up".to_owned()));
+            return Err(damage(
+                "another volume has this block as well, and it is given up".to_owned(),
+            ));
         }
         let mended = match self.mended.get(&(address, cut.volume)) {
-            Some(mended) if mended.checksum == pointer.checksum && mended.level == level => mended.clone(),
+            Some(mended) if mended.checksum == pointer.checksum && mended.level == level => {
+                mended.clone()
+            }
             Some(_) => return Err(damage("two pointers to it do not agree".to_owned())),
             None => {
                 if self.catalogue.contains(&address) {
@@ -254,7 +283,10 @@ impl<'a, 'b> Mender<'a, 'b> {
         };
         self.claims.node(address, volume);
         if mended.generation > newest {
-            let what = format!("it is of generation {}, and what refers to it of {newest}", mended.generation);
+            let what = format!(
+                "it is of generation {}, and what refers to it of {newest}",
+                mended.generation
+            );
             return Err(damage(what));
         }
         Ok(mended)
@@ -274,8 +306,12 @@ impl<'a, 'b> Mender<'a, 'b> {
         };
         let mut lost = Vec::new();
         let body = match &node.body {
-            Body::Inner(children) => Body::Inner(self.children(volume, (children, node), cut, &mut mended, &mut lost)),
-            body => Body::Extents(self.entries(volume, body.entries(), cut, &mut mended, &mut lost)),
+            Body::Inner(children) => {
+                Body::Inner(self.children(volume, (children, node), cut, &mut mended, &mut lost))
+            }
+            body => {
+                Body::Extents(self.entries(volume, body.entries(), cut, &mut mended, &mut lost))
+            }
         };
         mended.kept = match body.first_key() {
             None => None,
@@ -302,7 +338,13 @@ impl<'a, 'b> Mender<'a, 'b> {
         for (index, child) in children.iter().enumerate() {
             let upper = children.get(index.saturating_add(1)).map_or(u64::MAX, |next| next.key);
             let address = child.pointer.address;
-            let below = self.node(volume, child.pointer, node.level.saturating_sub(1), node.generation, cut);
+            let below = self.node(
+                volume,
+                child.pointer,
+                node.level.saturating_sub(1),
+                node.generation,
+                cut,
+            );
             let below = below.and_then(|below| {
                 let damage = |what: String| Damage { place: Place::Node(address), what };
                 if below.first != child.key {
@@ -319,7 +361,12 @@ impl<'a, 'b> Mender<'a, 'b> {
                     mended.extents = mended.extents.saturating_add(below.extents);
                     mended.blocks = mended.blocks.saturating_add(below.blocks);
                     // A subtree's loss at its end extends to the end of the subtree.
-                    lost.extend(below.lost.iter().map(|lost| Lost { end: lost.end.min(upper), ..lost.clone() }));
+                    lost.extend(
+                        below
+                            .lost
+                            .iter()
+                            .map(|lost| Lost { end: lost.end.min(upper), ..lost.clone() }),
+                    );
                     kept.extend(below.kept.map(|(key, pointer)| Child { key, pointer }));
                 }
                 Err(why) => lost.push(Lost { first: child.key, end: upper, why }),
@@ -342,7 +389,10 @@ impl<'a, 'b> Mender<'a, 'b> {
             mended.end = entry.end();
             let limit = cut.from.unwrap_or(u64::MAX);
             if let Some(behind) = entry.clip(limit, u64::MAX) {
-                let why = Damage { place: Place::Block(behind.physical), what: "behind the volume's end".to_owned() };
+                let why = Damage {
+                    place: Place::Block(behind.physical),
+                    what: "behind the volume's end".to_owned(),
+                };
                 lost.push(Lost { first: behind.first, end: behind.end(), why });
             }
             let Some(entry) = entry.clip(0, limit) else { continue };

@@ -88,7 +88,8 @@ impl Claims {
             if let Some((other, rival)) = furthest {
                 let end = entry.physical_end().min(other.physical_end());
                 let count = end.saturating_sub(entry.physical);
-                let same_place = entry.first.wrapping_sub(entry.physical) == other.first.wrapping_sub(other.physical);
+                let same_place = entry.first.wrapping_sub(entry.physical)
+                    == other.first.wrapping_sub(other.physical);
                 if count > 0 && !(same_place && families.may_be_related(*volume, rival)) {
                     all.cover(entry.physical, count);
                 }
@@ -130,14 +131,20 @@ pub(super) fn name(
 }
 
 /// The blocks that the volumes of these names lose: all that another volume claims as well.
-pub(super) fn cuts(records: &[Record], rivals: &[Rivals], losers: &[String]) -> Result<Vec<Cut>, RepairError> {
+pub(super) fn cuts(
+    records: &[Record],
+    rivals: &[Rivals],
+    losers: &[String],
+) -> Result<Vec<Cut>, RepairError> {
     let mut cuts = Vec::new();
     for loser in losers {
         let Some(record) = records.iter().find(|record| record.name == *loser) else {
             return Err(RepairError::NoSuchVolume(loser.clone()));
         };
         let mut blocks = RangeSet::default();
-        for rivals in rivals.iter().filter(|rivals| rivals.volumes.iter().any(|(id, _)| id.0 == record.id)) {
+        for rivals in
+            rivals.iter().filter(|rivals| rivals.volumes.iter().any(|(id, _)| id.0 == record.id))
+        {
             blocks.cover(rivals.first, rivals.count);
         }
         if blocks.blocks() == 0 {

@@ -3,7 +3,10 @@
 use sidecore_units::Vlba;
 
 use crate::testing::{MemoryDisk, clean, commit, mapping, range, reopen, store, volume, write};
-use crate::{Content, FormatError, FormatOptions, NewVolume, OpenError, VolumeError, VolumeId, Volumes, format, probe};
+use crate::{
+    Content, FormatError, FormatOptions, NewVolume, OpenError, VolumeError, VolumeId, Volumes,
+    format, probe,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -12,7 +15,10 @@ fn an_empty_store_opens_and_is_clean() {
     for block_bytes in [512, 1024, 4096] {
         let (mut disk, volumes) = store(16 * MIB, block_bytes);
         assert_eq!(volumes.blocks() * u64::from(block_bytes), 16 * MIB);
-        assert_eq!((volumes.block_bytes(), volumes.generation(), volumes.list().count()), (block_bytes, 1, 0));
+        assert_eq!(
+            (volumes.block_bytes(), volumes.generation(), volumes.list().count()),
+            (block_bytes, 1, 0)
+        );
         clean(&volumes, &mut disk);
         assert!(!volumes.needs_commit());
     }
@@ -27,7 +33,10 @@ fn what_is_linked_and_committed_is_there_after_opening_again() {
         write(&mut volumes, &mut disk, id, 30, 5).unwrap();
         write(&mut volumes, &mut disk, id, 900, 100).unwrap();
         let before = mapping(&mut volumes, &mut disk, id);
-        assert_eq!(before.iter().map(|extent| (extent.0, extent.1)).collect::<Vec<_>>(), [(10, 25), (900, 100)]);
+        assert_eq!(
+            before.iter().map(|extent| (extent.0, extent.1)).collect::<Vec<_>>(),
+            [(10, 25), (900, 100)]
+        );
         clean(&volumes, &mut disk);
         assert!(volumes.is_dirty(id) && volumes.needs_commit());
         commit(&mut volumes, &mut disk);
@@ -73,7 +82,10 @@ fn a_snapshot_keeps_what_was_and_the_volume_goes_on() {
     write(&mut volumes, &mut disk, id, 0, 100).unwrap();
     let before = mapping(&mut volumes, &mut disk, id);
     let snapshot = volumes.snapshot(&mut disk, id, "a-1", 7).unwrap();
-    let shared: Vec<_> = before.iter().map(|(first, count, physical, _)| (*first, *count, *physical, true)).collect();
+    let shared: Vec<_> = before
+        .iter()
+        .map(|(first, count, physical, _)| (*first, *count, *physical, true))
+        .collect();
     assert_eq!(mapping(&mut volumes, &mut disk, id), shared);
     assert_eq!(mapping(&mut volumes, &mut disk, snapshot), shared);
 
@@ -101,7 +113,10 @@ fn a_snapshot_keeps_what_was_and_the_volume_goes_on() {
         volumes.allocate(&mut disk, snapshot, range(0, 1)),
         Err(VolumeError::VolumeReadOnly(found)) if found == snapshot
     ));
-    assert!(matches!(volumes.unmap(&mut disk, snapshot, range(0, 1)), Err(VolumeError::VolumeReadOnly(_))));
+    assert!(matches!(
+        volumes.unmap(&mut disk, snapshot, range(0, 1)),
+        Err(VolumeError::VolumeReadOnly(_))
+    ));
     assert!(matches!(volumes.resize(&mut disk, snapshot, 5), Err(VolumeError::VolumeReadOnly(_))));
 
     volumes.delete(&mut disk, id).unwrap();
@@ -125,7 +140,10 @@ fn a_clone_of_a_snapshot_is_writable_and_its_own() {
     assert_eq!(volumes.get(copy).unwrap().allocated_blocks, 550);
     assert_eq!(volumes.get(id).unwrap().allocated_blocks, 100);
     let mapped = mapping(&mut volumes, &mut disk, copy);
-    assert_eq!((mapped[0].1, mapped[0].3, mapped[1].2, mapped[1].3), (50, true, writes[0].0, false));
+    assert_eq!(
+        (mapped[0].1, mapped[0].3, mapped[1].2, mapped[1].3),
+        (50, true, writes[0].0, false)
+    );
     for gone in [id, snapshot] {
         volumes.delete(&mut disk, gone).unwrap();
         commit(&mut volumes, &mut disk);
@@ -179,7 +197,10 @@ fn sharing_maps_the_same_blocks_and_writing_parts_them() {
     // Inside of one volume, too.
     volumes.share(&mut disk, (a, range(0, 10)), (a, Vlba(200))).unwrap();
     volumes.share(&mut disk, (a, range(0, 10)), (a, Vlba(0))).unwrap();
-    assert!(matches!(volumes.share(&mut disk, (a, range(0, 10)), (a, Vlba(5))), Err(VolumeError::Overlap)));
+    assert!(matches!(
+        volumes.share(&mut disk, (a, range(0, 10)), (a, Vlba(5))),
+        Err(VolumeError::Overlap)
+    ));
     commit(&mut volumes, &mut disk);
     let mut volumes = reopen(volumes, &mut disk);
     clean(&volumes, &mut disk);
@@ -193,7 +214,9 @@ fn sharing_maps_the_same_blocks_and_writing_parts_them() {
 #[test]
 fn a_quota_counts_what_is_referred_to() {
     let (mut disk, mut volumes) = store(16 * MIB, 1024);
-    let id = volumes.create(&NewVolume { name: "a".to_owned(), blocks: 1000, quota_blocks: Some(100) }, 1).unwrap();
+    let id = volumes
+        .create(&NewVolume { name: "a".to_owned(), blocks: 1000, quota_blocks: Some(100) }, 1)
+        .unwrap();
     write(&mut volumes, &mut disk, id, 0, 60).unwrap();
     let grant = volumes.allocate(&mut disk, id, range(100, 30)).unwrap();
     // Ten are left, and blocks already mapped cost nothing.
@@ -240,16 +263,28 @@ fn names_sizes_and_ranges_are_checked() {
     assert!(matches!(volumes.create(&new("a", 1), 1), Err(VolumeError::NameTaken(_))));
     assert!(matches!(volumes.create(&new(".a", 1), 1), Err(VolumeError::BadName(_))));
     assert!(matches!(volumes.create(&new("b", 0), 1), Err(VolumeError::BadSize { .. })));
-    assert!(matches!(volumes.create(&new("b", (1 << 38) + 1), 1), Err(VolumeError::BadSize { .. })));
+    assert!(matches!(
+        volumes.create(&new("b", (1 << 38) + 1), 1),
+        Err(VolumeError::BadSize { .. })
+    ));
     volumes.create(&new("b", 1 << 38), 1).unwrap();
     assert!(matches!(volumes.rename(id, "b"), Err(VolumeError::NameTaken(_))));
     volumes.rename(id, "c").unwrap();
     assert_eq!((volumes.find("a"), volumes.find("c").map(|found| found.id)), (None, Some(id)));
     volumes.create(&new("a", 1), 1).unwrap();
     for (first, count) in [(0, 11), (10, 1), (u64::MAX, 2), (1, u64::MAX)] {
-        assert!(matches!(volumes.map(&mut disk, id, range(first, count), 9), Err(VolumeError::OutOfRange { .. })));
-        assert!(matches!(volumes.allocate(&mut disk, id, range(first, count)), Err(VolumeError::OutOfRange { .. })));
-        assert!(matches!(volumes.unmap(&mut disk, id, range(first, count)), Err(VolumeError::OutOfRange { .. })));
+        assert!(matches!(
+            volumes.map(&mut disk, id, range(first, count), 9),
+            Err(VolumeError::OutOfRange { .. })
+        ));
+        assert!(matches!(
+            volumes.allocate(&mut disk, id, range(first, count)),
+            Err(VolumeError::OutOfRange { .. })
+        ));
+        assert!(matches!(
+            volumes.unmap(&mut disk, id, range(first, count)),
+            Err(VolumeError::OutOfRange { .. })
+        ));
     }
     let missing = VolumeId(99);
     assert!(matches!(volumes.delete(&mut disk, missing), Err(VolumeError::NoSuchVolume(_))));
@@ -298,7 +333,9 @@ fn formatting_asks_before_it_destroys() {
     let mut disk = MemoryDisk::new(4 * MIB);
     let options = FormatOptions { label: "shelf".to_owned(), ..FormatOptions::default() };
     assert_eq!(probe(&mut disk).unwrap(), Content::Blank);
-    assert!(matches!(Volumes::open(&mut disk), Err(OpenError::NotFormatted(what)) if what == "nothing"));
+    assert!(
+        matches!(Volumes::open(&mut disk), Err(OpenError::NotFormatted(what)) if what == "nothing")
+    );
     for (at, mark, name) in [
         (1080, &[0x53, 0xef][..], "ext"),
         (510, &[0x55, 0xaa], "MBR"),
@@ -311,8 +348,12 @@ fn formatting_asks_before_it_destroys() {
         }
         let found = probe(&mut disk).unwrap();
         assert!(matches!(found, Content::Foreign(found) if found.contains(name)), "{found:?}");
-        assert!(matches!(format(&mut disk, &options), Err(FormatError::NotBlank(found)) if found.contains(name)));
-        assert!(matches!(Volumes::open(&mut disk), Err(OpenError::NotFormatted(found)) if found.contains(name)));
+        assert!(
+            matches!(format(&mut disk, &options), Err(FormatError::NotBlank(found)) if found.contains(name))
+        );
+        assert!(
+            matches!(Volumes::open(&mut disk), Err(OpenError::NotFormatted(found)) if found.contains(name))
+        );
         format(&mut disk, &FormatOptions { force: true, ..options.clone() }).unwrap();
         assert_eq!(Volumes::open(&mut disk).unwrap().label(), "shelf");
     }
@@ -328,9 +369,15 @@ fn formatting_asks_before_it_destroys() {
         change(&mut options);
         format(&mut disk.clone(), &options)
     };
-    assert!(matches!(wrong(&|options| options.block_bytes = 2048), Err(FormatError::BadBlockSize(2048))));
+    assert!(matches!(
+        wrong(&|options| options.block_bytes = 2048),
+        Err(FormatError::BadBlockSize(2048))
+    ));
     assert!(matches!(wrong(&|options| options.label = "x".repeat(65)), Err(FormatError::BadLabel)));
-    assert!(matches!(format(&mut MemoryDisk::new(4096), &options), Err(FormatError::TooSmall { .. })));
+    assert!(matches!(
+        format(&mut MemoryDisk::new(4096), &options),
+        Err(FormatError::TooSmall { .. })
+    ));
 }
 
 #[test]

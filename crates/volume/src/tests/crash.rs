@@ -12,9 +12,12 @@ type State = BTreeMap<String, Vec<(u64, u64, u64)>>;
 
 /// Everything that is durable by now.
 fn state(volumes: &mut Volumes, disk: &mut MemoryDisk) -> State {
-    let ids: Vec<(VolumeId, String)> = volumes.list().map(|info| (info.id, info.name.clone())).collect();
+    let ids: Vec<(VolumeId, String)> =
+        volumes.list().map(|info| (info.id, info.name.clone())).collect();
     let flat = |(first, count, physical, _): (u64, u64, u64, bool)| (first, count, physical);
-    ids.into_iter().map(|(id, name)| (name, mapping(volumes, disk, id).into_iter().map(flat).collect())).collect()
+    ids.into_iter()
+        .map(|(id, name)| (name, mapping(volumes, disk, id).into_iter().map(flat).collect()))
+        .collect()
 }
 
 /// A few changes of every sort.
@@ -26,7 +29,9 @@ fn change(volumes: &mut Volumes, disk: &mut MemoryDisk, step: u64) {
     if step.is_multiple_of(3) {
         volumes.snapshot(disk, id, &format!("s{step}"), step).unwrap();
     }
-    if let (1, Some(old)) = (step % 3, volumes.find(&format!("s{}", step.saturating_sub(4))).map(|info| info.id)) {
+    if let (1, Some(old)) =
+        (step % 3, volumes.find(&format!("s{}", step.saturating_sub(4))).map(|info| info.id))
+    {
         volumes.delete(disk, old).unwrap();
     }
 }
@@ -49,10 +54,16 @@ fn a_power_cut_leaves_the_state_before_or_after() {
             disk.cut(&mut random);
             volumes = Volumes::open(&mut disk).unwrap();
             assert_eq!(volumes.read_only(), None, "seed {seed} step {step}");
-            assert!(volumes.damage().iter().all(|damage| matches!(damage.place, Place::Superblock(_))));
+            assert!(
+                volumes.damage().iter().all(|damage| matches!(damage.place, Place::Superblock(_)))
+            );
             let found = state(&mut volumes, &mut disk);
             if durable || volumes.generation() > generation {
-                assert_eq!((volumes.generation(), &found), (generation + 1, &after), "seed {seed} step {step}");
+                assert_eq!(
+                    (volumes.generation(), &found),
+                    (generation + 1, &after),
+                    "seed {seed} step {step}"
+                );
             } else {
                 assert_eq!(found, before, "seed {seed} step {step}");
             }
@@ -71,7 +82,10 @@ fn commit_if_any(volumes: &mut Volumes, disk: &mut MemoryDisk) {
 
 fn clean_but_for_slots(volumes: &Volumes, disk: &mut MemoryDisk) {
     let report = volumes.check(disk);
-    assert!(report.problems.iter().all(|problem| matches!(problem.place, Place::Superblock(_))), "{report:#?}");
+    assert!(
+        report.problems.iter().all(|problem| matches!(problem.place, Place::Superblock(_))),
+        "{report:#?}"
+    );
 }
 
 #[test]
@@ -81,8 +95,9 @@ fn what_a_commit_in_flight_freed_is_not_given_out() {
     let old = write(&mut volumes, &mut disk, id, 0, 2000).unwrap();
     commit(&mut volumes, &mut disk);
     volumes.unmap(&mut disk, id, range(0, 2000)).unwrap();
-    let overlaps =
-        |new: &[(u64, u64)]| new.iter().any(|(a, count)| old.iter().any(|(b, had)| *a < b + had && *b < a + count));
+    let overlaps = |new: &[(u64, u64)]| {
+        new.iter().any(|(a, count)| old.iter().any(|(b, had)| *a < b + had && *b < a + count))
+    };
     // Freed and not committed, being committed, committed and not given back.
     assert!(!overlaps(&write(&mut volumes, &mut disk, id, 0, 400).unwrap()));
     let pending = volumes.begin_commit().unwrap();
@@ -132,10 +147,16 @@ fn a_commit_that_fails_makes_the_store_read_only() {
         let id = volume(&mut volumes, "a", 10_000);
         write(&mut volumes, &mut disk, id, 0, 100).unwrap();
         disk.fail_after = Some(fail_after);
-        assert!(matches!(volumes.commit_now(&mut disk), Err(VolumeError::StoreReadOnly(_))), "{fail_after}");
+        assert!(
+            matches!(volumes.commit_now(&mut disk), Err(VolumeError::StoreReadOnly(_))),
+            "{fail_after}"
+        );
         assert!(volumes.read_only().unwrap().contains("the disk is broken"));
         assert!(volumes.is_dirty(id) && volumes.begin_commit().is_none());
-        assert!(matches!(volumes.allocate(&mut disk, id, range(0, 1)), Err(VolumeError::StoreReadOnly(_))));
+        assert!(matches!(
+            volumes.allocate(&mut disk, id, range(0, 1)),
+            Err(VolumeError::StoreReadOnly(_))
+        ));
         assert!(matches!(volumes.delete(&mut disk, id), Err(VolumeError::StoreReadOnly(_))));
         assert_eq!(mapping(&mut volumes, &mut disk, id).len(), 1, "it can be read");
     }

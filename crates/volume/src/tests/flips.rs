@@ -14,7 +14,8 @@ const MIB: u64 = 1 << 20;
 pub(super) type Truth = BTreeMap<VolumeId, (String, Vec<(u64, u64, u64, bool)>)>;
 
 pub(super) fn truth(volumes: &mut Volumes, disk: &mut MemoryDisk) -> Truth {
-    let ids: Vec<(VolumeId, String)> = volumes.list().map(|info| (info.id, info.name.clone())).collect();
+    let ids: Vec<(VolumeId, String)> =
+        volumes.list().map(|info| (info.id, info.name.clone())).collect();
     ids.into_iter().map(|(id, name)| (id, (name, mapping(volumes, disk, id)))).collect()
 }
 
@@ -40,7 +41,8 @@ pub(super) fn small_store() -> (MemoryDisk, Volumes) {
 /// The addresses of all live nodes, in bytes.
 pub(super) fn node_offsets(volumes: &Volumes, disk: &mut MemoryDisk) -> Vec<u64> {
     let mut source = crate::open::FromDisk { disk, geometry: volumes.superblock.geometry() };
-    let mut walk = crate::walk::Walk::new(volumes.superblock.geometry(), volumes.generation, &mut source);
+    let mut walk =
+        crate::walk::Walk::new(volumes.superblock.geometry(), volumes.generation, &mut source);
     let _ = walk.catalogue(volumes.catalogue.root);
     for record in std::mem::take(&mut walk.records) {
         let _ = walk.volume(&record);
@@ -59,7 +61,10 @@ fn check_against(disk: &mut MemoryDisk, truth: &Truth, generation: u64, what: &s
     assert_eq!(volumes.generation(), generation, "{what}: no silent way back");
     let served: Vec<VolumeId> = volumes.list().map(|info| info.id).collect();
     for id in truth.keys() {
-        assert!(served.contains(id) || volumes.read_only().is_some(), "{what}: volume {id} is lost");
+        assert!(
+            served.contains(id) || volumes.read_only().is_some(),
+            "{what}: volume {id} is lost"
+        );
     }
     for id in served {
         let info = volumes.get(id).unwrap().clone();
@@ -67,14 +72,20 @@ fn check_against(disk: &mut MemoryDisk, truth: &Truth, generation: u64, what: &s
         assert_eq!(info.name, *name, "{what}");
         match volumes.map(disk, id, range(0, info.blocks), usize::MAX - 1) {
             Ok(mapped) => {
-                let flat = |(first, count, physical, _): (u64, u64, u64, bool)| (first, count, physical);
-                let found = mapped.extents.iter().map(|extent| (extent.first.0, extent.count, extent.physical.0));
+                let flat =
+                    |(first, count, physical, _): (u64, u64, u64, bool)| (first, count, physical);
+                let found = mapped
+                    .extents
+                    .iter()
+                    .map(|extent| (extent.first.0, extent.count, extent.physical.0));
                 // In a damaged store sharing is not always known: then a block counts as shared.
                 // Other blocks are written in place.
                 let shared: Vec<_> = wanted.iter().filter(|(.., shared)| *shared).collect();
                 for own in mapped.extents.iter().filter(|extent| !extent.shared) {
                     let (first, end) = (own.first.0, own.first.0 + own.count);
-                    let not = shared.iter().all(|(start, count, ..)| *start >= end || start + count <= first);
+                    let not = shared
+                        .iter()
+                        .all(|(start, count, ..)| *start >= end || start + count <= first);
                     assert!(not, "{what}: volume {id}: {own:?} is shared");
                 }
                 assert_eq!(
@@ -85,7 +96,10 @@ fn check_against(disk: &mut MemoryDisk, truth: &Truth, generation: u64, what: &s
             }
             Err(error) => {
                 assert!(matches!(error, VolumeError::Damaged { .. }), "{what}: {error}");
-                assert!(info.state == VolumeState::Damaged && volumes.read_only().is_some(), "{what}");
+                assert!(
+                    info.state == VolumeState::Damaged && volumes.read_only().is_some(),
+                    "{what}"
+                );
             }
         }
     }
@@ -98,7 +112,9 @@ pub(super) fn merged(extents: Vec<(u64, u64, u64)>) -> Vec<(u64, u64, u64)> {
     let mut merged: Vec<(u64, u64, u64)> = Vec::new();
     for (first, count, physical) in extents {
         match merged.last_mut() {
-            Some(last) if last.0 + last.1 == first && last.2 + last.1 == physical => last.1 += count,
+            Some(last) if last.0 + last.1 == first && last.2 + last.1 == physical => {
+                last.1 += count
+            }
             _ => merged.push((first, count, physical)),
         }
     }
@@ -125,7 +141,12 @@ fn no_flipped_bit_of_the_metadata_leads_to_a_wrong_mapping() {
             for bit in (0..8).filter(|bit| all || some && *bit == at / 3 % 8) {
                 let bit = (offset + at) * 8 + bit;
                 disk.flip(bit);
-                check_against(&mut disk, &truth, generation, &format!("bit {bit}, byte {at} at {offset}"));
+                check_against(
+                    &mut disk,
+                    &truth,
+                    generation,
+                    &format!("bit {bit}, byte {at} at {offset}"),
+                );
                 // A superblock may be whole again, a node never is.
                 disk.write(*offset, &intact).unwrap();
             }
@@ -164,7 +185,11 @@ fn a_superblock_pair_that_is_half_written_is_no_fault() {
         // As the offline check looks, which repairs nothing.
         let looks = OpenOptions { read_only: true, ..OpenOptions::default() };
         let looked = Volumes::open_with(&mut disk, &looks).unwrap();
-        assert_eq!((looked.damage(), looked.generation()), (&[][..], volumes.generation()), "round {round}");
+        assert_eq!(
+            (looked.damage(), looked.generation()),
+            (&[][..], volumes.generation()),
+            "round {round}"
+        );
         clean(&looked, &mut disk);
         // A writer repairs the copy first.
         let opened = Volumes::open(&mut disk).unwrap();
@@ -193,7 +218,10 @@ fn a_damaged_copy_of_the_superblock_is_noted_and_repaired() {
     let [first, second] = slots_of(volumes.generation());
     disk.flip(slot_offset_bytes(second) * 8 + 300);
     let mut volumes = Volumes::open(&mut disk).unwrap();
-    assert_eq!(volumes.damage().iter().map(|damage| damage.place).collect::<Vec<_>>(), [Place::Superblock(second)]);
+    assert_eq!(
+        volumes.damage().iter().map(|damage| damage.place).collect::<Vec<_>>(),
+        [Place::Superblock(second)]
+    );
     assert_eq!(volumes.read_only(), None);
     assert_eq!(truth(&mut volumes, &mut disk), before);
     // The copy is whole again already.
@@ -226,13 +254,18 @@ fn a_damaged_node_takes_only_the_volumes_with_it() {
     let root = volumes.volumes[&a].tree.root.unwrap();
     disk.xor(root.pointer.address * 1024 + 100, 4);
     let mut volumes = Volumes::open(&mut disk).unwrap();
-    let damaged: Vec<&str> =
-        volumes.list().filter(|info| info.state == VolumeState::Damaged).map(|info| info.name.as_str()).collect();
+    let damaged: Vec<&str> = volumes
+        .list()
+        .filter(|info| info.state == VolumeState::Damaged)
+        .map(|info| info.name.as_str())
+        .collect();
     assert_eq!(damaged, ["a"]);
     assert!(volumes.is_frozen() && volumes.read_only().unwrap().contains("checksum"));
     assert_eq!(volumes.damage()[0].place, Place::Node(root.pointer.address));
     let map = volumes.map(&mut disk, a, range(0, 1), 1);
-    assert!(matches!(map, Err(VolumeError::Damaged { id, what }) if id == a && what.contains("checksum")));
+    assert!(
+        matches!(map, Err(VolumeError::Damaged { id, what }) if id == a && what.contains("checksum"))
+    );
     let b = volumes.find("b").unwrap().id;
     assert_eq!(mapping(&mut volumes, &mut disk, b).len(), 2);
     assert!(matches!(volumes.delete(&mut disk, b), Err(VolumeError::StoreDamaged(_))));
@@ -244,13 +277,17 @@ fn a_damaged_node_takes_only_the_volumes_with_it() {
 #[test]
 fn damage_that_comes_later_is_found_when_the_node_is_read() {
     let (mut disk, _) = small_store();
-    let mut volumes = Volumes::open_with(&mut disk, &OpenOptions { cache_nodes: 1, read_only: false }).unwrap();
+    let mut volumes =
+        Volumes::open_with(&mut disk, &OpenOptions { cache_nodes: 1, read_only: false }).unwrap();
     let (a, b) = (volumes.find("a").unwrap().id, volumes.find("b").unwrap().id);
     let root = volumes.volumes[&a].tree.root.unwrap();
     disk.xor(root.pointer.address * 1024 + 100, 4);
     assert!(matches!(volumes.map(&mut disk, a, range(0, 9), 9), Err(VolumeError::Damaged { .. })));
     assert_eq!(volumes.get(a).unwrap().state, VolumeState::Damaged);
-    assert!(matches!(volumes.allocate(&mut disk, b, range(0, 9)), Err(VolumeError::StoreDamaged(_))));
+    assert!(matches!(
+        volumes.allocate(&mut disk, b, range(0, 9)),
+        Err(VolumeError::StoreDamaged(_))
+    ));
     volumes.map(&mut disk, b, range(0, 9), 9).unwrap();
 }
 
@@ -259,7 +296,8 @@ fn a_store_opened_read_only_is_not_written() {
     let (mut disk, _) = small_store();
     let (writes, flushes) = (disk.writes, disk.flushes);
     let mut volumes =
-        Volumes::open_with(&mut disk, &OpenOptions { read_only: true, ..OpenOptions::default() }).unwrap();
+        Volumes::open_with(&mut disk, &OpenOptions { read_only: true, ..OpenOptions::default() })
+            .unwrap();
     let b = volumes.find("b").unwrap().id;
     mapping(&mut volumes, &mut disk, b);
     assert!(matches!(volumes.delete(&mut disk, b), Err(VolumeError::StoreReadOnly(_))));
@@ -268,7 +306,13 @@ fn a_store_opened_read_only_is_not_written() {
 }
 
 /// Puts a node on the disk, checksum and all, and returns the pointer to it.
-pub(super) fn forge(disk: &mut MemoryDisk, volumes: &Volumes, address: u64, level: u8, body: Body) -> Pointer {
+pub(super) fn forge(
+    disk: &mut MemoryDisk,
+    volumes: &Volumes,
+    address: u64,
+    level: u8,
+    body: Body,
+) -> Pointer {
     let node = Node { kind: Kind::Extents, owner: 1, generation: 1, level, body };
     let bytes = node.encode(address, &volumes.superblock.geometry());
     disk.write(address * 1024, &bytes).unwrap();
@@ -276,7 +320,13 @@ pub(super) fn forge(disk: &mut MemoryDisk, volumes: &Volumes, address: u64, leve
 }
 
 /// Opens the store with volume "a" made to have this tree.
-pub(super) fn with_tree(disk: &mut MemoryDisk, volumes: &Volumes, root: Root, extents: u64, blocks: u64) -> Volumes {
+pub(super) fn with_tree(
+    disk: &mut MemoryDisk,
+    volumes: &Volumes,
+    root: Root,
+    extents: u64,
+    blocks: u64,
+) -> Volumes {
     let generation = volumes.generation();
     let mut volumes = Volumes::open(disk).unwrap();
     assert_eq!(volumes.generation(), generation);
@@ -310,7 +360,8 @@ fn trees_with_right_checksums_and_wrong_contents_are_damage() {
         let (mut disk, volumes) = small_store();
         let pointer = forge(&mut disk, &volumes, at, 0, body);
         let volumes = with_tree(&mut disk, &volumes, Root { pointer, level: 0 }, 1, 1);
-        let damage = volumes.damage().iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        let damage =
+            volumes.damage().iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
         assert!(damage.contains(what), "{what}: {damage}");
         assert_eq!(volumes.find("a").unwrap().state, VolumeState::Damaged, "{what}");
     }
@@ -324,7 +375,9 @@ fn trees_with_right_checksums_and_wrong_contents_are_damage() {
 #[test]
 fn inner_nodes_that_go_in_circles_or_overlap_are_damage() {
     let entry = |first, count| Body::Extents(vec![Entry { first, count, physical: 100 }]);
-    let inner = |at_0, at_9| Body::Inner(vec![Child { key: 0, pointer: at_0 }, Child { key: 9, pointer: at_9 }]);
+    let inner = |at_0, at_9| {
+        Body::Inner(vec![Child { key: 0, pointer: at_0 }, Child { key: 9, pointer: at_9 }])
+    };
     type Forgery<'a> = &'a dyn Fn(&mut MemoryDisk, &Volumes) -> Pointer;
     let wrong: [(&str, Forgery<'_>); 6] = [
         ("kind 2 and level 1", &|disk, volumes| {
@@ -365,7 +418,8 @@ fn inner_nodes_that_go_in_circles_or_overlap_are_damage() {
         let (mut disk, volumes) = small_store();
         let pointer = tree(&mut disk, &volumes);
         let volumes = with_tree(&mut disk, &volumes, Root { pointer, level: 1 }, 1, 1);
-        let damage = volumes.damage().iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        let damage =
+            volumes.damage().iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
         assert!(damage.contains(what), "{what}: {damage}");
         assert_eq!(volumes.find("a").unwrap().state, VolumeState::Damaged, "{what}");
         assert!(volumes.read_only().is_some());
@@ -384,18 +438,30 @@ fn superblocks_that_cannot_be_are_refused() {
         }
         Volumes::open(&mut disk)
     };
-    assert!(matches!(put(&|superblock, _| superblock.features = 2), Err(OpenError::UnknownFeatures(2))));
+    assert!(matches!(
+        put(&|superblock, _| superblock.features = 2),
+        Err(OpenError::UnknownFeatures(2))
+    ));
     let written = put(&|superblock, _| superblock.features_to_write = 2).unwrap();
     assert!(written.read_only().unwrap().contains("features"));
-    assert!(matches!(put(&|superblock, _| superblock.total_blocks = 1 << 30), Err(OpenError::Shrunk { .. })));
-    assert!(matches!(put(&|superblock, slot| superblock.next_volume += u64::from(slot)), Err(OpenError::Invalid(_))));
+    assert!(matches!(
+        put(&|superblock, _| superblock.total_blocks = 1 << 30),
+        Err(OpenError::Shrunk { .. })
+    ));
+    assert!(matches!(
+        put(&|superblock, slot| superblock.next_volume += u64::from(slot)),
+        Err(OpenError::Invalid(_))
+    ));
     let fewer = put(&|superblock, _| superblock.volume_count -= 1).unwrap();
     assert!(fewer.read_only().is_some() && fewer.damage()[0].place == Place::Store);
     // Whole, and impossible: that is no torn commit, and there is no way back.
     assert!(matches!(put(&|superblock, _| superblock.next_volume = 2), Err(OpenError::Invalid(_))));
     // After these numbers there would be no next one.
     for number in [1 << 63, u64::MAX - 1, u64::MAX] {
-        assert!(matches!(put(&|superblock, _| superblock.next_volume = number), Err(OpenError::Invalid(_))));
+        assert!(matches!(
+            put(&|superblock, _| superblock.next_volume = number),
+            Err(OpenError::Invalid(_))
+        ));
         let mut disk = disk.clone();
         for slot in 0..4 {
             let late = Superblock { generation: number, ..volumes.superblock.clone() };
@@ -403,7 +469,8 @@ fn superblocks_that_cannot_be_are_refused() {
         }
         assert!(matches!(Volumes::open(&mut disk), Err(OpenError::Invalid(_))));
     }
-    let reused = put(&|superblock, _| (superblock.next_volume, superblock.volume_count) = (5, 4)).unwrap();
+    let reused =
+        put(&|superblock, _| (superblock.next_volume, superblock.volume_count) = (5, 4)).unwrap();
     assert!(reused.read_only().is_some());
 }
 
@@ -414,13 +481,16 @@ fn arbitrary_bytes_never_panic() {
     let mut bytes = vec![0; 2 << 20];
     disk.clone().read(0, &mut bytes).unwrap();
     let interesting: Vec<usize> = (0..16384)
-        .chain((0..volumes.blocks()).rev().take(60).map(|block| geometry.offset_bytes(block) as usize))
+        .chain(
+            (0..volumes.blocks()).rev().take(60).map(|block| geometry.offset_bytes(block) as usize),
+        )
         .collect();
     for seed in 0..300 {
         let mut random = random(seed);
         let mut bytes = bytes.clone();
         for _ in 0..1 + random() % 20 {
-            let at = interesting[(random() % interesting.len() as u64) as usize] + (random() % 512) as usize;
+            let at = interesting[(random() % interesting.len() as u64) as usize]
+                + (random() % 512) as usize;
             let at = at.min(bytes.len() - 1);
             bytes[at] = random() as u8;
         }

@@ -1,6 +1,8 @@
 //! A disk that has no space for a commit, and flushes that fail.
 
-use crate::testing::{MemoryDisk, clean, commit, mapping, random, range, reopen, store, volume, write};
+use crate::testing::{
+    MemoryDisk, clean, commit, mapping, random, range, reopen, store, volume, write,
+};
 use crate::{VolumeError, VolumeId, Volumes};
 
 const MIB: u64 = 1 << 20;
@@ -28,10 +30,15 @@ fn a_commit_that_finds_no_space_is_kept_and_written_again_when_there_is_some() {
         }
         assert!(matches!(&first, Err(VolumeError::DiskFull(_))), "{first:?}");
         assert!(volumes.read_only().is_none() && volumes.disk_is_full().is_some());
-        assert!(volumes.is_dirty(a) && volumes.needs_commit() && volumes.generation() == generation);
+        assert!(
+            volumes.is_dirty(a) && volumes.needs_commit() && volumes.generation() == generation
+        );
         // No fresh blocks; what gives some back is taken.
         let refused = volumes.allocate(&mut disk, a, range(300, 1)).unwrap_err();
-        assert!(matches!(&refused, VolumeError::DiskFull(_)) && refused.to_string().contains("full"), "{refused}");
+        assert!(
+            matches!(&refused, VolumeError::DiskFull(_)) && refused.to_string().contains("full"),
+            "{refused}"
+        );
         volumes.unmap(&mut disk, a, range(50, 10)).unwrap();
         volumes.map(&mut disk, a, range(0, 1000), 100).unwrap();
         assert!(volumes.commit_now(&mut disk).is_err());
@@ -46,7 +53,10 @@ fn a_commit_that_finds_no_space_is_kept_and_written_again_when_there_is_some() {
         }
         disk.full_after = None;
         volumes.commit_now(&mut disk).unwrap();
-        assert_eq!((volumes.generation(), volumes.disk_is_full(), volumes.is_dirty(a)), (generation + 2, None, false));
+        assert_eq!(
+            (volumes.generation(), volumes.disk_is_full(), volumes.is_dirty(a)),
+            (generation + 2, None, false)
+        );
         clean(&volumes, &mut disk);
         let before = mapping(&mut volumes, &mut disk, a);
         let mut volumes = reopen(volumes, &mut disk);
@@ -85,6 +95,9 @@ fn after_a_flush_that_failed_nothing_changes_whatever_the_reason() {
     volumes.flush_failed(&std::io::ErrorKind::StorageFull.into());
     assert!(volumes.read_only().unwrap().contains("flushed"));
     assert!(volumes.begin_commit().is_none());
-    assert!(matches!(volumes.allocate(&mut disk, a, range(300, 1)), Err(VolumeError::StoreReadOnly(_))));
+    assert!(matches!(
+        volumes.allocate(&mut disk, a, range(300, 1)),
+        Err(VolumeError::StoreReadOnly(_))
+    ));
     assert!(matches!(volumes.commit_now(&mut disk), Err(VolumeError::StoreReadOnly(_))));
 }

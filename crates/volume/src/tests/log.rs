@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use crate::log::{Change, Log};
 use crate::testing::{MemoryDisk, clean, commit, mapping, random, range, store, volume, write};
-use crate::{Disk, HeapMemory, LOG_ENTRY_BYTES, LOG_HEADER_BYTES, LogMemory, LogPlace, Recovery, Survives};
+use crate::{
+    Disk, HeapMemory, LOG_ENTRY_BYTES, LOG_HEADER_BYTES, LogMemory, LogPlace, Recovery, Survives,
+};
 use crate::{VolumeError, VolumeId, Volumes};
 
 const MIB: u64 = 1 << 20;
@@ -172,7 +174,8 @@ fn a_death_between_two_stores_to_the_log_loses_nothing() {
     write(&mut volumes, &mut disk, id, 0, 5).unwrap();
     let disk_before = disk.clone();
     drop(volumes);
-    let watched = Watched { memory: HeapMemory::of_words(first.to_words()), stores: Default::default() };
+    let watched =
+        Watched { memory: HeapMemory::of_words(first.to_words()), stores: Default::default() };
     let watched = Arc::new(watched);
     let mut volumes = Volumes::open(&mut disk).unwrap();
     // Replay, the mark, a write, and a commit that ends: each store may be the last.
@@ -198,13 +201,20 @@ fn a_death_between_two_stores_to_the_log_loses_nothing() {
         };
         let found = disks.into_iter().map(|disk| {
             let mut disk = disk.clone();
-            let (mut volumes, recovery) = revive(&mut disk, &Arc::new(HeapMemory::of_words(words.clone())));
-            (mapping(&mut volumes, &mut disk, id).iter().map(|found| found.1).sum::<u64>(), recovery.loss)
+            let (mut volumes, recovery) =
+                revive(&mut disk, &Arc::new(HeapMemory::of_words(words.clone())));
+            (
+                mapping(&mut volumes, &mut disk, id).iter().map(|found| found.1).sum::<u64>(),
+                recovery.loss,
+            )
         });
         let found: Vec<_> = found.collect();
         // The log and one of the two disks belong together.
         let least = if count + 1 < stores_of_write { 5 } else { 10 };
-        assert!(found.iter().any(|(blocks, loss)| *blocks >= least && loss.is_none()), "store {count}: {found:?}");
+        assert!(
+            found.iter().any(|(blocks, loss)| *blocks >= least && loss.is_none()),
+            "store {count}: {found:?}"
+        );
     }
 }
 
@@ -238,13 +248,18 @@ fn operations_on_the_catalogue_that_no_commit_answered_are_not_there() {
     assert!(volumes.is_made(id) && !volumes.is_made(snapshot));
     // Copied on write, because of the snapshot.
     write(&mut volumes, &mut disk, id, 2, 3).unwrap();
-    let expected: Vec<_> =
-        mapping(&mut volumes, &mut disk, id).iter().map(|found| (found.0, found.1, found.2)).collect();
+    let expected: Vec<_> = mapping(&mut volumes, &mut disk, id)
+        .iter()
+        .map(|found| (found.0, found.1, found.2))
+        .collect();
     drop(volumes);
     let (mut volumes, recovery) = revive(&mut disk, &memory);
     assert_eq!(recovery, replayed(1));
     assert_eq!(volumes.find("s"), None);
-    let found: Vec<_> = mapping(&mut volumes, &mut disk, id).iter().map(|found| (found.0, found.1, found.2)).collect();
+    let found: Vec<_> = mapping(&mut volumes, &mut disk, id)
+        .iter()
+        .map(|found| (found.0, found.1, found.2))
+        .collect();
     assert_eq!(found, expected);
     clean(&volumes, &mut disk);
 }
@@ -260,7 +275,8 @@ fn a_discard_where_something_not_durable_made_a_hole_is_there_after_a_death() {
     drop(volumes);
     let (mut volumes, recovery) = revive(&mut disk, &memory);
     assert_eq!(recovery, replayed(1));
-    let found: Vec<_> = mapping(&mut volumes, &mut disk, id).iter().map(|found| (found.0, found.1)).collect();
+    let found: Vec<_> =
+        mapping(&mut volumes, &mut disk, id).iter().map(|found| (found.0, found.1)).collect();
     assert_eq!(found, [(0, 4), (8, 2)]);
     clean(&volumes, &mut disk);
 }
@@ -301,9 +317,11 @@ fn an_entry_that_does_not_fit_ends_the_replay() {
     }
     drop(volumes);
     let words = memory.to_words();
-    for (word, why) in
-        [(512 + 2 * 8 + 5, "checksum"), (24, "does not say which entries"), (3, "checksum of its header")]
-    {
+    for (word, why) in [
+        (512 + 2 * 8 + 5, "checksum"),
+        (24, "does not say which entries"),
+        (3, "checksum of its header"),
+    ] {
         let mut disk = disk.clone();
         let mut bad = words.clone();
         bad[word] ^= 1 << 40;
@@ -347,14 +365,25 @@ fn a_store_that_was_in_use_under_this_boot_misses_its_log() {
         recovery.loss
     };
     assert!(open(&disk, &memory(100), &PLACE).unwrap().contains("its log is gone"));
-    assert!(open(&disk, &copy(&log), &LogPlace { inode: 78, ..PLACE }).unwrap().contains("another store's"));
+    assert!(
+        open(&disk, &copy(&log), &LogPlace { inode: 78, ..PLACE })
+            .unwrap()
+            .contains("another store's")
+    );
     // Without any memory for a log as well, and until an orderly end.
     let mut without = disk.clone();
     for is_lost in [true, true, false] {
         let mut volumes = Volumes::open(&mut without).unwrap();
         assert_eq!(volumes.recover_without_log(&PLACE.boot).loss.is_some(), is_lost);
         volumes
-            .create(&crate::NewVolume { name: format!("v{}", volumes.generation()), blocks: 1, quota_blocks: None }, 0)
+            .create(
+                &crate::NewVolume {
+                    name: format!("v{}", volumes.generation()),
+                    blocks: 1,
+                    quota_blocks: None,
+                },
+                0,
+            )
             .unwrap();
         commit(&mut volumes, &mut without);
         if volumes.list().count() == 3 {
@@ -408,7 +437,8 @@ fn entries_that_no_guest_wrote_neither_panic_nor_spoil_the_store() {
         let memory = super::log::memory(100);
         let mut log = Log::create(memory.clone(), &uuid, &PLACE, base, false);
         for _ in 0..1 + number(6).min(20) {
-            let (volume, first, count) = (1 + number(2).min(3), number(9000), 1 + number(20).min(u64::MAX - 1));
+            let (volume, first, count) =
+                (1 + number(2).min(3), number(9000), 1 + number(20).min(u64::MAX - 1));
             let change = match number(3) {
                 0 => Change::Unmap { volume, first, count },
                 _ => Change::Map { volume, first, count, physical: number(8000) },
@@ -418,7 +448,11 @@ fn entries_that_no_guest_wrote_neither_panic_nor_spoil_the_store() {
         drop(log);
         let mut disk = disk_at_death.clone();
         let (volumes, recovery) = revive(&mut disk, &memory);
-        assert_eq!(recovery.loss.is_some(), volumes.read_only().is_some(), "seed {seed}: {recovery:?}");
+        assert_eq!(
+            recovery.loss.is_some(),
+            volumes.read_only().is_some(),
+            "seed {seed}: {recovery:?}"
+        );
         if recovery.loss.is_some() {
             refusals += 1;
             // The store on the disk is as before.
@@ -459,7 +493,9 @@ fn nodes_of_the_replay_keep_off_blocks_that_later_entries_name() {
     let (mut disk, memory, volumes, id) = logged(100);
     let (uuid, base, next) = (volumes.uuid(), volumes.durable, volumes.open_generation());
     // Where the next node would be put, were it not for the entry of the generation behind.
-    let highest = volumes.forest.allocator.free_ranges().map(|(first, count)| first + count).max().unwrap() - 4;
+    let highest =
+        volumes.forest.allocator.free_ranges().map(|(first, count)| first + count).max().unwrap()
+            - 4;
     drop((volumes, memory));
     let memory = super::log::memory(100);
     let mut log = Log::create(memory.clone(), &uuid, &PLACE, base, false);

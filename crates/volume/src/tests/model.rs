@@ -117,7 +117,10 @@ impl World {
                 self.store.insert(extent.physical.0 + block, self.tags);
             }
         }
-        let fits = self.wanted.get(&id).is_some_and(|wanted| granted.first.0 + granted.count <= wanted.blocks);
+        let fits = self
+            .wanted
+            .get(&id)
+            .is_some_and(|wanted| granted.first.0 + granted.count <= wanted.blocks);
         match self.volumes.link(&mut self.disk, grant) {
             Ok(()) => {
                 assert!(fits);
@@ -182,7 +185,10 @@ impl World {
 
     fn create(&mut self) {
         let name = self.name();
-        let id = self.volumes.create(&NewVolume { name, blocks: BLOCKS, quota_blocks: None }, 1).unwrap();
+        let id = self
+            .volumes
+            .create(&NewVolume { name, blocks: BLOCKS, quota_blocks: None }, 1)
+            .unwrap();
         self.wanted.insert(id, Wanted { blocks: BLOCKS, ..Wanted::default() });
     }
 
@@ -213,7 +219,8 @@ impl World {
     fn share(&mut self, from: VolumeId, (first, count): (u64, u64), to: VolumeId, to_first: u64) {
         let (first, count) = self.clip(from, first, count);
         let (to_first, count) = self.clip(to, to_first, count);
-        match self.volumes.share(&mut self.disk, (from, range(first, count)), (to, Vlba(to_first))) {
+        match self.volumes.share(&mut self.disk, (from, range(first, count)), (to, Vlba(to_first)))
+        {
             Ok(()) => {
                 let source = self.wanted[&from].contents.clone();
                 let target = &mut self.wanted.get_mut(&to).unwrap().contents;
@@ -250,7 +257,11 @@ impl World {
                 if let Some(id) = self.writable(index) {
                     let (first, count) = self.clip(id, first, count);
                     self.volumes.unmap(&mut self.disk, id, range(first, count)).unwrap();
-                    self.wanted.get_mut(&id).unwrap().contents.retain(|at, _| !(first..first + count).contains(at));
+                    self.wanted
+                        .get_mut(&id)
+                        .unwrap()
+                        .contents
+                        .retain(|at, _| !(first..first + count).contains(at));
                 }
             }
             Step::Share(from, first, count, to, to_first) => {
@@ -262,7 +273,9 @@ impl World {
             Step::Grant(index, first, count) => {
                 if let Some(id) = self.writable(index) {
                     let (first, count) = self.clip(id, first, count);
-                    if let Ok(grant) = self.volumes.allocate(&mut self.disk, id, range(first, count)) {
+                    if let Ok(grant) =
+                        self.volumes.allocate(&mut self.disk, id, range(first, count))
+                    {
                         self.grants.push(grant);
                     }
                 }
@@ -280,7 +293,8 @@ impl World {
             Step::Commit => self.commit(),
             Step::CommitLater => {
                 self.end_later();
-                self.later = self.volumes.begin_commit().map(|commit| (commit, self.wanted.clone()));
+                self.later =
+                    self.volumes.begin_commit().map(|commit| (commit, self.wanted.clone()));
             }
             Step::Reopen => self.reopen(),
         }
@@ -300,7 +314,10 @@ impl World {
             self.wanted.keys().copied().collect::<Vec<_>>()
         );
         for (id, wanted) in &self.wanted {
-            let mapped = self.volumes.map(&mut self.disk, *id, range(0, wanted.blocks), usize::MAX - 1).unwrap();
+            let mapped = self
+                .volumes
+                .map(&mut self.disk, *id, range(0, wanted.blocks), usize::MAX - 1)
+                .unwrap();
             let mut found = BTreeMap::new();
             for extent in mapped.extents {
                 for block in 0..extent.count {
@@ -313,7 +330,10 @@ impl World {
             }
             assert_eq!(found, wanted.contents, "volume {id}");
             let info = self.volumes.get(*id).unwrap();
-            assert_eq!((info.blocks, info.allocated_blocks), (wanted.blocks, wanted.contents.len() as u64));
+            assert_eq!(
+                (info.blocks, info.allocated_blocks),
+                (wanted.blocks, wanted.contents.len() as u64)
+            );
         }
         // A block that lost a reference counts as shared until that is durable.
         let is_exact = !self.volumes.needs_commit() && !self.volumes.is_committing();
@@ -339,7 +359,10 @@ impl World {
             *shared.get_mut(id).unwrap() += 1;
         }
         assert_eq!(usage.shared, shared);
-        assert_eq!(usage.shared_data, users.values().filter(|users| users.len() > 1).count() as u64);
+        assert_eq!(
+            usage.shared_data,
+            users.values().filter(|users| users.len() > 1).count() as u64
+        );
     }
 }
 

@@ -4,7 +4,9 @@ use super::flips::{Truth, forge, merged, node_offsets, small_store, truth, with_
 use crate::node::{Body, Entry, Root};
 use crate::superblock::slot_offset_bytes;
 use crate::testing::{MemoryDisk, clean, commit, mapping, random, range, store, volume, write};
-use crate::{Loss, OpenError, RepairError, VolumeError, VolumeId, VolumeState, Volumes, plan_repair};
+use crate::{
+    Loss, OpenError, RepairError, VolumeError, VolumeId, VolumeState, Volumes, plan_repair,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -29,16 +31,21 @@ fn large_store() -> (MemoryDisk, Volumes) {
     volumes.unmap(&mut disk, b, range(50, 5)).unwrap();
     commit(&mut volumes, &mut disk);
     clean(&volumes, &mut disk);
-    assert!(volumes.catalogue.root.unwrap().level == 1 && volumes.volumes[&a].tree.root.unwrap().level == 1);
+    assert!(
+        volumes.catalogue.root.unwrap().level == 1
+            && volumes.volumes[&a].tree.root.unwrap().level == 1
+    );
     (disk, volumes)
 }
 
 /// The mappings without these virtual blocks, block by block.
 fn without(mapping: &[(u64, u64, u64, bool)], lost: &[(u64, u64)]) -> Vec<(u64, u64, u64)> {
-    let blocks = mapping
-        .iter()
-        .flat_map(|(first, count, physical, _)| (0..*count).map(move |index| (first + index, 1, physical + index)));
-    let kept = blocks.filter(|(block, ..)| !lost.iter().any(|(first, count)| (*first..first + count).contains(block)));
+    let blocks = mapping.iter().flat_map(|(first, count, physical, _)| {
+        (0..*count).map(move |index| (first + index, 1, physical + index))
+    });
+    let kept = blocks.filter(|(block, ..)| {
+        !lost.iter().any(|(first, count)| (*first..first + count).contains(block))
+    });
     merged(kept.collect())
 }
 
@@ -50,7 +57,11 @@ fn repair(disk: &mut MemoryDisk, truth: &Truth, what: &str) -> (u64, usize) {
     let losses = repair.losses.clone();
     let generation = repair.write(disk).unwrap();
     let mut volumes = Volumes::open(disk).unwrap_or_else(|error| panic!("{what}: {error}"));
-    assert_eq!((volumes.damage(), volumes.read_only(), volumes.generation()), (&[][..], None, generation), "{what}");
+    assert_eq!(
+        (volumes.damage(), volumes.read_only(), volumes.generation()),
+        (&[][..], None, generation),
+        "{what}"
+    );
     clean(&volumes, disk);
     assert!(!plan_repair(disk, &[]).unwrap().is_needed(), "{what}");
     let mut missing = 0;
@@ -74,9 +85,16 @@ fn repair(disk: &mut MemoryDisk, truth: &Truth, what: &str) -> (u64, usize) {
             continue;
         }
         assert_eq!(volumes.get(*id).unwrap().name, *name);
-        assert_eq!(without(&mapping(&mut volumes, disk, *id), &[]), without(wanted, &lost), "{what}: {name}");
+        assert_eq!(
+            without(&mapping(&mut volumes, disk, *id), &[]),
+            without(wanted, &lost),
+            "{what}: {name}"
+        );
     }
-    let said: u64 = losses.iter().map(|loss| if let Loss::Volumes { count, .. } = loss { *count } else { 0 }).sum();
+    let said: u64 = losses
+        .iter()
+        .map(|loss| if let Loss::Volumes { count, .. } = loss { *count } else { 0 })
+        .sum();
     assert_eq!(said, missing, "{what}");
     // It can be used again.
     let id = volume(&mut volumes, "new", 1000);
@@ -193,28 +211,38 @@ fn beside_a_damaged_volume_only_what_is_proved_unshared_is_written_in_place() {
     let a = volumes.find("a").unwrap().id;
     // The last leaf of "a", which its snapshot shares.
     let root = volumes.volumes[&a].tree.root.unwrap();
-    let node = volumes.forest.nodes.get(&mut disk, root.pointer, crate::node::Kind::Extents, 1).unwrap();
+    let node =
+        volumes.forest.nodes.get(&mut disk, root.pointer, crate::node::Kind::Extents, 1).unwrap();
     let last = *node.body.children().last().unwrap();
     disk.xor(last.pointer.address * 1024 + 70, 1);
     let mut volumes = Volumes::open(&mut disk).unwrap();
     let state = |volumes: &Volumes, name: &str| volumes.find(name).unwrap().state;
-    assert_eq!((state(&volumes, "a"), state(&volumes, "a-1")), (VolumeState::Damaged, VolumeState::Damaged));
+    assert_eq!(
+        (state(&volumes, "a"), state(&volumes, "a-1")),
+        (VolumeState::Damaged, VolumeState::Damaged)
+    );
     for index in 0..24 {
         let id = volumes.find(&format!("v{index}")).unwrap().id;
         assert!(volumes.takes_writes(id));
         assert!(mapping(&mut volumes, &mut disk, id).iter().all(|(.., shared)| !shared));
     }
     let b = volumes.find("b-2").unwrap().id;
-    let own: Vec<_> = mapping(&mut volumes, &mut disk, b).into_iter().filter(|(.., shared)| !shared).collect();
+    let own: Vec<_> =
+        mapping(&mut volumes, &mut disk, b).into_iter().filter(|(.., shared)| !shared).collect();
     // Where its origin has unmapped blocks, and where it has written.
     let own: Vec<(u64, u64)> = own.iter().map(|(first, count, ..)| (*first, *count)).collect();
     assert_eq!(own, [(50, 5), (500, 10)]);
     // Fresh blocks, and holes, there are none.
     let refused = volumes.allocate(&mut disk, b, range(900, 1)).unwrap_err();
-    assert!(matches!(&refused, VolumeError::StoreDamaged(why) if why.contains("checksum")), "{refused}");
+    assert!(
+        matches!(&refused, VolumeError::StoreDamaged(why) if why.contains("checksum")),
+        "{refused}"
+    );
     assert!(refused.to_string().contains("volume repair"), "{refused}");
     assert!(matches!(volumes.unmap(&mut disk, b, range(0, 9)), Err(VolumeError::StoreDamaged(_))));
-    assert!(volumes.snapshot(&mut disk, b, "s", 1).is_err() && volumes.delete(&mut disk, b).is_err());
+    assert!(
+        volumes.snapshot(&mut disk, b, "s", 1).is_err() && volumes.delete(&mut disk, b).is_err()
+    );
     assert!(!volumes.needs_commit() && volumes.cannot_commit().is_none());
 }
 
@@ -234,13 +262,17 @@ fn a_relative_is_in_doubt_where_the_damage_is_and_everybody_after_deduplication(
     // The clone has rewritten everything: nothing is shared any more. Its origin's last leaf begins
     // at key `from`.
     let root = volumes.volumes[&a].tree.root.unwrap();
-    let node = volumes.forest.nodes.get(&mut disk, root.pointer, crate::node::Kind::Extents, 1).unwrap();
+    let node =
+        volumes.forest.nodes.get(&mut disk, root.pointer, crate::node::Kind::Extents, 1).unwrap();
     let last = *node.body.children().last().unwrap();
     disk.xor(last.pointer.address * 1024 + 70, 1);
     let mut opened = Volumes::open(&mut disk).unwrap();
     let shared = |opened: &mut Volumes, disk: &mut MemoryDisk, id: VolumeId| -> Vec<(u64, u64)> {
         let all = mapping(opened, disk, id).into_iter().filter(|(.., shared)| *shared);
-        merged(all.map(|(first, count, ..)| (first, count, first)).collect()).iter().map(|e| (e.0, e.1)).collect()
+        merged(all.map(|(first, count, ..)| (first, count, first)).collect())
+            .iter()
+            .map(|e| (e.0, e.1))
+            .collect()
     };
     assert_eq!(shared(&mut opened, &mut disk, copy), [(last.key, 1000 - last.key)]);
     assert_eq!(shared(&mut opened, &mut disk, b), []);
@@ -274,7 +306,8 @@ fn two_volumes_that_claim_one_block_are_named_and_the_caller_says_which_loses_it
         drop(opened);
         let plan = plan_repair(&mut disk, &[]).unwrap();
         assert!(plan.is_needed() && !plan.is_decided());
-        let names: Vec<&str> = plan.rivals[0].volumes.iter().map(|(_, name)| name.as_str()).collect();
+        let names: Vec<&str> =
+            plan.rivals[0].volumes.iter().map(|(_, name)| name.as_str()).collect();
         assert!(names.contains(&"a") && names.contains(&"b"), "{names:?}");
         assert!(plan.write(&mut disk).is_err());
         let missing = plan_repair(&mut disk, &["missing".to_owned()]).unwrap_err();
@@ -284,7 +317,9 @@ fn two_volumes_that_claim_one_block_are_named_and_the_caller_says_which_loses_it
 
         let plan = plan_repair(&mut disk, &["a".to_owned()]).unwrap();
         assert!(plan.is_decided(), "{:?}", plan.rivals);
-        assert!(plan.losses.iter().all(|loss| matches!(loss, Loss::Blocks { name, .. } if name == "a")));
+        assert!(
+            plan.losses.iter().all(|loss| matches!(loss, Loss::Blocks { name, .. } if name == "a"))
+        );
         assert_eq!(plan.losses.len(), 1);
         plan.write(&mut disk).unwrap();
         let mut repaired = Volumes::open(&mut disk).unwrap();
@@ -309,8 +344,11 @@ fn only_the_volumes_that_claim_a_nodes_block_are_refused() {
     let body = Body::Extents(vec![Entry { first: 0, count: 4, physical: root_of_b }]);
     let pointer = forge(&mut disk, &volumes, 1900, 0, body);
     let opened = with_tree(&mut disk, &volumes, Root { pointer, level: 0 }, 1, 4);
-    let damaged: Vec<&str> =
-        opened.list().filter(|info| info.state == VolumeState::Damaged).map(|info| info.name.as_str()).collect();
+    let damaged: Vec<&str> = opened
+        .list()
+        .filter(|info| info.state == VolumeState::Damaged)
+        .map(|info| info.name.as_str())
+        .collect();
     assert_eq!(damaged, ["a", "b"]);
 }
 
@@ -331,5 +369,9 @@ fn damage_found_while_it_runs_freezes_the_store_and_what_was_done_before_is_kept
     assert!(!volumes.is_dirty(b));
     let mut opened = Volumes::open(&mut disk).unwrap();
     assert!(opened.is_frozen());
-    assert!(mapping(&mut opened, &mut disk, b).iter().any(|(first, count, ..)| (*first, *count) == (700, 3)));
+    assert!(
+        mapping(&mut opened, &mut disk, b)
+            .iter()
+            .any(|(first, count, ..)| (*first, *count) == (700, 3))
+    );
 }

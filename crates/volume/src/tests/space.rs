@@ -1,6 +1,8 @@
 //! Full stores, and how volumes lie on them.
 
-use crate::testing::{MemoryDisk, clean, commit, mapping, random, range, reopen, store, volume, write};
+use crate::testing::{
+    MemoryDisk, clean, commit, mapping, random, range, reopen, store, volume, write,
+};
 use crate::{VolumeError, VolumeId, Volumes};
 
 const MIB: u64 = 1 << 20;
@@ -63,7 +65,8 @@ fn on_a_full_store_everything_can_be_deleted() {
 #[test]
 fn deleting_works_on_a_full_store_without_a_commit_in_between() {
     let (mut disk, mut volumes) = store(4 * MIB, 1024);
-    let ids: Vec<VolumeId> = (0..100).map(|index| volume(&mut volumes, &format!("v{index}"), 1 << 20)).collect();
+    let ids: Vec<VolumeId> =
+        (0..100).map(|index| volume(&mut volumes, &format!("v{index}"), 1 << 20)).collect();
     for (index, id) in ids.iter().enumerate() {
         write(&mut volumes, &mut disk, *id, index as u64, 1).unwrap();
     }
@@ -96,7 +99,8 @@ fn a_full_store_says_so_and_goes_on_after_a_delete() {
 #[test]
 fn volumes_written_in_turns_are_contiguous() {
     let (mut disk, mut volumes) = store(256 * MIB, 1024);
-    let ids: Vec<VolumeId> = (0..4).map(|index| volume(&mut volumes, &format!("v{index}"), 1 << 20)).collect();
+    let ids: Vec<VolumeId> =
+        (0..4).map(|index| volume(&mut volumes, &format!("v{index}"), 1 << 20)).collect();
     // 16 MiB each, 4 KiB at a time.
     for step in 0..4096 {
         for id in &ids {

@@ -46,7 +46,10 @@ fn a_clone_shares_everything_until_it_is_written() {
     commit(&mut volumes, &mut disk);
     let usage = volumes.durable().usage(&mut disk).unwrap();
     // Ten blocks that one volume maps twice, and the other once.
-    assert_eq!((usage.shared_data, usage.shared[&b], usage.shared[&copy], usage.shared[&a]), (410, 20, 410, 400));
+    assert_eq!(
+        (usage.shared_data, usage.shared[&b], usage.shared[&copy], usage.shared[&a]),
+        (410, 20, 410, 400)
+    );
     assert_eq!(exclusive(&volumes, &mut disk, b), 60 + 4);
     clean(&volumes, &mut disk);
 }

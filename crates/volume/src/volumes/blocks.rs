@@ -47,7 +47,12 @@ impl Volumes {
     /// # Errors
     /// [`VolumeError`]: no such volume or range, a read-only or damaged volume,
     /// no space, the quota, the disk.
-    pub fn allocate(&mut self, disk: &mut dyn Disk, id: VolumeId, range: BlockRange) -> Result<Grant, VolumeError> {
+    pub fn allocate(
+        &mut self,
+        disk: &mut dyn Disk,
+        id: VolumeId,
+        range: BlockRange,
+    ) -> Result<Grant, VolumeError> {
         let volume = self.changeable(id)?;
         let (first, end) = inside(range, volume.info.blocks)?;
         let tree = volume.tree;
@@ -67,12 +72,24 @@ impl Volumes {
         }
 
         let last = self.forest.before(disk, &tree, first).map_err(|error| self.fail(id, error))?;
-        let behind = last.filter(|entry| entry.end() <= first).map(|entry| (entry.end(), entry.physical_end()));
+        let behind = last
+            .filter(|entry| entry.end() <= first)
+            .map(|entry| (entry.end(), entry.physical_end()));
         let row_blocks = last.filter(|entry| entry.end() == first).map_or(0, |entry| entry.count);
-        let after = self.forest.look(disk, &tree, end, u64::MAX, 1).map_err(|error| self.fail(id, error))?;
+        let after = self
+            .forest
+            .look(disk, &tree, end, u64::MAX, 1)
+            .map_err(|error| self.fail(id, error))?;
         let next = mapped.iter().chain(&after.0).find(|found| found.entry.first > first);
         let before = next.map(|found| (found.entry.first, found.entry.physical));
-        let wish = Wish { volume: id.0, first, count: end.saturating_sub(first), behind, before, row_blocks };
+        let wish = Wish {
+            volume: id.0,
+            first,
+            count: end.saturating_sub(first),
+            behind,
+            before,
+            row_blocks,
+        };
         let extents = self.grant(wish)?;
         let at = extents.last().map_or(first, |last| last.first.0.saturating_add(last.count));
         if at == first && range.count > 0 {
@@ -103,7 +120,12 @@ impl Volumes {
                 Some(last) if last.physical.0.saturating_add(last.count) == physical => {
                     last.count = last.count.saturating_add(count);
                 }
-                _ => extents.push(Extent { first: Vlba(wish.first), count, physical: Plba(physical), shared: false }),
+                _ => extents.push(Extent {
+                    first: Vlba(wish.first),
+                    count,
+                    physical: Plba(physical),
+                    shared: false,
+                }),
             }
             wish.first = wish.first.saturating_add(count);
             wish.count = wish.count.saturating_sub(count);
@@ -149,11 +171,20 @@ impl Volumes {
     }
 
     /// Maps granted blocks, which are data from now on; on an error they stay granted.
-    pub(super) fn link_extents(&mut self, disk: &mut dyn Disk, grant: &Grant, need: Need) -> Result<(), VolumeError> {
+    pub(super) fn link_extents(
+        &mut self,
+        disk: &mut dyn Disk,
+        grant: &Grant,
+        need: Need,
+    ) -> Result<(), VolumeError> {
         let (first, end) = inside(grant.range, self.changeable(grant.volume)?.info.blocks)?;
         self.touch(grant.volume, need)?;
         let items = grant.extents.iter().map(|extent| {
-            Item::Extent(Entry { first: extent.first.0, count: extent.count, physical: extent.physical.0 })
+            Item::Extent(Entry {
+                first: extent.first.0,
+                count: extent.count,
+                physical: extent.physical.0,
+            })
         });
         self.change(disk, grant.volume, (first, end), items.collect(), need)?;
         for extent in &grant.extents {
@@ -186,7 +217,12 @@ impl Volumes {
     /// [`VolumeError`]: no such volume or range, a read-only or damaged volume,
     /// the disk; no space if the reserve is used up by unmapping what is shared, which takes nodes
     /// and frees nothing.
-    pub fn unmap(&mut self, disk: &mut dyn Disk, id: VolumeId, range: BlockRange) -> Result<(), VolumeError> {
+    pub fn unmap(
+        &mut self,
+        disk: &mut dyn Disk,
+        id: VolumeId,
+        range: BlockRange,
+    ) -> Result<(), VolumeError> {
         let volume = self.changeable(id)?;
         let (first, end) = inside(range, volume.info.blocks)?;
         let tree = volume.tree;
@@ -195,7 +231,8 @@ impl Volumes {
         }
         // A guest that discards the same again changes nothing. Only in a durable volume: what made
         // the hole in another one need not be in the log.
-        let (found, _) = self.forest.look(disk, &tree, first, end, 1).map_err(|error| self.fail(id, error))?;
+        let (found, _) =
+            self.forest.look(disk, &tree, first, end, 1).map_err(|error| self.fail(id, error))?;
         if found.is_empty() && !self.is_dirty(id) {
             return Ok(());
         }

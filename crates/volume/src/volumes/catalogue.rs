@@ -117,7 +117,12 @@ impl Volumes {
     ///
     /// # Errors
     /// [`VolumeError`]: the size, a read-only volume, no space, the disk.
-    pub fn resize(&mut self, disk: &mut dyn Disk, id: VolumeId, blocks: u64) -> Result<(), VolumeError> {
+    pub fn resize(
+        &mut self,
+        disk: &mut dyn Disk,
+        id: VolumeId,
+        blocks: u64,
+    ) -> Result<(), VolumeError> {
         self.size_is_possible(blocks)?;
         let before = self.changeable(id)?.info.blocks;
         self.touch(id, if blocks < before { Need::Shrink } else { Need::Growth })?;
@@ -154,7 +159,11 @@ impl Volumes {
     ///
     /// # Errors
     /// [`VolumeError`]: no such volume, no space.
-    pub fn set_quota(&mut self, id: VolumeId, quota_blocks: Option<u64>) -> Result<(), VolumeError> {
+    pub fn set_quota(
+        &mut self,
+        id: VolumeId,
+        quota_blocks: Option<u64>,
+    ) -> Result<(), VolumeError> {
         self.writable()?;
         self.touch(id, Need::Growth)?;
         if let Some(volume) = self.volumes.get_mut(&id) {
@@ -185,7 +194,11 @@ impl Volumes {
 
     fn size_is_possible(&self, blocks: u64) -> Result<(), VolumeError> {
         let max_blocks = max_volume_blocks(self.superblock.block_bytes);
-        if (1..=max_blocks).contains(&blocks) { Ok(()) } else { Err(VolumeError::BadSize { blocks, max_blocks }) }
+        if (1..=max_blocks).contains(&blocks) {
+            Ok(())
+        } else {
+            Err(VolumeError::BadSize { blocks, max_blocks })
+        }
     }
 
     fn name_is_possible(&self, name: &str) -> Result<(), VolumeError> {

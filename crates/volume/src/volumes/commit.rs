@@ -96,13 +96,17 @@ impl Volumes {
     pub fn end_commit(&mut self, commit: Commit, result: Result<(), CommitError>) -> Freed {
         if let Err(error) = &result
             && error.is_full()
-            && self.committing.as_ref().is_some_and(|superblock| superblock.generation == commit.generation())
+            && self
+                .committing
+                .as_ref()
+                .is_some_and(|superblock| superblock.generation == commit.generation())
         {
             self.disk_is_full = Some(error.to_string());
             self.kept = Some(commit);
             return Freed::default();
         }
-        let Some(superblock) = self.committing.take_if(|superblock| superblock.generation == commit.generation())
+        let Some(superblock) =
+            self.committing.take_if(|superblock| superblock.generation == commit.generation())
         else {
             return Freed::default();
         };
@@ -124,7 +128,9 @@ impl Volumes {
         self.forest.nodes.written(self.generation);
         let freed = self.forest.allocator.durable(self.generation).into_iter();
         Freed {
-            ranges: freed.map(|(first, count)| PhysicalRange { first: Plba(first), count }).collect(),
+            ranges: freed
+                .map(|(first, count)| PhysicalRange { first: Plba(first), count })
+                .collect(),
             generations: vec![self.generation],
         }
     }
@@ -240,7 +246,8 @@ impl Volumes {
         if let (true, Some(why)) = (self.has_kept_commit(), &self.disk_is_full) {
             return Err(VolumeError::DiskFull(why.clone()));
         }
-        let undone = self.changed || self.volumes.values().any(|volume| volume.changed_in > self.generation);
+        let undone =
+            self.changed || self.volumes.values().any(|volume| volume.changed_in > self.generation);
         match self.cannot_commit() {
             Some(why) if undone => Err(VolumeError::StoreReadOnly(why.to_owned())),
             _ => Ok(()),

@@ -42,7 +42,12 @@ impl Volumes {
     /// read only, and its log is kept.
     ///
     /// `place` is where the store is: a log of another place or boot is not this store's.
-    pub fn recover(&mut self, disk: &mut dyn Disk, memory: Arc<dyn LogMemory>, place: &LogPlace) -> Recovery {
+    pub fn recover(
+        &mut self,
+        disk: &mut dyn Disk,
+        memory: Arc<dyn LogMemory>,
+        place: &LogPlace,
+    ) -> Recovery {
         let mut recovery = Recovery::default();
         let uuid = self.uuid();
         let verdict = self.verdict(look(memory.as_ref(), &uuid, place), place);
@@ -50,8 +55,14 @@ impl Volumes {
             // Missing mappings would read as zeros.
             recovery.loss = match verdict {
                 Verdict::Begin => None,
-                Verdict::Replay { entries, has_loss: false, .. } if !self.is_outstanding(&entries) => None,
-                Verdict::Replay { .. } => Some(format!("the log of what was answered cannot be replayed: {why}")),
+                Verdict::Replay { entries, has_loss: false, .. }
+                    if !self.is_outstanding(&entries) =>
+                {
+                    None
+                }
+                Verdict::Replay { .. } => {
+                    Some(format!("the log of what was answered cannot be replayed: {why}"))
+                }
                 Verdict::Lost(what) | Verdict::Unfit(what) => Some(what),
             };
             return recovery;
@@ -66,7 +77,9 @@ impl Volumes {
                 }
             }
             Verdict::Unfit(what) => return self.refuse(recovery, &what),
-            Verdict::Begin => self.log = Some(Log::create(memory, &uuid, place, self.durable, false)),
+            Verdict::Begin => {
+                self.log = Some(Log::create(memory, &uuid, place, self.durable, false))
+            }
             Verdict::Lost(what) => {
                 recovery.loss = Some(what);
                 self.log = Some(Log::create(memory, &uuid, place, self.durable, true));
@@ -91,7 +104,10 @@ impl Volumes {
         if !was_in_use {
             self.close();
         }
-        Recovery { replayed: 0, loss: was_in_use.then(|| "the store was in use with a log, which is gone".to_owned()) }
+        Recovery {
+            replayed: 0,
+            loss: was_in_use.then(|| "the store was in use with a log, which is gone".to_owned()),
+        }
     }
 
     /// The events that the log's memory survives, if there is a log.
@@ -128,7 +144,8 @@ impl Volumes {
     /// Gives the log's memory back, if the store was closed and nothing is left in the log. To be
     /// called when no more changes come.
     pub fn discard_log(&mut self) {
-        let is_closed = self.superblock.in_use.is_none() && !self.changed && self.read_only.is_none();
+        let is_closed =
+            self.superblock.in_use.is_none() && !self.changed && self.read_only.is_none();
         if is_closed
             && self.committing.is_none()
             && let Some(log) = self.log.take_if(|log| log.len() == 0)
@@ -157,29 +174,41 @@ impl Volumes {
             Found::Damaged(_) if !was_in_use => Verdict::Begin,
             Found::Damaged(what) => Verdict::Unfit(what),
             // A program that closed the store has ended the guests' connections in order.
-            Found::Log { builds_on, has_loss, head, entries } if builds_on.contains(&self.durable) => {
+            Found::Log { builds_on, has_loss, head, entries }
+                if builds_on.contains(&self.durable) =>
+            {
                 Verdict::Replay { head, entries, has_loss: has_loss && was_in_use }
             }
             // A program that closed or repaired the store since is responsible for these entries.
             Found::Log { entries, .. } if entries.is_empty() || !was_in_use => {
                 lost("its log builds on another state of it")
             }
-            Found::Log { builds_on: [SuperblockId { generation, .. }, _], .. } => Verdict::Unfit(format!(
-                "it builds on generation {generation}, and the store has another generation {}",
-                self.durable.generation
-            )),
+            Found::Log { builds_on: [SuperblockId { generation, .. }, _], .. } => {
+                Verdict::Unfit(format!(
+                    "it builds on generation {generation}, and the store has another generation {}",
+                    self.durable.generation
+                ))
+            }
         }
     }
 
     /// Whether entries are left that no commit has made durable.
     fn is_outstanding(&self, entries: &[Result<Entry, String>]) -> bool {
-        entries.iter().any(|entry| entry.as_ref().map_or(true, |entry| entry.generation > self.generation))
+        entries
+            .iter()
+            .any(|entry| entry.as_ref().map_or(true, |entry| entry.generation > self.generation))
     }
 
     /// Applies and commits the entries of one generation after the other.
-    fn replay(&mut self, disk: &mut dyn Disk, head: u64, entries: &[Result<Entry, String>]) -> Result<u64, String> {
-        let durable =
-            |entry: &&Result<Entry, String>| entry.as_ref().is_ok_and(|entry| entry.generation <= self.generation);
+    fn replay(
+        &mut self,
+        disk: &mut dyn Disk,
+        head: u64,
+        entries: &[Result<Entry, String>],
+    ) -> Result<u64, String> {
+        let durable = |entry: &&Result<Entry, String>| {
+            entry.as_ref().is_ok_and(|entry| entry.generation <= self.generation)
+        };
         let skipped = entries.iter().take_while(durable).count();
         let mut sequence = head.saturating_add(skipped as u64);
         if let Some(log) = &mut self.log {
@@ -202,7 +231,8 @@ impl Volumes {
             if !fits {
                 return Err(format!("{} names blocks that are not free", what()));
             }
-            self.apply(disk, &entry.change).map_err(|error| format!("{} does not fit: {error}", what()))?;
+            self.apply(disk, &entry.change)
+                .map_err(|error| format!("{} does not fit: {error}", what()))?;
             sequence = sequence.saturating_add(1);
             if let Some(log) = &mut self.log {
                 log.set_applied(sequence);
@@ -228,7 +258,12 @@ impl Volumes {
         match *change {
             Change::Map { volume, first, count, physical } => {
                 let range = BlockRange { first: Vlba(first), count };
-                let extents = vec![Extent { first: Vlba(first), count, physical: Plba(physical), shared: false }];
+                let extents = vec![Extent {
+                    first: Vlba(first),
+                    count,
+                    physical: Plba(physical),
+                    shared: false,
+                }];
                 let grant = Grant { volume: VolumeId(volume), range, extents, charged_blocks: 0 };
                 self.link_extents(disk, &grant, need)
             }
@@ -243,7 +278,8 @@ impl Volumes {
 }
 
 /// Why changes are missing though this log has all of its own.
-const LOST_BEFORE: &str = "an earlier process of this boot found the store in use, and its log gone";
+const LOST_BEFORE: &str =
+    "an earlier process of this boot found the store in use, and its log gone";
 
 /// Generations that entries can be ahead of the disk: the sealed transaction and the open one.
 const MAX_STEPS: u64 = 1;

@@ -55,7 +55,10 @@ impl SparseDisk {
     /// has shrunk.
     fn inside(&self, offset_bytes: u64, len_bytes: usize) -> io::Result<()> {
         let len_bytes = len_bytes as u64;
-        assert!(offset_bytes.is_multiple_of(PAGE) && len_bytes.is_multiple_of(PAGE), "not aligned: {offset_bytes}");
+        assert!(
+            offset_bytes.is_multiple_of(PAGE) && len_bytes.is_multiple_of(PAGE),
+            "not aligned: {offset_bytes}"
+        );
         let end = offset_bytes.checked_add(len_bytes);
         let end = end.filter(|end| *end <= self.size_bytes.max(self.seen_bytes));
         let end = end.unwrap_or_else(|| panic!("outside: {offset_bytes}+{len_bytes}"));
@@ -86,7 +89,8 @@ impl Disk for SparseDisk {
         let first = offset_bytes / PAGE;
         let end = first + buffer.len() as u64 / PAGE;
         for (index, page) in self.pages.range(first..end) {
-            buffer[(index - first) as usize * NODE_BYTES..][..NODE_BYTES].copy_from_slice(&page[..]);
+            buffer[(index - first) as usize * NODE_BYTES..][..NODE_BYTES]
+                .copy_from_slice(&page[..]);
         }
         Ok(())
     }
@@ -95,7 +99,10 @@ impl Disk for SparseDisk {
         self.inside(offset_bytes, data.len())?;
         self.count_down()?;
         for (page, index) in data.chunks_exact(NODE_BYTES).zip(offset_bytes / PAGE..) {
-            assert!(!self.guard.overlaps((index * PAGE, PAGE)), "page {index} is overwritten, and was not to be");
+            assert!(
+                !self.guard.overlaps((index * PAGE, PAGE)),
+                "page {index} is overwritten, and was not to be"
+            );
             if page == [0; NODE_BYTES] {
                 self.pages.remove(&index);
             } else {

@@ -7,7 +7,8 @@ use sidecore_volume::NODE_BYTES;
 
 use crate::disk::{PAGE, SparseDisk};
 use crate::reader::{
-    CATALOGUE, ENTRIES_AT, ENTRY_BYTES, EXTENTS, NODE_MAGIC, RECORD_BYTES, SLOT_MAGIC, Superblock, word,
+    CATALOGUE, ENTRIES_AT, ENTRY_BYTES, EXTENTS, NODE_MAGIC, RECORD_BYTES, SLOT_MAGIC, Superblock,
+    word,
 };
 
 /// The sizes of disks: small ones, and one on which block numbers must not overflow.
@@ -123,7 +124,8 @@ fn craft_extents(disk: &mut SparseDisk, input: &mut Input<'_>) -> Option<()> {
     let known = known(disk);
     let mut at = 0_u64;
     for index in 0..usize::from(count) {
-        let (gap, blocks, physical) = (input.number(&known)?, input.number(&known)?, input.number(&known)?);
+        let (gap, blocks, physical) =
+            (input.number(&known)?, input.number(&known)?, input.number(&known)?);
         at = at.wrapping_add(gap);
         let bytes = disk.page_mut(page)?;
         for (place, value) in [at, blocks, physical].into_iter().enumerate() {
@@ -191,8 +193,14 @@ fn copy(disk: &mut SparseDisk, input: &mut Input<'_>) -> Option<()> {
 /// superblock. Then the change passes the first checks and reaches later ones.
 fn mend(disk: &mut SparseDisk) {
     let Some(superblock) = Superblock::newest(disk) else { return };
-    let mut mender =
-        Mender { disk, blocks: superblock.node_blocks(), seen: BTreeSet::new(), left: 4096, volumes: 0, newest: 0 };
+    let mut mender = Mender {
+        disk,
+        blocks: superblock.node_blocks(),
+        seen: BTreeSet::new(),
+        left: 4096,
+        volumes: 0,
+        newest: 0,
+    };
     if let Some(root) = superblock.catalogue {
         mender.node(root.address / mender.blocks, 13);
     }
@@ -227,7 +235,8 @@ impl Mender<'_> {
         let count = usize::from(u16::from_le_bytes([bytes[10], bytes[11]]));
         let is_new = self.seen.insert(page);
         let (mut extents, mut blocks) = (0_u64, 0_u64);
-        let entry_bytes = if (bytes[8], bytes[9]) == (CATALOGUE, 0) { RECORD_BYTES } else { ENTRY_BYTES };
+        let entry_bytes =
+            if (bytes[8], bytes[9]) == (CATALOGUE, 0) { RECORD_BYTES } else { ENTRY_BYTES };
         for index in 0..count.min((NODE_BYTES - ENTRIES_AT) / entry_bytes) {
             let at = ENTRIES_AT + index * entry_bytes;
             if bytes[9] > 0 {
@@ -236,7 +245,8 @@ impl Mender<'_> {
                 let child = word(&bytes[..], at + 8) / self.blocks;
                 if depth > 0 && is_new {
                     let below = self.node(child, depth - 1);
-                    (extents, blocks) = (extents.wrapping_add(below.0), blocks.wrapping_add(below.1));
+                    (extents, blocks) =
+                        (extents.wrapping_add(below.0), blocks.wrapping_add(below.1));
                 }
                 let key = self.disk.page(child).map_or(0, |bytes| word(&bytes[..], ENTRIES_AT));
                 put(&mut bytes, at, key);

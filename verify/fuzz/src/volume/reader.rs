@@ -64,7 +64,9 @@ impl Superblock {
 
     /// The newest superblock of the four slots.
     pub fn newest(disk: &SparseDisk) -> Option<Self> {
-        (0..4).filter_map(|slot| Self::of_slot(disk, slot)).max_by_key(|superblock| superblock.generation)
+        (0..4)
+            .filter_map(|slot| Self::of_slot(disk, slot))
+            .max_by_key(|superblock| superblock.generation)
     }
 
     /// The number of blocks in a node.
@@ -128,14 +130,18 @@ impl<'a> Image<'a> {
         let superblock = found.find(|superblock| superblock.generation == generation);
         let superblock = superblock.expect("a slot of the generation that was opened");
         assert!([512, 1024, 4096].contains(&superblock.block_bytes));
-        assert!(u128::from(superblock.total_blocks) * u128::from(superblock.block_bytes) <= disk.size_bytes.into());
+        assert!(
+            u128::from(superblock.total_blocks) * u128::from(superblock.block_bytes)
+                <= disk.size_bytes.into()
+        );
         let mut image = Self { disk, superblock, volumes: BTreeMap::new(), nodes: BTreeSet::new() };
         if let Some(root) = superblock.catalogue {
             image.catalogue(root, generation, strict);
         }
         if strict {
             assert_eq!(image.volumes.len() as u64, superblock.volumes);
-            let names: BTreeSet<&String> = image.volumes.values().map(|volume| &volume.name).collect();
+            let names: BTreeSet<&String> =
+                image.volumes.values().map(|volume| &volume.name).collect();
             assert_eq!(names.len(), image.volumes.len(), "two volumes of one name");
             assert!(image.volumes.keys().all(|number| *number < superblock.next_volume));
         }
@@ -157,7 +163,10 @@ impl<'a> Image<'a> {
             (MOST_ENTRIES, ENTRY_BYTES)
         };
         let count = usize::from(u16::from_le_bytes([bytes[10], bytes[11]]));
-        if bytes[..8] != NODE_MAGIC || word(&bytes[..], 32) != address || word(&bytes[..], 40) != superblock.tag {
+        if bytes[..8] != NODE_MAGIC
+            || word(&bytes[..], 32) != address
+            || word(&bytes[..], 40) != superblock.tag
+        {
             return Err("no node of this store that belongs here");
         }
         if (bytes[8], bytes[9]) != (kind, root.level) || root.level > 12 {
@@ -184,7 +193,9 @@ impl<'a> Image<'a> {
         let (bytes, count) = match self.node(root, CATALOGUE, newest) {
             Ok(node) => node,
             // A node that is only too new is damaged, and its volumes are listed all the same.
-            Err("a node newer than what refers to it") if !strict => self.node(root, CATALOGUE, u64::MAX).ok()?,
+            Err("a node newer than what refers to it") if !strict => {
+                self.node(root, CATALOGUE, u64::MAX).ok()?
+            }
             Err(_) if !strict => return None,
             Err(what) => panic!("the catalogue has {what} at block {}", root.address),
         };
@@ -201,11 +212,16 @@ impl<'a> Image<'a> {
                 let child = Root { address: word(entry, 8), level: root.level - 1 };
                 let below = self.catalogue(child, generation, strict);
                 if strict {
-                    assert_eq!(below.as_ref().map(|below| below.first), Some(word(entry, 0)), "a key of the catalogue");
+                    assert_eq!(
+                        below.as_ref().map(|below| below.first),
+                        Some(word(entry, 0)),
+                        "a key of the catalogue"
+                    );
                 }
                 below
             } else {
-                let volume = Self::volume(&bytes[ENTRIES_AT + index * RECORD_BYTES..][..RECORD_BYTES]);
+                let volume =
+                    Self::volume(&bytes[ENTRIES_AT + index * RECORD_BYTES..][..RECORD_BYTES]);
                 let number = volume.number;
                 self.volumes.insert(number, volume);
                 Some(Span { first: number, end: number.saturating_add(1) })
@@ -213,7 +229,8 @@ impl<'a> Image<'a> {
             let Some(below) = below else { continue };
             let before = span.as_ref().map_or(1, |span| span.end);
             assert!(!strict || before <= below.first, "volumes are out of order");
-            span = Some(Span { first: span.map_or(below.first, |span| span.first), end: below.end });
+            span =
+                Some(Span { first: span.map_or(below.first, |span| span.first), end: below.end });
         }
         span
     }
@@ -222,9 +239,11 @@ impl<'a> Image<'a> {
     fn is_record(&self, bytes: &[u8]) -> bool {
         let name = bytes[128..].get(..usize::from(bytes[74])).unwrap_or_default();
         let allowed = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-".contains(byte);
-        let named = name.iter().all(allowed) && name.first().is_some_and(|byte| !b".-".contains(byte));
+        let named =
+            name.iter().all(allowed) && name.first().is_some_and(|byte| !b".-".contains(byte));
         let blocks = word(bytes, 8);
-        let sized = blocks > 0 && u128::from(blocks) * u128::from(self.superblock.block_bytes) <= 1 << 48;
+        let sized =
+            blocks > 0 && u128::from(blocks) * u128::from(self.superblock.block_bytes) <= 1 << 48;
         word(bytes, 0) > 0 && named && sized && bytes[73] <= 1
     }
 
@@ -244,38 +263,54 @@ impl<'a> Image<'a> {
     /// The mappings of a healthy volume.
     pub fn mappings(&mut self, number: u64) -> Vec<Mapping> {
         let volume = &self.volumes[&number];
-        let (blocks, allocated, extents, root) = (volume.blocks, volume.allocated, volume.extents, volume.root);
+        let (blocks, allocated, extents, root) =
+            (volume.blocks, volume.allocated, volume.extents, volume.root);
         let mut mappings = Vec::new();
         if let Some(root) = root {
             let span = self.extents(root, self.superblock.generation, &mut mappings);
             assert!(span.end <= blocks, "volume {number} maps more than it has");
         }
         assert_eq!(mappings.len() as u64, extents, "extents of volume {number}");
-        assert_eq!(mappings.iter().map(|(_, count, _)| count).sum::<u64>(), allocated, "blocks of volume {number}");
+        assert_eq!(
+            mappings.iter().map(|(_, count, _)| count).sum::<u64>(),
+            allocated,
+            "blocks of volume {number}"
+        );
         mappings
     }
 
     fn extents(&mut self, root: Root, newest: u64, mappings: &mut Vec<Mapping>) -> Span {
         let node = self.node(root, EXTENTS, newest);
-        let (bytes, count) =
-            node.unwrap_or_else(|what| panic!("a healthy volume has {what} at block {}", root.address));
+        let (bytes, count) = node
+            .unwrap_or_else(|what| panic!("a healthy volume has {what} at block {}", root.address));
         self.nodes.insert(root.address / self.superblock.node_blocks());
         let generation = word(&bytes[..], 24);
         let mut span: Option<Span> = None;
         for entry in bytes[ENTRIES_AT..].chunks_exact(ENTRY_BYTES).take(count) {
             let [first, second, third] = [0, 8, 16].map(|at| word(entry, at));
             let below = if root.level > 0 {
-                let below = self.extents(Root { address: second, level: root.level - 1 }, generation, mappings);
+                let below = self.extents(
+                    Root { address: second, level: root.level - 1 },
+                    generation,
+                    mappings,
+                );
                 assert_eq!(below.first, first, "a key in the node at block {}", root.address);
                 below
             } else {
-                let end = third.checked_add(second).filter(|end| *end <= self.superblock.total_blocks);
-                assert!(second > 0 && third >= self.superblock.first_block() && end.is_some(), "an extent outside");
+                let end =
+                    third.checked_add(second).filter(|end| *end <= self.superblock.total_blocks);
+                assert!(
+                    second > 0 && third >= self.superblock.first_block() && end.is_some(),
+                    "an extent outside"
+                );
                 mappings.push((first, second, third));
                 Span { first, end: first.checked_add(second).expect("an extent that ends") }
             };
             // This order also bounds the recursion: no node can be in a tree twice.
-            assert!(span.as_ref().is_none_or(|span| span.end <= below.first), "extents are out of order");
+            assert!(
+                span.as_ref().is_none_or(|span| span.end <= below.first),
+                "extents are out of order"
+            );
             span = Some(Span { first: span.map_or(first, |span| span.first), end: below.end });
         }
         span.expect("a node has entries")

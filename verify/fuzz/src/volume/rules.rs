@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use sidecore_extent::{BlockRange, Extent};
 use sidecore_units::Vlba;
-use sidecore_volume::{Place, RepairError, VolumeError, VolumeId, VolumeState, Volumes, plan_repair};
+use sidecore_volume::{
+    Place, RepairError, VolumeError, VolumeId, VolumeState, Volumes, plan_repair,
+};
 
 use crate::disk::{PAGE, SparseDisk};
 use crate::reader::{Image, Mapping};
@@ -23,7 +25,9 @@ impl Ranges {
         if count == 0 {
             return;
         }
-        while let Some((start, before)) = self.0.range(..=end).next_back().map(|(start, end)| (*start, *end)) {
+        while let Some((start, before)) =
+            self.0.range(..=end).next_back().map(|(start, end)| (*start, *end))
+        {
             if before < first {
                 break;
             }
@@ -91,7 +95,10 @@ pub fn map_all(
 /// Checks an answer of `map` for a range inside of the volume.
 pub fn mapped_is_right(volumes: &Volumes, asked: BlockRange, mapped: &sidecore_volume::Mapped) {
     let covered = mapped.covered;
-    assert!(covered.first == asked.first && covered.count <= asked.count, "{covered:?} of {asked:?}");
+    assert!(
+        covered.first == asked.first && covered.count <= asked.count,
+        "{covered:?} of {asked:?}"
+    );
     let end = covered.end().unwrap().0;
     let first_block = 4 * PAGE / u64::from(volumes.block_bytes());
     let mut at = covered.first.0;
@@ -114,7 +121,8 @@ pub fn survey(volumes: &mut Volumes, disk: &mut SparseDisk, part: usize) -> Maps
     let ids: Vec<VolumeId> = healthy.map(|info| info.id).collect();
     let mut maps = Vec::new();
     for id in ids {
-        let extents = map_all(volumes, disk, id, part).unwrap_or_else(|error| panic!("volume {id}: {error}"));
+        let extents =
+            map_all(volumes, disk, id, part).unwrap_or_else(|error| panic!("volume {id}: {error}"));
         let blocks: u64 = extents.iter().map(|extent| extent.count).sum();
         assert_eq!(volumes.get(id).unwrap().allocated_blocks, blocks, "volume {id}");
         maps.push((id, extents));
@@ -145,8 +153,14 @@ pub fn sharing(maps: &Maps, exactly: bool) {
         let from = counts.partition_point(|(at, _)| *at <= first) - 1;
         let to = counts.partition_point(|(at, _)| *at < first + count);
         for (at, count) in &counts[from..to] {
-            assert!(extent.shared || *count == 1, "{extent:?} is mapped {count} times at block {at}");
-            assert!(!exactly || !extent.shared || *count > 1, "{extent:?} is mapped once at block {at}");
+            assert!(
+                extent.shared || *count == 1,
+                "{extent:?} is mapped {count} times at block {at}"
+            );
+            assert!(
+                !exactly || !extent.shared || *count > 1,
+                "{extent:?} is mapped once at block {at}"
+            );
         }
     }
 }
@@ -157,8 +171,12 @@ pub fn is_on_disk(volumes: &Volumes, maps: &Maps, image: &mut Image<'_>) -> Rang
     let mut data = Ranges::default();
     for (id, extents) in maps {
         let info = volumes.get(*id).unwrap();
-        let volume = image.volumes.get(&id.0).unwrap_or_else(|| panic!("volume {id} is not on the disk"));
-        assert_eq!((info.blocks, info.read_only, &info.name), (volume.blocks, volume.read_only, &volume.name));
+        let volume =
+            image.volumes.get(&id.0).unwrap_or_else(|| panic!("volume {id} is not on the disk"));
+        assert_eq!(
+            (info.blocks, info.read_only, &info.name),
+            (volume.blocks, volume.read_only, &volume.name)
+        );
         let mappings = image.mappings(id.0);
         let found = extents.iter().map(|extent| (extent.first.0, extent.count, extent.physical.0));
         assert_eq!(joined(found), joined(mappings.iter().copied()), "volume {id}");
@@ -166,7 +184,10 @@ pub fn is_on_disk(volumes: &Volumes, maps: &Maps, image: &mut Image<'_>) -> Rang
     }
     let node_blocks = image.superblock.node_blocks();
     for node in &image.nodes {
-        assert!(!data.overlaps((node * node_blocks, node_blocks)), "data in the node of page {node}");
+        assert!(
+            !data.overlaps((node * node_blocks, node_blocks)),
+            "data in the node of page {node}"
+        );
     }
     data.extend(image.nodes.iter().map(|node| (node * node_blocks, node_blocks)));
     data
@@ -177,7 +198,9 @@ fn joined(mappings: impl Iterator<Item = Mapping>) -> Vec<Mapping> {
     let mut joined: Vec<Mapping> = Vec::new();
     for (first, count, physical) in mappings {
         match joined.last_mut() {
-            Some(last) if last.0 + last.1 == first && last.2 + last.1 == physical => last.1 += count,
+            Some(last) if last.0 + last.1 == first && last.2 + last.1 == physical => {
+                last.1 += count
+            }
             _ => joined.push((first, count, physical)),
         }
     }
@@ -206,7 +229,8 @@ pub fn repair(disk: &SparseDisk) {
 /// Checks that a full check finds a problem if, and only if, there is one.
 pub fn check(volumes: &Volumes, disk: &mut SparseDisk, maps: &Maps, sound: bool) {
     let report = volumes.check(disk);
-    let serious = report.problems.iter().filter(|problem| !matches!(problem.place, Place::Superblock(_)));
+    let serious =
+        report.problems.iter().filter(|problem| !matches!(problem.place, Place::Superblock(_)));
     let serious: Vec<_> = serious.collect();
     assert_eq!(serious.is_empty(), sound, "{serious:?} {:?}", volumes.damage());
     if !sound {
@@ -222,8 +246,13 @@ pub fn check(volumes: &Volumes, disk: &mut SparseDisk, maps: &Maps, sound: bool)
     ];
     assert_eq!(parts.iter().sum::<u64>(), volumes.blocks(), "{report:?}");
     let space = volumes.space();
-    let parts = [space.free, space.data, space.metadata, space.reserved, space.granted, space.pending];
-    assert_eq!((space.total, parts.iter().sum::<u64>()), (volumes.blocks(), volumes.blocks()), "{space:?}");
+    let parts =
+        [space.free, space.data, space.metadata, space.reserved, space.granted, space.pending];
+    assert_eq!(
+        (space.total, parts.iter().sum::<u64>()),
+        (volumes.blocks(), volumes.blocks()),
+        "{space:?}"
+    );
     let mut data: Vec<Range> = maps.iter().flat_map(|(_, extents)| extents).map(physical).collect();
     data.sort_unstable();
     let mut end = 0;

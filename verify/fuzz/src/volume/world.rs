@@ -7,7 +7,8 @@ use sidecore_extent::{BlockRange, Extent};
 use sidecore_fuzz::Input;
 use sidecore_units::Vlba;
 use sidecore_volume::{
-    Commit, FormatOptions, Freed, Grant, NewVolume, OpenOptions, VolumeError, VolumeId, Volumes, format,
+    Commit, FormatOptions, Freed, Grant, NewVolume, OpenOptions, VolumeError, VolumeId, Volumes,
+    format,
 };
 
 use crate::disk::{PAGE, SparseDisk};
@@ -68,7 +69,10 @@ pub fn run(mut input: Input<'_>) {
     let mut world = World {
         input,
         disk: formatted(setup),
-        options: OpenOptions { cache_nodes: if setup & 16 == 0 { 64 } else { 1 }, read_only: false },
+        options: OpenOptions {
+            cache_nodes: if setup & 16 == 0 { 64 } else { 1 },
+            read_only: false,
+        },
         open: None,
         refused: false,
         expected: if setup < UNFORMATTED {
@@ -97,7 +101,8 @@ fn formatted(setup: u8) -> SparseDisk {
         if setup < UNFORMATTED {
             let block_bytes = [512, 1024, 4096, 1024][usize::from(setup >> 2 & 3)];
             let uuid = *b"a store of fuzz.";
-            format(&mut disk, &FormatOptions { block_bytes, uuid, ..FormatOptions::default() }).unwrap();
+            format(&mut disk, &FormatOptions { block_bytes, uuid, ..FormatOptions::default() })
+                .unwrap();
         }
         disk
     };
@@ -159,7 +164,11 @@ impl World<'_> {
         self.disk.guard.add((if self.options.read_only { 0 } else { 4 * PAGE }, u64::MAX));
         let opened = Volumes::open_with(&mut self.disk, &self.options);
         // A node on the disk has 168 children, which need not be there.
-        assert!(self.disk.reads <= 32 + 169 * self.disk.live().len() as u64, "{} reads", self.disk.reads);
+        assert!(
+            self.disk.reads <= 32 + 169 * self.disk.live().len() as u64,
+            "{} reads",
+            self.disk.reads
+        );
         self.disk.guard.clear();
         match opened {
             Ok(volumes) => {
@@ -171,8 +180,16 @@ impl World<'_> {
                 }
                 if let Some(Expected { generation, or_next, writable: wanted }) = self.expected {
                     let next = or_next && volumes.generation() == generation + 1;
-                    assert!(next || volumes.generation() == generation, "generation {}", volumes.generation());
-                    assert!(sound && (writable || !wanted || self.options.read_only), "{:?}", volumes.read_only());
+                    assert!(
+                        next || volumes.generation() == generation,
+                        "generation {}",
+                        volumes.generation()
+                    );
+                    assert!(
+                        sound && (writable || !wanted || self.options.read_only),
+                        "{:?}",
+                        volumes.read_only()
+                    );
                 }
                 if self.expected.is_some() && writable {
                     // The open has also repaired the remains of a torn commit.
@@ -202,9 +219,13 @@ impl World<'_> {
     fn close(&mut self) {
         if let Some(open) = self.open.take() {
             let generation = open.volumes.generation();
-            let or_next = open.commit.is_some() || (open.writable && open.volumes.read_only().is_some());
-            self.expected =
-                (open.sound && open.trusted).then_some(Expected { generation, or_next, writable: open.writable });
+            let or_next =
+                open.commit.is_some() || (open.writable && open.volumes.read_only().is_some());
+            self.expected = (open.sound && open.trusted).then_some(Expected {
+                generation,
+                or_next,
+                writable: open.writable,
+            });
         }
         self.disk.guard.clear();
     }
@@ -212,7 +233,8 @@ impl World<'_> {
     fn reopen(&mut self) -> Option<()> {
         let setup = self.input.byte()?;
         self.close();
-        self.options = OpenOptions { cache_nodes: usize::from(setup & 63), read_only: setup >= 224 };
+        self.options =
+            OpenOptions { cache_nodes: usize::from(setup & 63), read_only: setup >= 224 };
         self.ensure_open();
         Some(())
     }
@@ -252,7 +274,8 @@ impl World<'_> {
             disk.guard.add((0, u64::MAX));
         }
         let granted = open.grants.iter().flat_map(Grant::extents).map(physical);
-        let blocks = open.durable.iter().chain(open.linked.iter()).chain(open.sealed.iter()).chain(granted);
+        let blocks =
+            open.durable.iter().chain(open.linked.iter()).chain(open.sealed.iter()).chain(granted);
         disk.guard.extend(blocks.map(|(first, count)| (first * block_bytes, count * block_bytes)));
     }
 
@@ -284,7 +307,8 @@ impl World<'_> {
     /// Checks that a sound store may return such a result.
     fn judge<T>(&mut self, result: Result<T, VolumeError>) -> Option<T> {
         let open = self.open.as_ref()?;
-        let refused = matches!(&result, Err(VolumeError::StoreReadOnly(_) | VolumeError::StoreDamaged(_)));
+        let refused =
+            matches!(&result, Err(VolumeError::StoreReadOnly(_) | VolumeError::StoreDamaged(_)));
         if open.trusted {
             assert!(open.writable || result.is_err(), "a store that is read only was changed");
             // A failed commit makes the store read-only.
@@ -328,7 +352,8 @@ impl World<'_> {
         let id = self.volume()?;
         let (first, count) = (self.number()?, self.number()?);
         let blocks = self.open.as_ref()?.volumes.get(id).map_or(0, |info| info.blocks);
-        let count = if first < blocks && count < 1 << 60 { count.min(blocks - first) } else { count };
+        let count =
+            if first < blocks && count < 1 << 60 { count.min(blocks - first) } else { count };
         Some((id, range(first, count)))
     }
 
@@ -350,7 +375,10 @@ impl World<'_> {
         if let Some(id) = self.judge(created) {
             let Self { disk, open: Some(open), .. } = self else { return None };
             let info = open.volumes.get(id).unwrap();
-            assert!((info.blocks, &info.name) == (blocks, &new.name) && open.volumes.find(&new.name).is_some());
+            assert!(
+                (info.blocks, &info.name) == (blocks, &new.name)
+                    && open.volumes.find(&new.name).is_some()
+            );
             assert_eq!(rules::map_all(&mut open.volumes, disk, id, 5).unwrap(), []);
         }
         Some(())
@@ -367,8 +395,8 @@ impl World<'_> {
         let Some(copy) = self.judge(copied) else { return Some(()) };
         let Self { disk, open: Some(open), .. } = self else { return None };
         if open.trusted {
-            let [of_copy, of_origin] =
-                [copy, id].map(|id| rules::map_all(&mut open.volumes, disk, id, usize::MAX).unwrap());
+            let [of_copy, of_origin] = [copy, id]
+                .map(|id| rules::map_all(&mut open.volumes, disk, id, usize::MAX).unwrap());
             assert_eq!(of_copy, of_origin);
             assert!(of_copy.iter().all(|extent| extent.shared));
         }
@@ -392,7 +420,11 @@ impl World<'_> {
         let granted = open.volumes.allocate(disk, id, wanted);
         let grant = self.judge(granted)?;
         let open = self.open.as_mut()?;
-        assert!(grant.volume() == id && grant.range().first == wanted.first && grant.range().count <= wanted.count);
+        assert!(
+            grant.volume() == id
+                && grant.range().first == wanted.first
+                && grant.range().count <= wanted.count
+        );
         let first_block = 4 * PAGE / u64::from(open.volumes.block_bytes());
         let mut at = wanted.first;
         for extent in grant.extents() {
@@ -403,7 +435,12 @@ impl World<'_> {
             if open.trusted {
                 let mut others = Ranges::default();
                 others.extend(open.grants.iter().flat_map(Grant::extents).map(physical));
-                others.extend(open.freed.iter().flat_map(Freed::ranges).map(|range| (range.first.0, range.count)));
+                others.extend(
+                    open.freed
+                        .iter()
+                        .flat_map(Freed::ranges)
+                        .map(|range| (range.first.0, range.count)),
+                );
                 for taken in [&open.durable, &open.linked, &open.sealed, &others] {
                     assert!(!taken.overlaps((first, count)), "{extent:?} is granted, and not free");
                 }
@@ -475,11 +512,19 @@ impl World<'_> {
         if self.judge(shared).is_some() {
             let Self { disk, open: Some(open), .. } = self else { return None };
             if open.trusted && (from, range.first.0) != (to, first) {
-                let [source, target] = [(from, range), (to, rules::range(first, range.count))]
-                    .map(|(id, range)| open.volumes.map(disk, id, range, usize::MAX).unwrap().extents);
+                let [source, target] =
+                    [(from, range), (to, rules::range(first, range.count))].map(|(id, range)| {
+                        open.volumes.map(disk, id, range, usize::MAX).unwrap().extents
+                    });
                 assert_eq!(
-                    source.iter().map(|e| (e.first.0 - range.first.0, e.count, e.physical)).collect::<Vec<_>>(),
-                    target.iter().map(|e| (e.first.0 - first, e.count, e.physical)).collect::<Vec<_>>()
+                    source
+                        .iter()
+                        .map(|e| (e.first.0 - range.first.0, e.count, e.physical))
+                        .collect::<Vec<_>>(),
+                    target
+                        .iter()
+                        .map(|e| (e.first.0 - first, e.count, e.physical))
+                        .collect::<Vec<_>>()
                 );
             }
         }
@@ -541,7 +586,10 @@ impl World<'_> {
         let most = usize::from(self.input.byte()?);
         let Self { disk, open: Some(open), .. } = self else { return Some(()) };
         if let Ok(mapped) = open.volumes.map(disk, id, range, most) {
-            assert!(mapped.extents.len() <= most && (mapped.covered.count > 0 || most == 0 || range.is_empty()));
+            assert!(
+                mapped.extents.len() <= most
+                    && (mapped.covered.count > 0 || most == 0 || range.is_empty())
+            );
             rules::mapped_is_right(&open.volumes, range, &mapped);
         }
         self.look();
@@ -588,7 +636,9 @@ impl World<'_> {
             let numbers: Vec<u64> = image.volumes.keys().copied().collect();
             let mut durable = Ranges::default();
             for number in numbers {
-                durable.extend(image.mappings(number).iter().map(|(_, count, physical)| (*physical, *count)));
+                durable.extend(
+                    image.mappings(number).iter().map(|(_, count, physical)| (*physical, *count)),
+                );
             }
             let blocks = image.superblock.node_blocks();
             durable.extend(image.nodes.iter().map(|page| (page * blocks, blocks)));

@@ -49,10 +49,17 @@ impl Domain {
 
     /// The user that the domain's QEMU runs as.
     pub(super) fn user(&self) -> Result<u32> {
-        let pid = fs::read_to_string(format!("/run/libvirt/qemu/{NAME}.pid")).context("QEMU has no PID file")?;
+        let pid = fs::read_to_string(format!("/run/libvirt/qemu/{NAME}.pid"))
+            .context("QEMU has no PID file")?;
         let status = fs::read_to_string(format!("/proc/{}/status", pid.trim()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("Uid:")).context("QEMU has no user")?;
-        line.split_whitespace().nth(1).and_then(|word| word.parse().ok()).context("QEMU's user has no number")
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("Uid:"))
+            .context("QEMU has no user")?;
+        line.split_whitespace()
+            .nth(1)
+            .and_then(|word| word.parse().ok())
+            .context("QEMU's user has no number")
     }
 
     /// Sends the guest an order, and waits for the end of its answer.
@@ -66,14 +73,18 @@ impl Domain {
         let mut answer = Answer::to(order);
         loop {
             let mut line = String::new();
-            let read =
-                self.serial.read_line(&mut line).with_context(|| format!("the guest does not finish: {order}"))?;
+            let read = self
+                .serial
+                .read_line(&mut line)
+                .with_context(|| format!("the guest does not finish: {order}"))?;
             if read == 0 {
                 bail!("the guest's QEMU has ended (during: {order})");
             }
             match console::parse(&line)? {
                 Some(Message::Value { key, text }) => answer.add(key, text),
-                Some(Message::Finished { order: finished }) if order.split(' ').next() == Some(finished) => {
+                Some(Message::Finished { order: finished })
+                    if order.split(' ').next() == Some(finished) =>
+                {
                     return Ok(answer);
                 }
                 Some(Message::Failed { why }) => bail!("in the guest: {why} (during: {order})"),

@@ -59,7 +59,10 @@ impl Place {
             return number.parse().context("id -u gave no number");
         }
         let entries = [
-            ("/etc/passwd", format!("{USER}:x:{USER_ID}:{USER_ID}::/var/lib/libvirt:/usr/sbin/nologin\n")),
+            (
+                "/etc/passwd",
+                format!("{USER}:x:{USER_ID}:{USER_ID}::/var/lib/libvirt:/usr/sbin/nologin\n"),
+            ),
             ("/etc/group", format!("{USER}:x:{USER_ID}:\n")),
         ];
         for (file, entry) in entries {
@@ -93,12 +96,19 @@ impl Place {
         fs::write("/etc/libvirt/qemu.conf", qemu)?;
         let log = self.path("libvirtd.log");
         // A fixed UUID, because some machines have none that libvirt accepts.
-        let libvirtd = "auth_unix_rw = \"none\"\nhost_uuid = \"6c2ec6d2-6a0c-4b0e-9d6a-0a8a3a1fd9b1\"\n";
+        let libvirtd =
+            "auth_unix_rw = \"none\"\nhost_uuid = \"6c2ec6d2-6a0c-4b0e-9d6a-0a8a3a1fd9b1\"\n";
         fs::write("/etc/libvirt/libvirtd.conf", libvirtd)?;
         let file = fs::File::create(&log)?;
         let mut command = Command::new("libvirtd");
-        command.args(["--config", "/etc/libvirt/libvirtd.conf", "--pid-file", "/run/libvirt/libvirtd.pid"]);
-        let mut libvirtd = command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).spawn()?;
+        command.args([
+            "--config",
+            "/etc/libvirt/libvirtd.conf",
+            "--pid-file",
+            "/run/libvirt/libvirtd.pid",
+        ]);
+        let mut libvirtd =
+            command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).spawn()?;
         let end = Instant::now() + PATIENCE;
         while output_of("virsh", &["--quiet", "version"]).is_err() {
             let said = || fs::read_to_string(&log).unwrap_or_default();
@@ -128,13 +138,21 @@ impl Place {
         )?;
         let log = fs::File::options().create(true).append(true).open(self.path("sidecored.log"))?;
         let mut command = Command::new(&self.daemon);
-        command.arg("--config").arg(plain(&configuration)?).env_remove("RUST_LOG").env_remove("NOTIFY_SOCKET");
-        let mut daemon = Process::start(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log))?;
+        command
+            .arg("--config")
+            .arg(plain(&configuration)?)
+            .env_remove("RUST_LOG")
+            .env_remove("NOTIFY_SOCKET");
+        let mut daemon =
+            Process::start(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log))?;
         let line = daemon.first_line()?;
         self.running = Some(daemon);
         ensure!(line.starts_with("ready:"), "sidecored did not start:\n{}", self.log());
         let (owner, mode) = self.socket_access(DISK)?;
-        ensure!((owner, mode) == (self.user, 0o600), "the disk's socket belongs to {owner}, with mode {mode:o}");
+        ensure!(
+            (owner, mode) == (self.user, 0o600),
+            "the disk's socket belongs to {owner}, with mode {mode:o}"
+        );
         progress.say(format!("sidecored is ready, the disk's socket is {USER}'s"));
         Ok(())
     }

@@ -15,7 +15,12 @@ const ONCS: u64 = 1 << 0 | 1 << 2 | 1 << 3;
 /// The number of blocks of 4 KiB that the commands write, compare and deallocate.
 const COUNT: u64 = 8;
 
-pub(super) fn run(session: &mut Session<'_>, guest: &mut Guest, found: &Found, checks: &mut Checks) -> Result<()> {
+pub(super) fn run(
+    session: &mut Session<'_>,
+    guest: &mut Guest,
+    found: &Found,
+    checks: &mut Checks,
+) -> Result<()> {
     let mut cli = Cli { session, guest, found, checks };
     cli.identify()?;
     let bytes = cli.namespace()?;
@@ -49,7 +54,8 @@ impl Cli<'_, '_> {
         let said = succeeded(&answer).with_context(|| format!("nvme {arguments}"))?;
         // Some versions print other text before the JSON.
         let from = said.find('{').with_context(|| format!("nvme {arguments} prints '{said}'"))?;
-        serde_json::from_str(&said[from..]).with_context(|| format!("cannot read the output of nvme {arguments}"))
+        serde_json::from_str(&said[from..])
+            .with_context(|| format!("cannot read the output of nvme {arguments}"))
     }
 
     fn identify(&mut self) -> Result<()> {
@@ -67,7 +73,11 @@ impl Cli<'_, '_> {
         let list = self.json(&format!("list-ctrl {controller}"))?;
         let ids = controllers(&list)?;
         let ours = number(&identity, "cntlid")?;
-        self.note("nvme list-ctrl has the controller itself", ids.contains(&ours), format!("{ids:?}, ours is {ours}"));
+        self.note(
+            "nvme list-ctrl has the controller itself",
+            ids.contains(&ours),
+            format!("{ids:?}, ours is {ours}"),
+        );
         Ok(())
     }
 
@@ -87,17 +97,27 @@ impl Cli<'_, '_> {
         let blocks = number(&identity, "nsze")?;
         let (bytes, _) = format_in_use(&identity)?;
         let unique = ["nguid", "eui64"].iter().any(|key| {
-            identity[key].as_str().is_some_and(|id| id.bytes().any(|digit| digit.is_ascii_hexdigit() && digit != b'0'))
+            identity[key].as_str().is_some_and(|id| {
+                id.bytes().any(|digit| digit.is_ascii_hexdigit() && digit != b'0')
+            })
         });
         let ok = blocks * bytes == FUNCTION_MIB * MIB && unique;
-        let found = format!("{blocks} blocks of {bytes} bytes, NGUID {}", identity["nguid"].as_str().unwrap_or("none"));
+        let found = format!(
+            "{blocks} blocks of {bytes} bytes, NGUID {}",
+            identity["nguid"].as_str().unwrap_or("none")
+        );
         self.note("nvme id-ns", ok, found);
         Ok(bytes)
     }
 
     fn compare(&mut self, bytes: u64) -> Result<()> {
         self.stamp()?;
-        let compare = format!("compare /dev/{} {} --data-size={}", self.found.dev, blocks(bytes), COUNT * 4096);
+        let compare = format!(
+            "compare /dev/{} {} --data-size={}",
+            self.found.dev,
+            blocks(bytes),
+            COUNT * 4096
+        );
         let same = self.nvme(&format!("{compare} --data=/tmp/stamp"))?;
         let other = self.nvme(&format!("{compare} --data=/tmp/other"))?;
         let ok = same.text("code")? == "0" && other.text("code")? != "0";
@@ -110,10 +130,15 @@ impl Cli<'_, '_> {
 
     fn zeroes(&mut self, bytes: u64) -> Result<()> {
         self.stamp()?;
-        let answer = self.nvme(&format!("write-zeroes /dev/{} {}", self.found.dev, blocks(bytes)))?;
+        let answer =
+            self.nvme(&format!("write-zeroes /dev/{} {}", self.found.dev, blocks(bytes)))?;
         succeeded(&answer).context("nvme write-zeroes")?;
         let left = self.nonzero()?;
-        self.note("nvme write-zeroes leaves nothing but zeros", left == 0, format!("{left} other bytes"));
+        self.note(
+            "nvme write-zeroes leaves nothing but zeros",
+            left == 0,
+            format!("{left} other bytes"),
+        );
         Ok(())
     }
 
@@ -121,11 +146,16 @@ impl Cli<'_, '_> {
         self.stamp()?;
         let held = self.held()?;
         let (first, count) = (COMMANDS * MIB / bytes, COUNT * 4096 / bytes);
-        let dsm = format!("dsm /dev/{} --namespace-id=1 --ad --slbs={first} --blocks={count}", self.found.dev);
+        let dsm = format!(
+            "dsm /dev/{} --namespace-id=1 --ad --slbs={first} --blocks={count}",
+            self.found.dev
+        );
         succeeded(&self.nvme(&dsm)?).context("nvme dsm")?;
         let (left, still) = (self.nonzero()?, self.held()?);
         let ok = left == 0 && held == COUNT * 4096 && still == 0;
-        let found = format!("{held} bytes of the store before, {still} after; {left} bytes other than zero");
+        let found = format!(
+            "{held} bytes of the store before, {still} after; {left} bytes other than zero"
+        );
         self.note("nvme dsm gives blocks back to the store", ok, found);
         Ok(())
     }
@@ -136,7 +166,9 @@ impl Cli<'_, '_> {
             ["critical_warning", "media_errors", "host_read_commands", "host_write_commands"]
                 .map(|key| number(&log, key));
         let (warning, media, reads, writes) = (warning?, media?, reads?, writes?);
-        let found = format!("warning {warning:#x}, {media} media errors, {reads} reads and {writes} writes");
+        let found = format!(
+            "warning {warning:#x}, {media} media errors, {reads} reads and {writes} writes"
+        );
         self.note("nvme smart-log", warning == 0 && media == 0 && reads > 0 && writes > 0, found);
         Ok(())
     }
@@ -153,12 +185,16 @@ impl Cli<'_, '_> {
 
     /// Writes random bytes to the part for the commands.
     fn stamp(&mut self) -> Result<()> {
-        self.guest.order(self.session, &format!("stamp {} {COUNT}", COMMANDS * MIB / 4096)).map(drop)
+        self.guest
+            .order(self.session, &format!("stamp {} {COUNT}", COMMANDS * MIB / 4096))
+            .map(drop)
     }
 
     /// The number of bytes in that part that are not zero.
     fn nonzero(&mut self) -> Result<u64> {
-        let answer = self.guest.order(self.session, &format!("nonzero {} {COUNT}", COMMANDS * MIB / 4096))?;
+        let answer = self
+            .guest
+            .order(self.session, &format!("nonzero {} {COUNT}", COMMANDS * MIB / 4096))?;
         let bytes: u64 = answer.number("bytes")?;
         ensure!(bytes == COUNT * 4096, "the guest read {bytes} bytes, not {}", COUNT * 4096);
         answer.number("nonzero")
@@ -225,7 +261,10 @@ mod tests {
 
     #[test]
     fn the_list_of_controllers_is_read() {
-        assert_eq!(controllers(&json!({ "num_ctrl": 1, "ctrl_list": [{ "ctrl_id": 3 }] })).unwrap(), [3]);
+        assert_eq!(
+            controllers(&json!({ "num_ctrl": 1, "ctrl_list": [{ "ctrl_id": 3 }] })).unwrap(),
+            [3]
+        );
         assert!(controllers(&json!({})).is_err());
     }
 }

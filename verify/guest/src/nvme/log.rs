@@ -21,7 +21,10 @@ pub(super) fn faults(said: &str) -> Vec<String> {
 }
 
 fn is_fault(line: &str) -> bool {
-    let level = line.strip_prefix('<').and_then(|rest| rest.split_once('>')).and_then(|(level, _)| level.parse().ok());
+    let level = line
+        .strip_prefix('<')
+        .and_then(|rest| rest.split_once('>'))
+        .and_then(|(level, _)| level.parse().ok());
     // Errors that the block layer and the detector of hung tasks log.
     let bad = ["I/O error", "blocked for more than"];
     let about_nvme = line.contains("nvme") && level.is_none_or(|level: u32| level <= WARNING);
@@ -41,14 +44,23 @@ mod tests {
         assert_eq!(faults("<4>[ 3.0] nvme nvme0: missing or invalid SUBNQN field.|").len(), 1);
         assert!(faults("<4>[ 3.0] nvme nvme0: resetting controller|").is_empty());
         assert_eq!(faults("<4>[ 3.0] nvme nvme0: I/O 1 QID 2 timeout, reset controller|").len(), 1);
-        assert_eq!(faults("<3>[ 3.0] nvme nvme0: Device not ready; aborting reset, CSTS=0x0").len(), 1);
+        assert_eq!(
+            faults("<3>[ 3.0] nvme nvme0: Device not ready; aborting reset, CSTS=0x0").len(),
+            1
+        );
     }
 
     #[test]
     fn errors_and_timeouts_are_faults_under_any_name() {
         assert_eq!(faults("<3>[ 4.0] I/O error, dev nvme0n1, sector 8 op 0x0:(READ)").len(), 1);
-        assert_eq!(faults("<4>[ 5.0] nvme nvme0: I/O 17 QID 2 timeout, completion polled").len(), 1);
-        assert_eq!(faults("<3>[ 6.0] INFO: task fio:99 blocked for more than 120 seconds.").len(), 1);
+        assert_eq!(
+            faults("<4>[ 5.0] nvme nvme0: I/O 17 QID 2 timeout, completion polled").len(),
+            1
+        );
+        assert_eq!(
+            faults("<3>[ 6.0] INFO: task fio:99 blocked for more than 120 seconds.").len(),
+            1
+        );
         assert!(faults("<6>[ 6.0] nvme nvme0: Shutdown timeout set to 10 seconds").is_empty());
         assert!(faults("").is_empty());
     }

@@ -34,7 +34,11 @@ pub(super) fn make(
     let states = cli.states()?;
     let ok = before == [1, 2, NAMESPACE] && states == [(1, ONLINE), (CONTROLLER, ONLINE)];
     let what = "the physical function's host sees all volumes, and all virtual functions";
-    cli.note(what, ok, format!("namespaces {before:?}; secondary controllers and their states {states:?}"));
+    cli.note(
+        what,
+        ok,
+        format!("namespaces {before:?}; secondary controllers and their states {states:?}"),
+    );
 
     let controller = cli.controller();
     let (bytes, format) = cli.format()?;
@@ -44,16 +48,26 @@ pub(super) fn make(
     let volume = format!("ns-{made}");
     let volumes = cli.session.sidecore().run(&["volume", "--controller", POOL, "list"])?;
     let ok = cli.namespaces()?.contains(&made) && volumes.contains(&volume);
-    cli.note("nvme create-ns makes a volume", ok, format!("namespace {made}, volume {volume} of {mib} MiB"));
+    cli.note(
+        "nvme create-ns makes a volume",
+        ok,
+        format!("namespace {made}, volume {volume} of {mib} MiB"),
+    );
 
     cli.run(&format!("virt-mgmt {controller} --cntlid={CONTROLLER} --act={TAKE_OFFLINE}"))?;
     let offline = cli.states()?;
     cli.run(&format!("virt-mgmt {controller} --cntlid={CONTROLLER} --act={TAKE_ONLINE}"))?;
     let online = cli.states()?;
     let ok = offline == [(1, ONLINE), (CONTROLLER, OFFLINE)] && online == states;
-    cli.note("nvme virt-mgmt takes a function offline and online", ok, format!("{offline:?}, then {online:?}"));
+    cli.note(
+        "nvme virt-mgmt takes a function offline and online",
+        ok,
+        format!("{offline:?}, then {online:?}"),
+    );
 
-    cli.run(&format!("detach-ns {controller} --namespace-id={NAMESPACE} --controllers={CONTROLLER}"))?;
+    cli.run(&format!(
+        "detach-ns {controller} --namespace-id={NAMESPACE} --controllers={CONTROLLER}"
+    ))?;
     cli.run(&format!("attach-ns {controller} --namespace-id={made} --controllers={CONTROLLER}"))?;
     let refused = cli.nvme(&format!("delete-ns {controller} --namespace-id={made}"))?;
     let ok = refused.text("code")? != "0" && cli.namespaces()?.contains(&made);
@@ -73,11 +87,17 @@ pub(super) fn unmake(
     let mut cli = Cli { session, guest, found, checks };
     let controller = cli.controller();
     cli.run(&format!("detach-ns {controller} --namespace-id={made} --controllers={CONTROLLER}"))?;
-    cli.run(&format!("attach-ns {controller} --namespace-id={NAMESPACE} --controllers={CONTROLLER}"))?;
+    cli.run(&format!(
+        "attach-ns {controller} --namespace-id={NAMESPACE} --controllers={CONTROLLER}"
+    ))?;
     cli.run(&format!("delete-ns {controller} --namespace-id={made}"))?;
     let volumes = cli.session.sidecore().run(&["volume", "--controller", POOL, "list"])?;
     let (left, gone) = (cli.namespaces()?, !volumes.contains(&format!("ns-{made}")));
-    cli.note("nvme delete-ns deletes the volume", gone && !left.contains(&made), format!("left: {left:?}"));
+    cli.note(
+        "nvme delete-ns deletes the volume",
+        gone && !left.contains(&made),
+        format!("left: {left:?}"),
+    );
     Ok(())
 }
 
@@ -111,7 +131,8 @@ impl Cli<'_, '_> {
 /// The numbers, in C's notation, that directly follow `key`.
 fn numbers_behind(said: &str, key: &str) -> Result<Vec<u64>> {
     let number = |rest: &str| {
-        let word: String = rest.trim_start().chars().take_while(char::is_ascii_alphanumeric).collect();
+        let word: String =
+            rest.trim_start().chars().take_while(char::is_ascii_alphanumeric).collect();
         let number = match word.strip_prefix("0x") {
             Some(digits) => u64::from_str_radix(digits, 16),
             None => word.parse(),

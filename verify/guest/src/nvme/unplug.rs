@@ -44,7 +44,8 @@ pub(super) fn can_unplug(session: &mut Session<'_>, emulator: &Emulator) -> Resu
     qmp.plug(qemu::function(MANAGER, &socket, SLOT)?)?;
     let deadline = Instant::now() + PATIENCE;
     // If QEMU ends, the commands fail, and the answer is no.
-    let unplugged = qmp.unplug(MANAGER).and_then(|()| qmp.unplugged(MANAGER, deadline)).unwrap_or(false);
+    let unplugged =
+        qmp.unplug(MANAGER).and_then(|()| qmp.unplugged(MANAGER, deadline)).unwrap_or(false);
     drop(running);
     session.wait_for_power_off(PROBE, Instant::now() + PATIENCE)?;
     Ok(unplugged)

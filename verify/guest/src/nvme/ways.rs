@@ -46,9 +46,11 @@ pub(super) fn measure(
     let mut ways = Vec::new();
     for (name, polled) in WAYS {
         let before = daemon.sidecore.counters(POOL, VF)?;
-        let answer = guest.order(session, &format!("measure {polled} {place} {}", window.as_secs().max(1)))?;
+        let answer = guest
+            .order(session, &format!("measure {polled} {place} {}", window.as_secs().max(1)))?;
         let after = daemon.sidecore.counters(POOL, VF)?;
-        let way = way(name, &answer, after.kicks - before.kicks).with_context(|| format!("nvme/{name}"))?;
+        let way = way(name, &answer, after.kicks - before.kicks)
+            .with_context(|| format!("nvme/{name}"))?;
         session.say(format!("{name}: {} commands, {} interrupts", way.commands, way.interrupts));
         ways.push(way);
     }
@@ -59,11 +61,23 @@ fn way(name: &str, answer: &Answer, kicks: u64) -> Result<Way> {
     let Ios { iops, p50_us, p99_us, total } = measure::fio_ios(answer.text("fio")?)?;
     let requests = |edge| measure::completed_requests(answer.text(edge)?);
     let commands = requests("stat-end")? - requests("stat-begin")?;
-    ensure!(commands == total, "the window was not quiet: fio read {total} times, but there were {commands} requests");
+    ensure!(
+        commands == total,
+        "the window was not quiet: fio read {total} times, but there were {commands} requests"
+    );
     let interrupts = |edge| interrupts(answer.text(edge)?);
     let interrupts = interrupts("interrupts-end")? - interrupts("interrupts-begin")?;
     let interrupts_per_command = interrupts as f64 / commands as f64;
-    Ok(Way { way: name.to_owned(), commands, interrupts, kicks, interrupts_per_command, iops, p50_us, p99_us })
+    Ok(Way {
+        way: name.to_owned(),
+        commands,
+        interrupts,
+        kicks,
+        interrupts_per_command,
+        iops,
+        p50_us,
+        p99_us,
+    })
 }
 
 /// The interrupts of a controller's I/O queues, from its lines of /proc/interrupts.
@@ -80,7 +94,10 @@ pub(super) fn table(ways: &[Way]) -> String {
     let mut line = |cells: [&str; 6]| {
         let [way, commands, interrupts, doorbells, iops, p50] = cells;
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "{way:<12} {commands:>9} {interrupts:>19} {doorbells:>18} {iops:>9} {p50:>8}");
+        let _ = writeln!(
+            text,
+            "{way:<12} {commands:>9} {interrupts:>19} {doorbells:>18} {iops:>9} {p50:>8}"
+        );
     };
     line(["way", "commands", "interrupts/command", "doorbells/command", "IOPS", "p50 us"]);
     for Way { way, commands, interrupts_per_command, kicks, iops, p50_us, .. } in ways {
@@ -103,10 +120,14 @@ pub(super) fn faults(ways: &[Way]) -> Vec<String> {
             "polled" if *interrupts > 0 => "there must be no interrupt",
             // Without interrupts here, their absence in the polled case would prove nothing.
             "interrupts" if *interrupts == 0 => "there must be some: the counting does not work",
-            _ if *kicks > 0 => "there must be no doorbell that needs a message: the function is polled",
+            _ if *kicks > 0 => {
+                "there must be no doorbell that needs a message: the function is polled"
+            }
             _ => return None,
         };
-        Some(format!("nvme/{way}: {commands} commands took {interrupts} interrupts and {kicks} messages; {must}"))
+        Some(format!(
+            "nvme/{way}: {commands} commands took {interrupts} interrupts and {kicks} messages; {must}"
+        ))
     };
     ways.iter().filter_map(fault).collect()
 }

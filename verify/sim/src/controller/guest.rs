@@ -84,7 +84,9 @@ impl World {
         if self.guests.len() >= 6 {
             return Ok(());
         }
-        let Some((name, read_only)) = self.model.volumes.get(&volume).map(|it| (it.name.clone(), it.read_only)) else {
+        let Some((name, read_only)) =
+            self.model.volumes.get(&volume).map(|it| (it.name.clone(), it.read_only))
+        else {
             return Ok(());
         };
         self.note(format!("a guest on volume {volume}"));
@@ -94,12 +96,15 @@ impl World {
         let function = match function {
             // A volume is served once it is durable.
             Err(ControllerError::NotMade(_)) => return Ok(()),
-            function => function.map_err(|error| format!("a function of volume {volume}: {error}"))?,
+            function => {
+                function.map_err(|error| format!("a function of volume {volume}: {error}"))?
+            }
         };
         let mut channels = Vec::new();
         for _ in 0..=self.random.below(3) {
             let depth = [1, 4, 16][self.random.below(3) as usize];
-            let mut channel = function.open_channel(&self.core, depth).map_err(|error| error.to_string())?;
+            let mut channel =
+                function.open_channel(&self.core, depth).map_err(|error| error.to_string())?;
             channel.attach_memory(&self.requests.memory).map_err(|error| error.to_string())?;
             channels.push((channel, depth));
         }
@@ -109,7 +114,9 @@ impl World {
 
     /// Stops a random guest, if it has no request in flight.
     pub(super) fn detach(&mut self) {
-        let idle = |guest: &Guest| guest.channels.iter().all(|(channel, _)| channel.readiness().in_flight == 0);
+        let idle = |guest: &Guest| {
+            guest.channels.iter().all(|(channel, _)| channel.readiness().in_flight == 0)
+        };
         let index = self.random.below(self.guests.len().max(1) as u64) as usize;
         if self.guests.get(index).is_some_and(idle) {
             let guest = self.guests.swap_remove(index);
@@ -149,8 +156,16 @@ impl World {
             1 => sectors - 1 - near,
             _ => near,
         };
-        let longest = if is_moved { self.tuning.longest_write.min(BUFFER_SECTORS) } else { self.tuning.longest_write };
-        let count = 1 + if self.random.once_in(2) { self.random.below(longest) } else { self.random.below(2 * spb) };
+        let longest = if is_moved {
+            self.tuning.longest_write.min(BUFFER_SECTORS)
+        } else {
+            self.tuning.longest_write
+        };
+        let count = 1 + if self.random.once_in(2) {
+            self.random.below(longest)
+        } else {
+            self.random.below(2 * spb)
+        };
         (sector, count.min(longest).min(sectors - sector))
     }
 
@@ -159,7 +174,11 @@ impl World {
         let Some(guest) = self.guests.get(index) else { return Ok(()) };
         let volume = guest.volume;
         let queue = self.random.below(guest.channels.len() as u64) as usize;
-        if guest.channels.get(queue).is_none_or(|(channel, depth)| channel.readiness().in_flight >= *depth) {
+        if guest
+            .channels
+            .get(queue)
+            .is_none_or(|(channel, depth)| channel.readiness().in_flight >= *depth)
+        {
             return self.poll(index, queue);
         }
         if operation == Operation::Flush && self.bug == Some(Bug::FlushesAnswered) {
@@ -177,8 +196,12 @@ impl World {
             }
             // A discard promises nothing about parts of blocks, and in fact leaves them as they
             // are.
-            Operation::Discard => self.model.whole_blocks(sector, count).map(|sector| (sector, 0)).collect(),
-            Operation::WriteZeroes { .. } => (sector..sector + count).map(|sector| (sector, 0)).collect(),
+            Operation::Discard => {
+                self.model.whole_blocks(sector, count).map(|sector| (sector, 0)).collect()
+            }
+            Operation::WriteZeroes { .. } => {
+                (sector..sector + count).map(|sector| (sector, 0)).collect()
+            }
             Operation::Read | Operation::Flush => Vec::new(),
         };
         let request = self.request(operation, sector, count, buffer, &stamps)?;
@@ -187,13 +210,18 @@ impl World {
         self.requests.tags += 1;
         let tag = self.requests.tags;
         let faults = self.store.faults();
-        self.requests.pending.insert(tag, Pending { volume, operation, sector, count, issued, writes, buffer, faults });
+        self.requests.pending.insert(
+            tag,
+            Pending { volume, operation, sector, count, issued, writes, buffer, faults },
+        );
         let mut batch = Batch::new();
         batch.push(request);
         batch.iter_mut().for_each(|request| request.tag = Some(Tag::from_bits(tag)));
         if self.random.once_in(2) {
             self.exchange(index, queue, &mut batch)?;
-        } else if let Some((channel, _)) = self.guests.get_mut(index).and_then(|guest| guest.channels.get_mut(queue)) {
+        } else if let Some((channel, _)) =
+            self.guests.get_mut(index).and_then(|guest| guest.channels.get_mut(queue))
+        {
             channel.submit(self.time, &mut batch);
         }
         let is_taken = batch.is_empty();
@@ -221,12 +249,20 @@ impl World {
         if !matches!(operation, Operation::Read | Operation::Write) {
             return Ok(request);
         }
-        let (address, len_bytes) = (buffer * BUFFER_SECTORS * SECTOR_BYTES as u64, request.len_bytes);
-        let first = if self.random.once_in(4) { 1 + self.random.below(len_bytes - 1) } else { len_bytes };
+        let (address, len_bytes) =
+            (buffer * BUFFER_SECTORS * SECTOR_BYTES as u64, request.len_bytes);
+        let first =
+            if self.random.once_in(4) { 1 + self.random.below(len_bytes - 1) } else { len_bytes };
         // The second piece comes first in memory, so that the two do not touch.
-        for (address, len_bytes) in [(address + len_bytes - first, first), (address, len_bytes - first)] {
+        for (address, len_bytes) in
+            [(address + len_bytes - first, first), (address, len_bytes - first)]
+        {
             if len_bytes > 0 {
-                let pushed = request.segments.push(GuestAddress(address), len_bytes, &mut RegionHint::default());
+                let pushed = request.segments.push(
+                    GuestAddress(address),
+                    len_bytes,
+                    &mut RegionHint::default(),
+                );
                 pushed.map_err(|error| error.to_string())?;
             }
         }
@@ -264,17 +300,21 @@ impl World {
         self.time = Nanos(self.time.0 + 1 + self.random.below(2000));
         let only_polls = batch.is_empty() && self.random.once_in(2);
         let mut completed = Batch::new();
-        if let Some((channel, _)) = self.guests.get_mut(guest).and_then(|guest| guest.channels.get_mut(queue)) {
+        if let Some((channel, _)) =
+            self.guests.get_mut(guest).and_then(|guest| guest.channels.get_mut(queue))
+        {
             if only_polls {
                 channel.poll(self.time, &mut completed);
             } else {
                 channel.exchange(self.time, batch, &mut completed);
             }
         }
-        let tags: Vec<_> = completed.iter_mut().map(|request| request.tag.take().map(Tag::into_bits)).collect();
+        let tags: Vec<_> =
+            completed.iter_mut().map(|request| request.tag.take().map(Tag::into_bits)).collect();
         for (request, tag) in completed.iter().zip(tags) {
             let pending = tag.and_then(|tag| self.requests.pending.remove(&tag));
-            let pending = pending.ok_or_else(|| format!("a completion {tag:?} of no request in flight"))?;
+            let pending =
+                pending.ok_or_else(|| format!("a completion {tag:?} of no request in flight"))?;
             let succeeded = self.check_completion(request, &pending)?;
             self.note(format!("{pending}: {}", if succeeded { "done" } else { "failed" }));
             self.end(&pending, succeeded);
@@ -303,9 +343,15 @@ impl World {
     }
 
     /// Checks the result of a request; true if it succeeded.
-    fn check_completion(&mut self, request: &BlockRequest, pending: &Pending) -> Result<bool, String> {
+    fn check_completion(
+        &mut self,
+        request: &BlockRequest,
+        pending: &Pending,
+    ) -> Result<bool, String> {
         let Pending { volume, operation, sector, count, issued, .. } = *pending;
-        if request.offset_bytes != sector * SECTOR_BYTES as u64 || request.len_bytes != count * SECTOR_BYTES as u64 {
+        if request.offset_bytes != sector * SECTOR_BYTES as u64
+            || request.len_bytes != count * SECTOR_BYTES as u64
+        {
             return Err(format!("{} comes back with other bytes", pending));
         }
         let excused = pending.faults != self.store.faults() || self.has_failed;
@@ -331,10 +377,16 @@ impl World {
             let Some(model) = self.model.volumes.get(&volume) else { return Ok(true) };
             for (sector, data) in (sector..).zip(data.chunks_exact(SECTOR_BYTES)) {
                 let stamps = &self.ledger.stamps;
-                let found = stamp_of(data).map_err(|word| format!("{}: {word:#x}, and not alone", pending))?;
+                let found = stamp_of(data)
+                    .map_err(|word| format!("{}: {word:#x}, and not alone", pending))?;
                 model.check_read(sector, issued, found).map_err(|allowed| {
-                    let allowed: Vec<_> = allowed.into_iter().map(|stamp| stamps.describe(stamp)).collect();
-                    format!("{}: {sector} reads {} instead of {allowed:?}", pending, stamps.describe(found))
+                    let allowed: Vec<_> =
+                        allowed.into_iter().map(|stamp| stamps.describe(stamp)).collect();
+                    format!(
+                        "{}: {sector} reads {} instead of {allowed:?}",
+                        pending,
+                        stamps.describe(found)
+                    )
                 })?;
             }
         }

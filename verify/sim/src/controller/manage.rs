@@ -57,12 +57,21 @@ impl World {
             }
             // A snapshot cannot be resized, nor perhaps have snapshots.
             ControllerError::Volume(VolumeError::VolumeReadOnly(_)) => Ok(()),
-            ControllerError::Volume(VolumeError::StoreReadOnly(_)) if self.has_failed || self.is_committing => Ok(()),
+            ControllerError::Volume(VolumeError::StoreReadOnly(_))
+                if self.has_failed || self.is_committing =>
+            {
+                Ok(())
+            }
             _ => Err(error.to_string()),
         }
     }
 
-    fn made(&mut self, made: Result<(VolumeId, Change), ControllerError>, begun: Moment, new: ModelVolume) -> Step {
+    fn made(
+        &mut self,
+        made: Result<(VolumeId, Change), ControllerError>,
+        begun: Moment,
+        new: ModelVolume,
+    ) -> Step {
         let (id, change) = match made {
             Ok(made) => made,
             Err(error) => return self.refused(&error),
@@ -78,11 +87,13 @@ impl World {
     fn create(&mut self) -> Step {
         let (name, blocks) = (self.fresh_name(), self.some_blocks());
         let block_bytes = u64::from(self.tuning.block_bytes);
-        let quota = self.random.once_in(6).then(|| 1 + self.random.below(self.tuning.largest_volume));
+        let quota =
+            self.random.once_in(6).then(|| 1 + self.random.below(self.tuning.largest_volume));
         self.note(format!("create {name}: {blocks} blocks, quota {quota:?}"));
         let begun = self.now();
         let quota_bytes = quota.map(|blocks| blocks * block_bytes);
-        let made = self.controller.begin_create(&name, blocks * block_bytes, quota_bytes, begun.clock);
+        let made =
+            self.controller.begin_create(&name, blocks * block_bytes, quota_bytes, begun.clock);
         let now = self.now();
         self.made(made, begun, ModelVolume::new(name, blocks, begun, now))
     }
@@ -91,7 +102,10 @@ impl World {
     fn derive(&mut self, read_only: bool) -> Step {
         let (Some(origin), name) = (self.any_volume(), self.fresh_name()) else { return Ok(()) };
         let Some(model) = self.model.volumes.get(&origin).cloned() else { return Ok(()) };
-        self.note(format!("{} of volume {origin}: {name}", if read_only { "snapshot" } else { "clone" }));
+        self.note(format!(
+            "{} of volume {origin}: {name}",
+            if read_only { "snapshot" } else { "clone" }
+        ));
         let begun = self.now();
         let disk = &mut self.store.clone();
         let made = if read_only {
@@ -110,7 +124,8 @@ impl World {
         self.note(format!("resize volume {id} to {blocks} blocks"));
         let begun = self.now();
         let size_bytes = blocks * u64::from(self.tuning.block_bytes);
-        let change = match self.controller.begin_resize(&name, size_bytes, &mut self.store.clone()) {
+        let change = match self.controller.begin_resize(&name, size_bytes, &mut self.store.clone())
+        {
             Ok((_, change)) => change,
             Err(ControllerError::InUse { .. }) if shrinks && self.is_in_use(id) => return Ok(()),
             Err(error) => return self.refused(&error),

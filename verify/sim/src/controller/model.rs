@@ -80,10 +80,17 @@ impl ModelVolume {
     }
 
     /// Notes the start of writes to some sectors.
-    pub(super) fn begin(&mut self, stamps: impl IntoIterator<Item = (u64, Stamp)>, issued: Moment) -> Writes {
+    pub(super) fn begin(
+        &mut self,
+        stamps: impl IntoIterator<Item = (u64, Stamp)>,
+        issued: Moment,
+    ) -> Writes {
         let begin = |(sector, stamp)| {
             self.unsafe_sectors.insert(sector);
-            let register = self.sectors.entry(sector).or_insert_with(|| Register::holding([0], Moment::default()));
+            let register = self
+                .sectors
+                .entry(sector)
+                .or_insert_with(|| Register::holding([0], Moment::default()));
             (sector, register.begin(stamp, issued))
         };
         stamps.into_iter().map(begin).collect()
@@ -120,12 +127,21 @@ impl ModelVolume {
     }
 
     /// Notes a new size; sectors beyond it are zeroes if a later size shows them again.
-    pub(super) fn resize(&mut self, blocks: u64, sectors_per_block: u64, issued: Moment, now: Moment) {
+    pub(super) fn resize(
+        &mut self,
+        blocks: u64,
+        sectors_per_block: u64,
+        issued: Moment,
+        now: Moment,
+    ) {
         self.size = blocks;
         let write = self.blocks.begin(blocks, issued);
         self.blocks.end(write, now, true);
-        let cut_off: Vec<_> =
-            self.sectors.range(blocks * sectors_per_block..).map(|(sector, _)| (*sector, 0)).collect();
+        let cut_off: Vec<_> = self
+            .sectors
+            .range(blocks * sectors_per_block..)
+            .map(|(sector, _)| (*sector, 0))
+            .collect();
         let writes = self.begin(cut_off, issued);
         self.end(&writes, now, true);
     }
@@ -138,11 +154,20 @@ impl ModelVolume {
     }
 
     /// Whether a guest that began to read at `since` may find `found`.
-    pub(super) fn check_read(&self, sector: u64, since: Moment, found: Stamp) -> Result<(), Vec<Stamp>> {
+    pub(super) fn check_read(
+        &self,
+        sector: u64,
+        since: Moment,
+        found: Stamp,
+    ) -> Result<(), Vec<Stamp>> {
         let Some(register) = self.sectors.get(&sector) else {
             return if found == 0 { Ok(()) } else { Err(vec![0]) };
         };
-        if register.shown(since).any(|stamp| stamp == found) { Ok(()) } else { Err(register.shown(since).collect()) }
+        if register.shown(since).any(|stamp| stamp == found) {
+            Ok(())
+        } else {
+            Err(register.shown(since).collect())
+        }
     }
 
     /// Whether a cut may leave the volume as `found`. A written sector holds one of the stamps that
@@ -178,11 +203,16 @@ impl ModelVolume {
         for (block, found) in &found.blocks {
             for (index, content) in (0..).zip(&found.sectors) {
                 let sector = block * sectors_per_block + index;
-                let stamp = content.map_err(|word| format!("sector {sector} is {word:#x}, and not alone"))?;
-                check(sector, stamp).map_err(|what| format!("{what} (physical block {})", found.physical))?;
+                let stamp = content
+                    .map_err(|word| format!("sector {sector} is {word:#x}, and not alone"))?;
+                check(sector, stamp)
+                    .map_err(|what| format!("{what} (physical block {})", found.physical))?;
             }
         }
-        let holes = self.sectors.keys().filter(|sector| !found.blocks.contains_key(&(*sector / sectors_per_block)));
+        let holes = self
+            .sectors
+            .keys()
+            .filter(|sector| !found.blocks.contains_key(&(*sector / sectors_per_block)));
         holes.copied().try_for_each(|sector| check(sector, 0))
     }
 
@@ -205,7 +235,9 @@ impl Model {
     pub(super) fn adopt(found: &Found, sectors_per_block: u64) -> Self {
         let mut model = Self { volumes: BTreeMap::new(), sectors_per_block, clock: 0 };
         let now = model.now(0);
-        let adopt = |(&id, found): (&u64, &FoundVolume)| (id, ModelVolume::adopt(found, sectors_per_block, now));
+        let adopt = |(&id, found): (&u64, &FoundVolume)| {
+            (id, ModelVolume::adopt(found, sectors_per_block, now))
+        };
         model.volumes = found.iter().map(adopt).collect();
         model
     }
@@ -231,9 +263,16 @@ impl Model {
     ///
     /// # Errors
     /// The first difference.
-    pub(super) fn check_left(&self, found: &Found, cut: usize, stamps: &Stamps) -> Result<(), String> {
+    pub(super) fn check_left(
+        &self,
+        found: &Found,
+        cut: usize,
+        stamps: &Stamps,
+    ) -> Result<(), String> {
         self.check_each(found, cut, |volume, found| {
-            volume.check_left(found, cut, self.sectors_per_block, stamps, |_, register| register.left_at(cut).collect())
+            volume.check_left(found, cut, self.sectors_per_block, stamps, |_, register| {
+                register.left_at(cut).collect()
+            })
         })
     }
 
@@ -242,12 +281,21 @@ impl Model {
     ///
     /// # Errors
     /// The first difference.
-    pub(super) fn check_died(&self, found: &Found, now: Moment, stamps: &Stamps) -> Result<(), String> {
+    pub(super) fn check_died(
+        &self,
+        found: &Found,
+        now: Moment,
+        stamps: &Stamps,
+    ) -> Result<(), String> {
         let cut = now.position + 1;
         self.check_each(found, cut, |volume, found| {
             let settled = volume.settled_sectors(cut, self.sectors_per_block);
             volume.check_left(found, cut, self.sectors_per_block, stamps, |sector, register| {
-                if sector < settled { register.shown(now).collect() } else { register.left_at(cut).collect() }
+                if sector < settled {
+                    register.shown(now).collect()
+                } else {
+                    register.left_at(cut).collect()
+                }
             })
         })
     }

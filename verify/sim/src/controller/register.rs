@@ -34,8 +34,13 @@ pub(super) type Write = usize;
 impl<T: Copy + PartialEq> Register<T> {
     /// A register that has held one of `values`, safely, since before `now`.
     pub(super) fn holding(values: impl IntoIterator<Item = T>, now: Moment) -> Self {
-        let version =
-            |value| Version { value, issued: Moment::default(), ended: Some(now), succeeded: true, safe_from: Some(0) };
+        let version = |value| Version {
+            value,
+            issued: Moment::default(),
+            ended: Some(now),
+            succeeded: true,
+            safe_from: Some(0),
+        };
         Self(values.into_iter().map(version).collect())
     }
 
@@ -69,13 +74,16 @@ impl<T: Copy + PartialEq> Register<T> {
 
     /// The values that a read may find which began at `since` and ends now.
     pub(super) fn shown(&self, since: Moment) -> impl Iterator<Item = T> {
-        self.left(move |newer| newer.ended.is_some_and(|ended| ended.clock < since.clock)).map(|version| version.value)
+        self.left(move |newer| newer.ended.is_some_and(|ended| ended.clock < since.clock))
+            .map(|version| version.value)
     }
 
     /// The values that a power cut at `position` may leave.
     pub(super) fn left_at(&self, position: usize) -> impl Iterator<Item = T> {
         let there = move |version: &&Version<T>| version.issued.position < position;
-        let certain = move |newer: &Version<T>| newer.safe_from.is_some_and(|safe_from| safe_from <= position);
+        let certain = move |newer: &Version<T>| {
+            newer.safe_from.is_some_and(|safe_from| safe_from <= position)
+        };
         self.left(certain).filter(there).map(|version| version.value)
     }
 
@@ -105,7 +113,11 @@ mod tests {
         register.end(one, at(5), true);
         register.end(two, at(6), true);
         assert_eq!(register.shown(at(7)).collect::<Vec<_>>(), [1, 2]);
-        assert_eq!(register.shown(at(4)).collect::<Vec<_>>(), [0, 1, 2], "it began to read before that");
+        assert_eq!(
+            register.shown(at(4)).collect::<Vec<_>>(),
+            [0, 1, 2],
+            "it began to read before that"
+        );
         let three = register.begin(3, at(8));
         register.end(three, at(9), false);
         assert_eq!(register.shown(at(10)).collect::<Vec<_>>(), [1, 2, 3]);

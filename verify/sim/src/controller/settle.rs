@@ -72,7 +72,8 @@ impl World {
         if report.counts.commits > commits {
             self.first_commit.get_or_insert(position);
         }
-        let settled: Vec<_> = self.settling.extract_if(.., |settling| settling.is_in_commit).collect();
+        let settled: Vec<_> =
+            self.settling.extract_if(.., |settling| settling.is_in_commit).collect();
         for settling in settled {
             self.settled(&settling, position);
         }
@@ -96,7 +97,10 @@ impl World {
                 let report = self.controller.report();
                 let waiting = self.requests.pending.values().take(4).map(ToString::to_string);
                 let waiting = waiting.collect::<Vec<_>>().join(", ");
-                return Err(format!("{} requests do not end: {waiting}; {report:?}", self.requests.pending.len()));
+                return Err(format!(
+                    "{} requests do not end: {waiting}; {report:?}",
+                    self.requests.pending.len()
+                ));
             }
             self.poll_all()?;
             self.serve()?;
@@ -123,7 +127,10 @@ impl World {
     /// Takes steps in the middle of the controller's work.
     fn meanwhile(&mut self) {
         self.depth += 1;
-        while self.depth < 4 && self.wrong.is_none() && self.random.once_in(self.tuning.writes_per_meanwhile) {
+        while self.depth < 4
+            && self.wrong.is_none()
+            && self.random.once_in(self.tuning.writes_per_meanwhile)
+        {
             if let Err(wrong) = self.step() {
                 self.wrong = Some(wrong);
             }

@@ -4,7 +4,9 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation, Readiness};
+use sidecore_block::{
+    Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation, Readiness,
+};
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 use sidecore_volume::Disk;
@@ -44,7 +46,10 @@ struct Luck {
 
 impl SimStore {
     pub(super) fn new(disk: SimDisk, random: Random, manner: Manner) -> Self {
-        Self { disk, luck: Arc::new(Mutex::new(Luck { random, manner, faults: 0, owed: Vec::new() })) }
+        Self {
+            disk,
+            luck: Arc::new(Mutex::new(Luck { random, manner, faults: 0, owed: Vec::new() })),
+        }
     }
 
     fn luck(&self) -> MutexGuard<'_, Luck> {
@@ -69,7 +74,10 @@ impl SimStore {
 
 impl BlockDevice for SimStore {
     fn geometry(&self) -> Geometry {
-        Geometry { volatile_cache: true, ..Geometry::new(self.disk.size_bytes(), SECTOR_BYTES as u32) }
+        Geometry {
+            volatile_cache: true,
+            ..Geometry::new(self.disk.size_bytes(), SECTOR_BYTES as u32)
+        }
     }
 
     fn open_channel(&self, _core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
@@ -96,7 +104,8 @@ impl Disk for SimStore {
     }
 
     fn discard(&mut self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
-        self.disk.write_sectors(offset_bytes, &fill(DISCARDED).repeat(len_bytes as usize / SECTOR_BYTES))
+        self.disk
+            .write_sectors(offset_bytes, &fill(DISCARDED).repeat(len_bytes as usize / SECTOR_BYTES))
     }
 }
 
@@ -120,7 +129,11 @@ impl InFlight {
         let mut luck = store.luck();
         let request = &mut self.request;
         let sectors = (request.len_bytes - self.done_bytes) / SECTOR_BYTES as u64;
-        let count = if sectors > 1 && luck.random.once_in(4) { 1 + luck.random.below(sectors) } else { sectors };
+        let count = if sectors > 1 && luck.random.once_in(4) {
+            1 + luck.random.below(sectors)
+        } else {
+            sectors
+        };
         let (skip_bytes, len_bytes) = (self.done_bytes, count * SECTOR_BYTES as u64);
         let offset_bytes = request.offset_bytes + skip_bytes;
         let mut data = vec![0; len_bytes as usize];

@@ -99,7 +99,12 @@ impl System for World {
     fn format(history: &mut History<Self>, bytes: Vec<u8>) -> Result<Vec<u8>, Box<Violation>> {
         let disk = SimDisk::new(bytes);
         let block_bytes = history.tuning().block_bytes;
-        let options = FormatOptions { block_bytes, label: "simulated".to_owned(), uuid: [7; 16], force: true };
+        let options = FormatOptions {
+            block_bytes,
+            label: "simulated".to_owned(),
+            uuid: [7; 16],
+            force: true,
+        };
         let formatted = format(&mut disk.clone(), &options);
         formatted.map_err(|error| history.violation("formatting", error.to_string(), &[], 0))?;
         Ok(disk.bytes())
@@ -125,8 +130,13 @@ impl System for World {
             answered: keeping.answered(bug),
             ..ControllerOptions::default()
         };
-        let controller =
-            Controller::without_threads("simulated", Arc::new(store.clone()), &options, None, &mut store.clone());
+        let controller = Controller::without_threads(
+            "simulated",
+            Arc::new(store.clone()),
+            &options,
+            None,
+            &mut store.clone(),
+        );
         let controller = controller.map_err(|error| format!("open: {error}"))?;
         if bug == Some(Bug::LyingFlushes) {
             disk.lie_about_flushes();
@@ -190,7 +200,8 @@ impl System for World {
     }
 
     fn log_at_death(&self) -> Answered {
-        let log = self.keeping.log.as_ref().map(|log| Arc::new(HeapMemory::of_words(log.to_words())));
+        let log =
+            self.keeping.log.as_ref().map(|log| Arc::new(HeapMemory::of_words(log.to_words())));
         Keeping { log, ..self.keeping.clone() }.answered(self.bug)
     }
 

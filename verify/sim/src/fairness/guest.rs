@@ -62,10 +62,13 @@ impl SaturatingGuest {
 
     fn described(mut self) -> Self {
         for &slot in &self.idle {
-            let (line, data) = (LINES + u64::from(slot) * 64, DATA + u64::from(slot) * REQUEST_BYTES);
+            let (line, data) =
+                (LINES + u64::from(slot) * 64, DATA + u64::from(slot) * REQUEST_BYTES);
             let sector = u64::from(slot) % (VOLUME_BYTES / REQUEST_BYTES);
             let header = RequestHeader { kind: request_type::IN, sector }.encode();
-            self.memory.write_slice(GuestAddress(line), &header, &mut RegionHint::default()).expect("in range");
+            self.memory
+                .write_slice(GuestAddress(line), &header, &mut RegionHint::default())
+                .expect("in range");
             let chain = [
                 Buffer::to_device(line, header.len() as u32),
                 Buffer::from_device(data, REQUEST_BYTES as u32),
@@ -91,7 +94,12 @@ impl SaturatingGuest {
     /// Takes the completed requests and sends all of them again; returns their number.
     pub(super) fn step(&mut self) -> u64 {
         while let Some(used) = self.ring.pop().expect("the device gives back what it was given") {
-            assert_eq!(u64::from(used.written_bytes), REQUEST_BYTES + 1, "{:?}", self.device.broken());
+            assert_eq!(
+                u64::from(used.written_bytes),
+                REQUEST_BYTES + 1,
+                "{:?}",
+                self.device.broken()
+            );
             self.idle.push(used.slot);
             self.served += 1;
         }

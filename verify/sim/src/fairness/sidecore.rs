@@ -108,16 +108,20 @@ impl Sleeper for Sleepless {
 
 fn execute(commands: &Receiver<Command>, answers: &Sender<Answer>) {
     let (_post, mail) = mailbox().expect("a mailbox");
-    let mut reactor: Reactor<Sleepless> = Reactor::new(CoreContext::default(), Sleepless, mail).expect("a reactor");
+    let mut reactor: Reactor<Sleepless> =
+        Reactor::new(CoreContext::default(), Sleepless, mail).expect("a reactor");
     let mut guests: Vec<(usize, SaturatingGuest)> = Vec::new();
     for command in commands {
         let answer = match command {
             Command::Serve(function, device, depth) => {
                 let mut guest = SaturatingGuest::new(&*device, depth);
-                let channel = device.open_channel(reactor.context(), usize::from(depth) * 4).expect("a channel");
+                let channel = device
+                    .open_channel(reactor.context(), usize::from(depth) * 4)
+                    .expect("a channel");
                 let (resources, fresh) = (guest.resources(), RingState::fresh(RingFormat::Split));
                 let (mode, signal) = (IdleMode::Poll, EventFd::peer_signal);
-                let queue = BlkQueue::new(&guest.device, 0, resources, fresh, channel, mode, signal);
+                let queue =
+                    BlkQueue::new(&guest.device, 0, resources, fresh, channel, mode, signal);
                 reactor.add(queue.expect("a queue")).expect("room");
                 guest.step();
                 guests.push((function, guest));
@@ -127,9 +131,9 @@ fn execute(commands: &Receiver<Command>, answers: &Sender<Answer>) {
                 reactor.turn(&mut || now).expect("it does not sleep");
                 Answer::Turned(guests.iter_mut().map(|(_, guest)| guest.step()).sum())
             }
-            Command::Report => {
-                Answer::Served(guests.iter().map(|(function, guest)| (*function, guest.served)).collect())
-            }
+            Command::Report => Answer::Served(
+                guests.iter().map(|(function, guest)| (*function, guest.served)).collect(),
+            ),
         };
         if answers.send(answer).is_err() {
             break;

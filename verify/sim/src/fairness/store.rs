@@ -43,7 +43,9 @@ impl BlockDevice for SlotStore {
 
     fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
         let inner = self.inner.open_channel(core, depth)?;
-        if !self.begun.load(Ordering::Relaxed) || self.slots.lock().is_ok_and(|slots| slots.is_empty()) {
+        if !self.begun.load(Ordering::Relaxed)
+            || self.slots.lock().is_ok_and(|slots| slots.is_empty())
+        {
             return Ok(inner);
         }
         let slots = Arc::clone(&self.slots);

@@ -62,7 +62,8 @@ impl<'a> Cutter<'a> {
                 if *honest {
                     for (sector, versions) in std::mem::take(&mut self.pending) {
                         if let Some(newest) = versions.last() {
-                            self.bytes[sector * SECTOR_BYTES..][..SECTOR_BYTES].copy_from_slice(newest);
+                            self.bytes[sector * SECTOR_BYTES..][..SECTOR_BYTES]
+                                .copy_from_slice(newest);
                         }
                     }
                     self.last_write = None;
@@ -80,7 +81,12 @@ impl<'a> Cutter<'a> {
 
     /// Cuts the power here: `look` gets one of the disks that may be left, chosen by `random`. If
     /// it `may_damage`, the cut may flip a bit in a copy of the superblock.
-    pub fn cut<T>(&mut self, random: &mut Random, may_damage: bool, look: impl FnOnce(&mut Image<'_>) -> T) -> T {
+    pub fn cut<T>(
+        &mut self,
+        random: &mut Random,
+        may_damage: bool,
+        look: impl FnOnce(&mut Image<'_>) -> T,
+    ) -> T {
         let luck = Luck::draw(random, self.pending.len() as u64);
         let mut image = Image { bytes: &mut self.bytes, undo: Vec::new(), is_damaged: false };
         for (index, (&sector, versions)) in self.pending.iter().enumerate() {
@@ -131,7 +137,13 @@ impl Luck {
     }
 
     /// The index of a sector's version that is kept, if any.
-    fn keeps(self, random: &mut Random, index: u64, in_last_write: bool, versions: usize) -> Option<usize> {
+    fn keeps(
+        self,
+        random: &mut Random,
+        index: u64,
+        in_last_write: bool,
+        versions: usize,
+    ) -> Option<usize> {
         let keeps = match self {
             Self::Nothing => false,
             Self::Everything => return Some(versions - 1),
@@ -144,7 +156,8 @@ impl Luck {
         };
         // Usually the newest version: an older version of a sector that is rewritten in place is
         // rarer.
-        let kept = if random.once_in(4) { random.below(versions as u64) as usize } else { versions - 1 };
+        let kept =
+            if random.once_in(4) { random.below(versions as u64) as usize } else { versions - 1 };
         keeps.then_some(kept)
     }
 }

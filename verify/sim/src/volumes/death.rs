@@ -47,8 +47,12 @@ impl World {
             let Some(volume) = state.0.get_mut(volume) else { continue };
             let blocks = Rc::make_mut(&mut volume.cells);
             match answered {
-                Answered::Mapped { cells, .. } => blocks.extend(cells.iter().map(|(block, cell)| (*block, *cell))),
-                Answered::Unmapped { range, .. } => blocks.retain(|block, _| !range.contains(Vlba(*block))),
+                Answered::Mapped { cells, .. } => {
+                    blocks.extend(cells.iter().map(|(block, cell)| (*block, *cell)))
+                }
+                Answered::Unmapped { range, .. } => {
+                    blocks.retain(|block, _| !range.contains(Vlba(*block)))
+                }
             }
         }
         state

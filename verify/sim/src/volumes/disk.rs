@@ -78,7 +78,13 @@ impl SimDisk {
     pub fn new(bytes: Vec<u8>) -> Self {
         assert!(bytes.len().is_multiple_of(SECTOR_BYTES), "a disk is whole sectors");
         let recording = Recording { base: bytes.clone(), log: vec![Event::Flush { honest: true }] };
-        Self(Arc::new(Mutex::new(Inner { bytes, recording, flushes_lie: false, succeeds: None, space: None })))
+        Self(Arc::new(Mutex::new(Inner {
+            bytes,
+            recording,
+            flushes_lie: false,
+            succeeds: None,
+            space: None,
+        })))
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -181,7 +187,11 @@ impl Inner {
 }
 
 /// The bytes of an access that must be whole sectors inside a disk of `size` bytes.
-pub(super) fn whole_sectors(offset_bytes: u64, len: usize, size: usize) -> io::Result<std::ops::Range<usize>> {
+pub(super) fn whole_sectors(
+    offset_bytes: u64,
+    len: usize,
+    size: usize,
+) -> io::Result<std::ops::Range<usize>> {
     let start = usize::try_from(offset_bytes).unwrap_or(usize::MAX);
     let inside = start.checked_add(len).is_some_and(|end| end <= size);
     if inside && start.is_multiple_of(SECTOR_BYTES) && len.is_multiple_of(SECTOR_BYTES) {

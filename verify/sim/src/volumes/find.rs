@@ -14,7 +14,11 @@ use crate::Random;
 ///
 /// # Errors
 /// A problem, except damaged copies of the superblock if those are expected.
-pub(crate) fn check(volumes: &mut Volumes, disk: &mut dyn Disk, damaged_superblocks: bool) -> Result<Report, String> {
+pub(crate) fn check(
+    volumes: &mut Volumes,
+    disk: &mut dyn Disk,
+    damaged_superblocks: bool,
+) -> Result<Report, String> {
     let report = volumes.check(disk);
     check_report(&report, damaged_superblocks).map(|()| report)
 }
@@ -24,7 +28,8 @@ pub(crate) fn check(volumes: &mut Volumes, disk: &mut dyn Disk, damaged_superblo
 /// # Errors
 /// As [`check`].
 pub(crate) fn check_report(report: &Report, damaged_superblocks: bool) -> Result<(), String> {
-    let is_known = |problem: &Problem| damaged_superblocks && matches!(problem.place, Place::Superblock(_));
+    let is_known =
+        |problem: &Problem| damaged_superblocks && matches!(problem.place, Place::Superblock(_));
     if report.more_problems == 0 && report.problems.iter().all(is_known) {
         Ok(())
     } else {
@@ -70,7 +75,9 @@ pub(crate) fn extents(
     let mut found: Vec<Extent> = Vec::new();
     while at < end {
         let rest = BlockRange::between(Vlba(at), Vlba(end));
-        let part = volumes.map(disk, id, rest, at_once).map_err(|error| format!("map {rest:?} of {id}: {error}"))?;
+        let part = volumes
+            .map(disk, id, rest, at_once)
+            .map_err(|error| format!("map {rest:?} of {id}: {error}"))?;
         let covered = part.covered;
         let inside = |extent: &Extent| extent.count > 0 && covered.contains_range(extent.range());
         if covered.first != rest.first
@@ -78,7 +85,10 @@ pub(crate) fn extents(
             || covered.count > rest.count
             || part.extents.len() > at_once
             || !part.extents.iter().all(inside)
-            || !part.extents.windows(2).all(|pair| pair[0].first.0 + pair[0].count <= pair[1].first.0)
+            || !part
+                .extents
+                .windows(2)
+                .all(|pair| pair[0].first.0 + pair[0].count <= pair[1].first.0)
         {
             return Err(format!("map {rest:?} of {id}, {at_once} extents at most, gives {part:?}"));
         }
@@ -99,7 +109,10 @@ pub(crate) fn read(found: Vec<(VolumeInfo, Vec<Extent>)>, bytes: &[u8], block_by
                 let start = physical as usize * block_bytes as usize;
                 let sectors = bytes.get(start..start + block_bytes as usize).unwrap_or_default();
                 let sectors = sectors.chunks_exact(SECTOR_BYTES).map(stamp_of).collect();
-                blocks.insert(extent.first.0 + index, FoundBlock { physical, shared: extent.shared, sectors });
+                blocks.insert(
+                    extent.first.0 + index,
+                    FoundBlock { physical, shared: extent.shared, sectors },
+                );
             }
         }
         volumes.insert(info.id.0, FoundVolume { info, blocks });
@@ -114,9 +127,16 @@ pub(crate) fn read(found: Vec<(VolumeInfo, Vec<Extent>)>, bytes: &[u8], block_by
 /// A count differs.
 pub(crate) fn check_space(volumes: &Volumes, report: &Report, cells: u64) -> Result<(), String> {
     let space = volumes.space();
-    let sum = space.free + space.data + space.metadata + space.reserved + space.granted + space.pending;
-    if sum != space.total || space.data != cells || space.granted + space.pending != 0 || report.data_blocks != cells {
-        return Err(format!("{cells} blocks hold data; the space is {space:?}, the report {report:?}"));
+    let sum =
+        space.free + space.data + space.metadata + space.reserved + space.granted + space.pending;
+    if sum != space.total
+        || space.data != cells
+        || space.granted + space.pending != 0
+        || report.data_blocks != cells
+    {
+        return Err(format!(
+            "{cells} blocks hold data; the space is {space:?}, the report {report:?}"
+        ));
     }
     Ok(())
 }

@@ -9,12 +9,16 @@ use crate::history::History;
 use crate::violation::{Violation, no_panic};
 
 /// Formats a disk with this content, with a power cut after every write and flush.
-pub(super) fn format_and_cut(history: &mut History<World>, bytes: Vec<u8>) -> Result<Vec<u8>, Box<Violation>> {
+pub(super) fn format_and_cut(
+    history: &mut History<World>,
+    bytes: Vec<u8>,
+) -> Result<Vec<u8>, Box<Violation>> {
     let disk = SimDisk::new(bytes);
     let mut uuid = [0; 16];
     uuid.fill_with(|| history.random.below(256) as u8);
     let label = format!("seed {}", history.seed);
-    let options = FormatOptions { block_bytes: history.tuning().block_bytes, label, uuid, force: true };
+    let options =
+        FormatOptions { block_bytes: history.tuning().block_bytes, label, uuid, force: true };
     let trace = [(0, "format".to_owned())];
     format(&mut disk.clone(), &options)
         .map_err(|error| history.violation("formatting", error.to_string(), &trace, 1))?;
@@ -40,7 +44,9 @@ pub(super) fn format_and_cut(history: &mut History<World>, bytes: Vec<u8>) -> Re
             Some(found) if done && found != uuid => Err("the former store is back".to_owned()),
             _ => Ok(()),
         });
-        right.map_err(|what| history.violation(&format!("cut {position} of a format"), what, &trace, position))?;
+        right.map_err(|what| {
+            history.violation(&format!("cut {position} of a format"), what, &trace, position)
+        })?;
     }
     Ok(disk.bytes())
 }

@@ -62,14 +62,19 @@ impl World {
     /// size, are served once they are durable.
     pub(super) fn served_blocks(&self, id: u64) -> Option<u64> {
         let mark = self.marks.last()?;
-        let durable = [Some(&mark.safe), mark.next.as_ref()].into_iter().flatten().map(|generation| &generation.state);
-        let sizes = durable.chain([&self.state]).map(|state| state.0.get(&id).map(|volume| volume.blocks));
+        let durable = [Some(&mark.safe), mark.next.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(|generation| &generation.state);
+        let sizes =
+            durable.chain([&self.state]).map(|state| state.0.get(&id).map(|volume| volume.blocks));
         sizes.collect::<Option<Vec<u64>>>()?.into_iter().min()
     }
 
     /// A random volume, and sectors in it.
     pub(super) fn pick(&mut self, read_only_too: bool) -> Option<(u64, u64, u64)> {
-        let candidates = self.state.0.iter().filter(|(_, volume)| read_only_too || !volume.read_only);
+        let candidates =
+            self.state.0.iter().filter(|(_, volume)| read_only_too || !volume.read_only);
         let candidates = candidates.filter_map(|(&id, _)| Some((id, self.served_blocks(id)?)));
         let candidates: Vec<(u64, u64)> = candidates.collect();
         if candidates.is_empty() {
@@ -100,7 +105,9 @@ impl World {
     }
 
     pub(super) fn is_busy(&self, volume: u64, range: BlockRange) -> bool {
-        self.fresh_writes.iter().any(|fresh| fresh.volume == volume && fresh.range.intersect(range).is_some())
+        self.fresh_writes
+            .iter()
+            .any(|fresh| fresh.volume == volume && fresh.range.intersect(range).is_some())
     }
 
     /// Writes random sectors: in place where possible, otherwise to fresh blocks.
@@ -118,12 +125,22 @@ impl World {
         let mut elsewhere = range.first.0;
         let overwrites_shared = self.bug == Some(Bug::OverwriteShared);
         for extent in extents.iter().filter(|extent| !extent.shared || overwrites_shared) {
-            self.start_fresh_writes(id, BlockRange::between(Vlba(elsewhere), extent.first), sectors, &extents)?;
+            self.start_fresh_writes(
+                id,
+                BlockRange::between(Vlba(elsewhere), extent.first),
+                sectors,
+                &extents,
+            )?;
             self.overwrite(id, extent, sectors)?;
             elsewhere = extent.first.0 + extent.count;
         }
         let end = range.first.0 + range.count;
-        self.start_fresh_writes(id, BlockRange::between(Vlba(elsewhere), Vlba(end)), sectors, &extents)?;
+        self.start_fresh_writes(
+            id,
+            BlockRange::between(Vlba(elsewhere), Vlba(end)),
+            sectors,
+            &extents,
+        )?;
         if self.volumes.log_room() == Some(0) { self.commit() } else { Ok(()) }
     }
 
@@ -140,21 +157,37 @@ impl World {
             data.extend(fill(stamp));
             let block = sector / spb;
             let cell = self.state.0.get(&id).and_then(|volume| volume.cells.get(&block));
-            let cell = *cell.ok_or_else(|| format!("block {block} of volume {id} is mapped and should be a hole"))?;
-            self.cells.write(cell, (sector % spb) as usize, position, Place { volume: id, block }, stamp);
+            let cell = *cell.ok_or_else(|| {
+                format!("block {block} of volume {id} is mapped and should be a hole")
+            })?;
+            self.cells.write(
+                cell,
+                (sector % spb) as usize,
+                position,
+                Place { volume: id, block },
+                stamp,
+            );
         }
         // A guest whose write fails does not know the content, and neither does the model.
         self.disk.write_sectors(offset_bytes, &data).or(Ok(()))
     }
 
     /// Allocates fresh blocks for the whole range.
-    fn start_fresh_writes(&mut self, id: u64, range: BlockRange, sectors: (u64, u64), extents: &[Extent]) -> Step {
+    fn start_fresh_writes(
+        &mut self,
+        id: u64,
+        range: BlockRange,
+        sectors: (u64, u64),
+        extents: &[Extent],
+    ) -> Step {
         let mut rest = range;
         while rest.count > 0 {
             let free = self.volumes.space().free;
             let grant = match self.volumes.allocate(&mut self.disk.clone(), VolumeId(id), rest) {
                 Ok(grant) => grant,
-                Err(VolumeError::NoSpace { .. }) if free * u64::from(self.tuning.block_bytes) < PLENTY_BYTES => {
+                Err(VolumeError::NoSpace { .. })
+                    if free * u64::from(self.tuning.block_bytes) < PLENTY_BYTES =>
+                {
                     return self.refused();
                 }
                 // A commit is not possible here: the extents that were looked up are still in use.
@@ -165,7 +198,9 @@ impl World {
                     return self.refused();
                 }
                 Err(error) => {
-                    return Err(format!("allocate {rest:?} of {id} with {free} blocks free: {error}"));
+                    return Err(format!(
+                        "allocate {rest:?} of {id} with {free} blocks free: {error}"
+                    ));
                 }
             };
             let (granted, volume) = (grant.range(), grant.volume());
@@ -194,7 +229,13 @@ impl World {
         self.state.0.get(&id).is_some_and(|volume| volume.quota_blocks.is_some())
     }
 
-    fn start_fresh_write(&mut self, id: u64, grant: Grant, (start, end): (u64, u64), extents: &[Extent]) -> Step {
+    fn start_fresh_write(
+        &mut self,
+        id: u64,
+        grant: Grant,
+        (start, end): (u64, u64),
+        extents: &[Extent],
+    ) -> Step {
         let spb = self.sectors_per_block();
         let (mut cells, mut writes) = (BTreeMap::new(), Vec::new());
         for extent in grant.extents() {
@@ -207,7 +248,9 @@ impl World {
                         _ if (start..end).contains(&sector) => {
                             Content::New(self.ledger.stamps.give(Some((id, sector))))
                         }
-                        Some(extent) => Content::Copy(extent.physical.0 * spb + sector - extent.first.0 * spb),
+                        Some(extent) => {
+                            Content::Copy(extent.physical.0 * spb + sector - extent.first.0 * spb)
+                        }
                         None => Content::Zero,
                     });
                 }
@@ -217,8 +260,14 @@ impl World {
         }
         writes.reverse();
         let quota_blocks = self.state.0.get(&id).and_then(|volume| volume.quota_blocks);
-        let mut fresh =
-            FreshWrite { volume: id, range: grant.range(), grant: Some(grant), quota_blocks, cells, writes };
+        let mut fresh = FreshWrite {
+            volume: id,
+            range: grant.range(),
+            grant: Some(grant),
+            quota_blocks,
+            cells,
+            writes,
+        };
         if self.bug == Some(Bug::LinkBeforeData) {
             self.link(&mut fresh)?;
         }
@@ -264,7 +313,8 @@ impl World {
                     let (Ok(stamp) | Err(stamp)) = stamp_of(&bytes);
                     // The model's stamp and not the copied one, so that a copy from the wrong place
                     // is noticed.
-                    let cell = self.state.0.get(&fresh.volume).and_then(|volume| volume.cells.get(&block));
+                    let cell =
+                        self.state.0.get(&fresh.volume).and_then(|volume| volume.cells.get(&block));
                     cell.and_then(|cell| self.cells.now(*cell, sector)).unwrap_or(stamp)
                 }
                 Content::Zero if self.bug == Some(Bug::NoZeroes) => {
@@ -287,23 +337,35 @@ impl World {
     fn link(&mut self, fresh: &mut FreshWrite) -> Step {
         let Some(grant) = fresh.grant.take() else { return Ok(()) };
         let id = fresh.volume;
-        self.note(format!("link {} blocks from {} on, of volume {id}", fresh.range.count, fresh.range.first));
+        self.note(format!(
+            "link {} blocks from {} on, of volume {id}",
+            fresh.range.count, fresh.range.first
+        ));
         self.log_before = self.log.to_words();
         match self.volumes.link(&mut self.disk.clone(), grant) {
-            Ok(()) => self.answered.push(Answered::Mapped { volume: id, cells: fresh.cells.clone() }),
+            Ok(()) => {
+                self.answered.push(Answered::Mapped { volume: id, cells: fresh.cells.clone() })
+            }
             Err(VolumeError::NoSpace { .. }) => return self.refused(),
             Err(VolumeError::NoSuchVolume(_)) if !self.state.0.contains_key(&id) => {
                 return self.refused();
             }
             Err(error) => return Err(format!("link {:?} of {id}: {error}", fresh.range)),
         }
-        let volume = self.state.0.get_mut(&id).ok_or_else(|| format!("linked to volume {id}, which is gone"))?;
+        let volume = self
+            .state
+            .0
+            .get_mut(&id)
+            .ok_or_else(|| format!("linked to volume {id}, which is gone"))?;
         let mapped = volume.cells.len() as u64;
         Rc::make_mut(&mut volume.cells).append(&mut fresh.cells);
         let now = volume.cells.len() as u64;
-        let quota_blocks = volume.quota_blocks.zip(fresh.quota_blocks).map(|(now, then)| now.max(then));
+        let quota_blocks =
+            volume.quota_blocks.zip(fresh.quota_blocks).map(|(now, then)| now.max(then));
         match quota_blocks {
-            Some(quota) if now > quota && now > mapped => Err(format!("volume {id} has {now} blocks: quota {quota}")),
+            Some(quota) if now > quota && now > mapped => {
+                Err(format!("volume {id} has {now} blocks: quota {quota}"))
+            }
             _ => Ok(()),
         }
     }
@@ -321,14 +383,17 @@ impl World {
         let Some((id, sector, count)) = self.pick(true) else { return Ok(()) };
         let (range, spb) = (self.blocks_of(sector, count), self.sectors_per_block());
         self.note(format!("read {count} sectors from {sector} on, of volume {id}"));
-        let extents = find::extents(&mut self.volumes, &mut self.disk.clone(), VolumeId(id), range, 2)?;
+        let extents =
+            find::extents(&mut self.volumes, &mut self.disk.clone(), VolumeId(id), range, 2)?;
         for sector in sector..sector + count {
             let block = sector / spb;
             let extent = extents.iter().find(|extent| extent.range().contains(Vlba(block)));
             let cell = self.state.0.get(&id).and_then(|volume| volume.cells.get(&block));
             let (Some(extent), Some(cell)) = (extent, cell) else {
                 if extent.is_some() || cell.is_some() {
-                    return Err(format!("block {block} of volume {id} should be {cell:?} and is {extent:?}"));
+                    return Err(format!(
+                        "block {block} of volume {id} should be {cell:?} and is {extent:?}"
+                    ));
                 }
                 continue;
             };
@@ -342,7 +407,9 @@ impl World {
                 let (Ok(found) | Err(found)) = stamp_of(&bytes);
                 let found = self.ledger.stamps.describe(found);
                 let expected = expected.map(|stamp| self.ledger.stamps.describe(stamp));
-                return Err(format!("sector {sector} of volume {id} reads {found} instead of {expected:?}"));
+                return Err(format!(
+                    "sector {sector} of volume {id} reads {found} instead of {expected:?}"
+                ));
             }
         }
         Ok(())

@@ -47,19 +47,31 @@ impl World {
     fn some_size(&mut self) -> u64 {
         if self.random.once_in(self.tuning.volumes_per_huge) {
             let largest = MAX_VOLUME_BYTES / u64::from(self.tuning.block_bytes);
-            return if self.random.once_in(2) { largest } else { 4097 + self.random.below(largest - 4097) };
+            return if self.random.once_in(2) {
+                largest
+            } else {
+                4097 + self.random.below(largest - 4097)
+            };
         }
         1 + self.random.below(self.tuning.largest_volume)
     }
 
     fn some_quota(&mut self) -> Option<u64> {
-        if self.random.once_in(4) { Some(1 + self.random.below(self.tuning.largest_volume)) } else { None }
+        if self.random.once_in(4) {
+            Some(1 + self.random.below(self.tuning.largest_volume))
+        } else {
+            None
+        }
     }
 
     /// Checks that the id of a new volume was never used.
     fn check_id(&mut self, id: VolumeId) -> Step {
         let newest = self.newest_id.replace(id.0);
-        if newest.is_some_and(|newest| newest >= id.0) { Err(format!("volume id {id} once more")) } else { Ok(()) }
+        if newest.is_some_and(|newest| newest >= id.0) {
+            Err(format!("volume id {id} once more"))
+        } else {
+            Ok(())
+        }
     }
 
     fn create(&mut self) -> Step {
@@ -90,7 +102,10 @@ impl World {
     fn derive(&mut self, read_only: bool) -> Step {
         let Some(origin) = self.any_volume() else { return Ok(()) };
         let (name, now) = (self.fresh_name(), self.ledger.now_unix_s);
-        self.note(format!("{} of volume {origin}: {name}", if read_only { "snapshot" } else { "clone" }));
+        self.note(format!(
+            "{} of volume {origin}: {name}",
+            if read_only { "snapshot" } else { "clone" }
+        ));
         let disk = &mut self.disk.clone();
         let made = if read_only {
             self.volumes.snapshot(disk, VolumeId(origin), &name, now)
@@ -105,7 +120,8 @@ impl World {
             Err(error) => return Err(format!("a copy of volume {origin}: {error}")),
         };
         self.note(format!("... is volume {id}"));
-        let info = self.volumes.get(id).cloned().ok_or_else(|| format!("there is no volume {id}"))?;
+        let info =
+            self.volumes.get(id).cloned().ok_or_else(|| format!("there is no volume {id}"))?;
         let Some(model) = self.state.0.get(&origin) else {
             return Err(format!("volume {origin} is gone"));
         };
@@ -199,9 +215,11 @@ impl World {
 
     /// Cancels the writes to fresh blocks in this range.
     fn cancel_range(&mut self, volume: u64, range: BlockRange) {
-        let concerned =
-            |fresh: &super::guest::FreshWrite| fresh.volume == volume && fresh.range.intersect(range).is_some();
-        let (cancelled, others) = std::mem::take(&mut self.fresh_writes).into_iter().partition(concerned);
+        let concerned = |fresh: &super::guest::FreshWrite| {
+            fresh.volume == volume && fresh.range.intersect(range).is_some()
+        };
+        let (cancelled, others) =
+            std::mem::take(&mut self.fresh_writes).into_iter().partition(concerned);
         self.fresh_writes = others;
         let cancelled: Vec<_> = cancelled;
         for fresh in cancelled {
@@ -229,7 +247,9 @@ impl World {
                     self.ledger.outcome.refusals += 1;
                     return Ok(false);
                 }
-                Err(VolumeError::NoSpace { .. }) if round > 0 && self.volumes.log_room() == Some(0) => {
+                Err(VolumeError::NoSpace { .. })
+                    if round > 0 && self.volumes.log_room() == Some(0) =>
+                {
                     // The writes in flight have reserved the whole log.
                     self.ledger.outcome.refusals += 1;
                     return Ok(false);

@@ -122,7 +122,14 @@ impl Cells {
     }
 
     /// Notes a write of `writer` to a sector of a cell.
-    pub fn write(&mut self, cell: CellId, sector: usize, position: usize, writer: Place, stamp: Stamp) {
+    pub fn write(
+        &mut self,
+        cell: CellId,
+        sector: usize,
+        position: usize,
+        writer: Place,
+        stamp: Stamp,
+    ) {
         self.0[cell.0][sector].push(CellWrite { position, writer, stamp });
     }
 
@@ -136,7 +143,8 @@ impl Cells {
     /// [module](self).
     fn allows(&self, cell: CellId, sector: usize, place: Place, when: When, found: Stamp) -> bool {
         let writes = &self.0[cell.0][sector];
-        let before = writes.iter().rev().find(|write| write.position < when.taken).map(|write| write.stamp);
+        let before =
+            writes.iter().rev().find(|write| write.position < when.taken).map(|write| write.stamp);
         let mut allowed = before == Some(found);
         for write in writes {
             if write.position < when.taken || write.position >= when.cut || write.writer != place {
@@ -288,20 +296,31 @@ pub fn compare(
     for ((id, found), expected) in found.iter().zip(state.0.values()) {
         compare_info(&found.info, expected).map_err(|what| format!("volume {id}: {what}"))?;
         if !found.blocks.keys().eq(expected.cells.keys()) {
-            let extra: Vec<_> = found.blocks.keys().filter(|block| !expected.cells.contains_key(block)).collect();
-            let missing: Vec<_> = expected.cells.keys().filter(|block| !found.blocks.contains_key(block)).collect();
-            return Err(format!("volume {id}: blocks {extra:?} should be holes, and {missing:?} should not"));
+            let extra: Vec<_> =
+                found.blocks.keys().filter(|block| !expected.cells.contains_key(block)).collect();
+            let missing: Vec<_> =
+                expected.cells.keys().filter(|block| !found.blocks.contains_key(block)).collect();
+            return Err(format!(
+                "volume {id}: blocks {extra:?} should be holes, and {missing:?} should not"
+            ));
         }
         for ((&block, found), &cell) in found.blocks.iter().zip(expected.cells.values()) {
             let place = Place { volume: *id, block };
-            let wrong = |what: String| Err(format!("volume {id}, block {block} (physical {}): {what}", found.physical));
+            let wrong = |what: String| {
+                Err(format!("volume {id}, block {block} (physical {}): {what}", found.physical))
+            };
             if *places.entry(cell).or_insert(found.physical) != found.physical {
-                return wrong(format!("shares its content with another block, which lies at {}", places[&cell]));
+                return wrong(format!(
+                    "shares its content with another block, which lies at {}",
+                    places[&cell]
+                ));
             }
             if let Some((other, at)) = owners.insert(found.physical, (cell, place))
                 && other != cell
             {
-                return wrong(format!("the same physical block is {at:?} as well, and has another content"));
+                return wrong(format!(
+                    "the same physical block is {at:?} as well, and has another content"
+                ));
             }
             let shared = references[&cell] > 1;
             if found.shared != shared && (shared || exactly_shared) {

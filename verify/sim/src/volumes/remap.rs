@@ -18,7 +18,10 @@ impl World {
         if self.is_busy(id, range) {
             return Ok(());
         }
-        self.note(format!("discard {} blocks from {} on, of volume {id}", range.count, range.first));
+        self.note(format!(
+            "discard {} blocks from {} on, of volume {id}",
+            range.count, range.first
+        ));
         self.unmap(id, range)
     }
 
@@ -26,7 +29,8 @@ impl World {
         let mut is_there = true;
         let done = self.until_there_is_space(|world| {
             // A commit that this operation waited for may have deleted or shrunk the volume.
-            is_there = world.served_blocks(id).is_some_and(|blocks| range.first.0 + range.count <= blocks);
+            is_there =
+                world.served_blocks(id).is_some_and(|blocks| range.first.0 + range.count <= blocks);
             if !is_there {
                 return Ok(());
             }
@@ -45,7 +49,9 @@ impl World {
 
     /// Makes random blocks share the cells of others.
     pub(super) fn share(&mut self) -> Step {
-        let (Some((from, sector, count)), Some((to, to_sector, _))) = (self.pick(true), self.pick(false)) else {
+        let (Some((from, sector, count)), Some((to, to_sector, _))) =
+            (self.pick(true), self.pick(false))
+        else {
             return Ok(());
         };
         let spb = self.sectors_per_block();
@@ -56,13 +62,20 @@ impl World {
         if self.is_busy(to, target) || from == to && source.intersect(target).is_some() {
             return Ok(());
         }
-        self.note(format!("share {} blocks of volume {from} from {} on", source.count, source.first));
+        self.note(format!(
+            "share {} blocks of volume {from} from {} on",
+            source.count, source.first
+        ));
         self.note(format!("... at block {to_block} of volume {to}"));
         self.share_blocks(from, source, to, to_block)
     }
 
     fn share_blocks(&mut self, from: u64, source: BlockRange, to: u64, to_block: u64) -> Step {
-        match self.volumes.share(&mut self.disk.clone(), (VolumeId(from), source), (VolumeId(to), Vlba(to_block))) {
+        match self.volumes.share(
+            &mut self.disk.clone(),
+            (VolumeId(from), source),
+            (VolumeId(to), Vlba(to_block)),
+        ) {
             Ok(()) => {}
             Err(VolumeError::NoSpace { .. }) => return self.refused(),
             Err(VolumeError::QuotaExceeded { .. }) if self.has_quota(to) => return self.refused(),
@@ -70,7 +83,8 @@ impl World {
                 return Err(format!("share {source:?} of {from} at {to_block} of {to}: {error}"));
             }
         }
-        let cells = self.state.0.get(&from).map(|volume| Rc::clone(&volume.cells)).unwrap_or_default();
+        let cells =
+            self.state.0.get(&from).map(|volume| Rc::clone(&volume.cells)).unwrap_or_default();
         if let Some(volume) = self.state.0.get_mut(&to) {
             let target_cells = Rc::make_mut(&mut volume.cells);
             for index in 0..source.count {
@@ -100,10 +114,20 @@ impl World {
             return Ok(());
         }
         let outside = |block: &&u64| from != to || !target.contains(Vlba(**block));
-        let sources = self.state.0.get(&from).into_iter().flat_map(|volume| volume.cells.keys()).filter(outside);
-        let sources: Vec<u64> = if self.random.once_in(4) { Vec::new() } else { sources.copied().collect() };
-        let what =
-            if sources.is_empty() { "are discarded".to_owned() } else { format!("are shared from volume {from}") };
+        let sources = self
+            .state
+            .0
+            .get(&from)
+            .into_iter()
+            .flat_map(|volume| volume.cells.keys())
+            .filter(outside);
+        let sources: Vec<u64> =
+            if self.random.once_in(4) { Vec::new() } else { sources.copied().collect() };
+        let what = if sources.is_empty() {
+            "are discarded".to_owned()
+        } else {
+            format!("are shared from volume {from}")
+        };
         self.note(format!("{count} second blocks of volume {to} from {first} on {what}"));
         for (index, block) in (first..).step_by(2).enumerate().take(count as usize) {
             let refusals = self.ledger.outcome.refusals;

@@ -6,7 +6,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use sidecore_controller::Answered as LogAtDeath;
-use sidecore_volume::{Commit, CommitError, Disk, Freed, HeapMemory, LogPlace, Recovery, VolumeId, Volumes};
+use sidecore_volume::{
+    Commit, CommitError, Disk, Freed, HeapMemory, LogPlace, Recovery, VolumeId, Volumes,
+};
 
 use super::Bug;
 use super::cut::Cutter;
@@ -80,8 +82,8 @@ impl System for World {
         found: &Found,
         newest_id: Option<u64>,
     ) -> Result<Self, String> {
-        let mut volumes =
-            Volumes::open_with(&mut disk.clone(), &tuning.open_options()).map_err(|error| format!("open: {error}"))?;
+        let mut volumes = Volumes::open_with(&mut disk.clone(), &tuning.open_options())
+            .map_err(|error| format!("open: {error}"))?;
         // After a power cut, no guest has unfinished changes, whatever the disk's log marker says.
         let (log, place) = (log_memory(&tuning), place(random.below(u64::MAX)));
         let recovery = volumes.recover(&mut disk.clone(), log.clone(), &place);
@@ -92,7 +94,12 @@ impl System for World {
             disk.lie_about_flushes();
         }
         let (state, cells) = adopt(found, tuning.sectors_per_block());
-        let safe = Rc::new(Generation { taken: disk.position(), state: state.clone(), newest_id, answered: 0 });
+        let safe = Rc::new(Generation {
+            taken: disk.position(),
+            state: state.clone(),
+            newest_id,
+            answered: 0,
+        });
         let marks = vec![Mark { from: 0, safe, next: None }];
         Ok(Self {
             random,
@@ -136,7 +143,12 @@ impl System for World {
         !Rc::ptr_eq(&self.mark_at(position).safe, &self.marks[0].safe)
     }
 
-    fn check_cut(&self, found: &Found, cut: Cut, outcome: &mut Outcome) -> Result<Option<u64>, String> {
+    fn check_cut(
+        &self,
+        found: &Found,
+        cut: Cut,
+        outcome: &mut Outcome,
+    ) -> Result<Option<u64>, String> {
         let Cut { position, flushed } = cut;
         let mark = self.mark_at(position);
         let mut wrong = Vec::new();
@@ -147,7 +159,9 @@ impl System for World {
                 continue;
             }
             let when = When { taken: generation.taken, flushed, cut: position };
-            if let Err(what) = compare(found, generation, &self.cells, &self.ledger.stamps, when, true) {
+            if let Err(what) =
+                compare(found, generation, &self.cells, &self.ledger.stamps, when, true)
+            {
                 wrong.push(format!("not the {name} generation: {what}"));
                 continue;
             }
@@ -227,7 +241,8 @@ impl World {
     /// Reuses blocks that have waited long enough.
     fn reuse_expired(&mut self) {
         let now = self.steps;
-        let (over, waiting) = std::mem::take(&mut self.freed).into_iter().partition(|(_, until)| *until <= now);
+        let (over, waiting) =
+            std::mem::take(&mut self.freed).into_iter().partition(|(_, until)| *until <= now);
         self.freed = waiting;
         let over: Vec<(Freed, u64)> = over;
         for (freed, _) in over {
@@ -277,7 +292,10 @@ impl World {
         if safe == self.state.0.get(&id) {
             Ok(())
         } else {
-            Err(format!("volume {id} is said to be safe, and is {:?} and not {safe:?}", self.state.0.get(&id)))
+            Err(format!(
+                "volume {id} is said to be safe, and is {:?} and not {safe:?}",
+                self.state.0.get(&id)
+            ))
         }
     }
 
@@ -350,7 +368,12 @@ impl World {
         find::check(&mut self.volumes, &mut self.disk.clone(), false)?;
         let found = find::find(&mut self.volumes, &mut self.disk.clone(), &mut self.random)?;
         let found = find::read(found, &self.disk.bytes(), self.tuning.block_bytes);
-        let generation = Generation { taken: usize::MAX, state: self.state.clone(), newest_id: None, answered: 0 };
+        let generation = Generation {
+            taken: usize::MAX,
+            state: self.state.clone(),
+            newest_id: None,
+            answered: 0,
+        };
         let when = When { taken: usize::MAX, flushed: usize::MAX, cut: usize::MAX };
         compare(&found, &generation, &self.cells, &self.ledger.stamps, when, false)
             .map_err(|what| format!("in use: {what}"))
@@ -370,7 +393,9 @@ impl DuringCommit<'_> {
     }
 
     fn meanwhile(&mut self) {
-        while self.world.failed.is_none() && self.world.random.once_in(self.world.tuning.writes_per_meanwhile) {
+        while self.world.failed.is_none()
+            && self.world.random.once_in(self.world.tuning.writes_per_meanwhile)
+        {
             if let Err(what) = self.world.step() {
                 self.world.failed = Some(what);
             }

@@ -29,7 +29,8 @@ pub fn assert_noticed<B: Copy + Debug, T: Debug>(
 ) {
     for bug in bugs {
         let noticed = (0..seeds).find_map(|seed| run(seed, Some(*bug)).err());
-        let noticed = noticed.unwrap_or_else(|| panic!("{bug:?} is not noticed in {seeds} histories"));
+        let noticed =
+            noticed.unwrap_or_else(|| panic!("{bug:?} is not noticed in {seeds} histories"));
         println!("{bug:?}: {noticed}");
         let without = run(noticed.seed, None);
         assert!(without.is_ok(), "another fault than {bug:?} was noticed: {without:?}");

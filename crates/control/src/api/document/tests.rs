@@ -17,7 +17,10 @@ fn the_file_in_docs_is_the_document() {
         return;
     }
     let found = std::fs::read_to_string(FILE).unwrap_or_default();
-    assert!(found == right, "run `cargo xtask openapi`: docs/openapi.json is not what the API says");
+    assert!(
+        found == right,
+        "run `cargo xtask openapi`: docs/openapi.json is not what the API says"
+    );
 }
 
 /// Checks a schema object: JSON Schema 2020-12, as far as this document uses it.
@@ -33,11 +36,16 @@ fn check_schema(schema: &Value, place: &str) {
             "type" => {
                 let types = value.as_array().cloned().unwrap_or_else(|| vec![value.clone()]);
                 let known = ["string", "integer", "number", "boolean", "object", "array", "null"];
-                assert!(types.iter().all(|kind| known.contains(&kind.as_str().unwrap())), "{place}: {value}");
+                assert!(
+                    types.iter().all(|kind| known.contains(&kind.as_str().unwrap())),
+                    "{place}: {value}"
+                );
             }
             "properties" => {
                 let properties = value.as_object().unwrap();
-                properties.iter().for_each(|(name, schema)| check_schema(schema, &format!("{place}.{name}")));
+                properties
+                    .iter()
+                    .for_each(|(name, schema)| check_schema(schema, &format!("{place}.{name}")));
             }
             "required" => {
                 let properties = &schema["properties"];
@@ -49,8 +57,12 @@ fn check_schema(schema: &Value, place: &str) {
                 }
             }
             "items" => check_schema(value, &format!("{place}[]")),
-            "prefixItems" => value.as_array().unwrap().iter().for_each(|schema| check_schema(schema, place)),
-            "anyOf" => value.as_array().unwrap().iter().for_each(|schema| check_schema(schema, place)),
+            "prefixItems" => {
+                value.as_array().unwrap().iter().for_each(|schema| check_schema(schema, place))
+            }
+            "anyOf" => {
+                value.as_array().unwrap().iter().for_each(|schema| check_schema(schema, place))
+            }
             "oneOf" => assert!(value.as_array().unwrap().len() > 1, "{place}"),
             "enum" => assert!(!value.as_array().unwrap().is_empty(), "{place}"),
             "minimum" | "maximum" | "minItems" | "maxItems" => assert!(value.is_u64(), "{place}"),
@@ -72,17 +84,28 @@ fn the_document_has_the_structure_of_openapi() {
     assert!(document["info"]["title"].is_string() && document["info"]["version"].is_string());
     for (path, item) in document["paths"].as_object().unwrap() {
         assert!(path.starts_with('/'), "{path}");
-        let of_path: Vec<&str> =
-            item["parameters"].as_array().unwrap().iter().map(|p| p["name"].as_str().unwrap()).collect();
+        let of_path: Vec<&str> = item["parameters"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|p| p["name"].as_str().unwrap())
+            .collect();
         assert_eq!(of_path.len(), path.matches('{').count(), "{path}");
         assert!(of_path.iter().all(|name| path.contains(&format!("{{{name}}}"))), "{path}");
-        for (method, operation) in item.as_object().unwrap().iter().filter(|(key, _)| *key != "parameters") {
+        for (method, operation) in
+            item.as_object().unwrap().iter().filter(|(key, _)| *key != "parameters")
+        {
             assert!(["get", "post", "delete"].contains(&method.as_str()), "{method} {path}");
             assert!(operation["responses"].as_object().unwrap().len() == 2, "{method} {path}");
             for (status, response) in operation["responses"].as_object().unwrap() {
-                assert!(status == "default" || status.parse::<u16>().is_ok_and(|status| (200..300).contains(&status)));
+                assert!(
+                    status == "default"
+                        || status.parse::<u16>().is_ok_and(|status| (200..300).contains(&status))
+                );
                 assert!(response["description"].is_string(), "{method} {path}");
-                for media in response["content"].as_object().iter().flat_map(|content| content.values()) {
+                for media in
+                    response["content"].as_object().iter().flat_map(|content| content.values())
+                {
                     check_schema(&media["schema"], path);
                 }
             }
@@ -107,19 +130,33 @@ fn the_schemas_of_answers_are_those_of_the_reports() {
     }
     let device = &schemas["DeviceReport"];
     assert_eq!(device["properties"]["queues"]["type"], "integer");
-    assert!(device["properties"].get("type").is_some() && device["properties"].get("store_type").is_none());
+    assert!(
+        device["properties"].get("type").is_some()
+            && device["properties"].get("store_type").is_none()
+    );
     let required = device["required"].as_array().unwrap();
-    assert!(required.contains(&json!("reason")) && !required.contains(&json!("warnings")), "{required:?}");
+    assert!(
+        required.contains(&json!("reason")) && !required.contains(&json!("warnings")),
+        "{required:?}"
+    );
     // Counters are fields of their report.
     let queue = &schemas["QueueCounters"]["properties"];
-    assert!(["index", "requests", "latency_ns"].iter().all(|name| queue.get(name).is_some()), "{queue}");
+    assert!(
+        ["index", "requests", "latency_ns"].iter().all(|name| queue.get(name).is_some()),
+        "{queue}"
+    );
 }
 
 #[test]
 fn every_route_is_in_the_document_and_a_device_has_the_keys_of_the_file() {
     let document = document();
     for route in ROUTES {
-        assert!(document["paths"][route.path].get(route.method).is_some(), "{} {}", route.method, route.path);
+        assert!(
+            document["paths"][route.path].get(route.method).is_some(),
+            "{} {}",
+            route.method,
+            route.path
+        );
     }
     let body = "/paths/~1v1~1devices/post/requestBody/content/application~1json/schema/properties";
     let device = document.pointer(body).unwrap();

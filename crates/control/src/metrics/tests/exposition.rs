@@ -50,11 +50,16 @@ pub(super) fn parse(page: &str) -> Result<BTreeMap<String, Family>, String> {
             let Some(family) = families.get_mut(&current) else {
                 return wrong("a sample before any TYPE");
             };
-            let suffixes: &[&str] = if family.kind == "histogram" { &["_bucket", "_sum", "_count"] } else { &[""] };
+            let suffixes: &[&str] =
+                if family.kind == "histogram" { &["_bucket", "_sum", "_count"] } else { &[""] };
             if sample.0.strip_prefix(&current).is_none_or(|suffix| !suffixes.contains(&suffix)) {
                 return wrong("a sample of another family");
             }
-            if family.samples.iter().any(|(name, labels, _)| (name, labels) == (&sample.0, &sample.1)) {
+            if family
+                .samples
+                .iter()
+                .any(|(name, labels, _)| (name, labels) == (&sample.0, &sample.1))
+            {
                 return wrong("a sample twice");
             }
             if family.kind == "counter" && !(sample.2.is_finite() && sample.2 >= 0.0) {
@@ -86,11 +91,16 @@ fn sample(line: &str) -> Result<(String, Labels, f64), String> {
     if let Some(inside) = rest.strip_prefix('{') {
         rest = inside;
         loop {
-            let (label, text) = rest.split_once("=\"").ok_or_else(|| wrong("a label without a text"))?;
-            if !is_name(label) || label.contains(':') || labels.iter().any(|(other, _)| other == label) {
+            let (label, text) =
+                rest.split_once("=\"").ok_or_else(|| wrong("a label without a text"))?;
+            if !is_name(label)
+                || label.contains(':')
+                || labels.iter().any(|(other, _)| other == label)
+            {
                 return Err(wrong("a bad label, or one twice"));
             }
-            let (text, after) = quoted(text).ok_or_else(|| wrong("a text without an end, or a bad escape"))?;
+            let (text, after) =
+                quoted(text).ok_or_else(|| wrong("a text without an end, or a bad escape"))?;
             labels.push((label.to_owned(), text));
             match after.strip_prefix(',') {
                 Some(more) => rest = more,
@@ -133,13 +143,24 @@ fn histogram(name: &str, family: &Family) -> Result<(), String> {
             continue;
         }
         let mut labels = labels.clone();
-        let le = labels.pop().filter(|(label, _)| label == "le").ok_or("a bucket whose last label is not le")?;
-        let bound = if le.1 == "+Inf" { f64::INFINITY } else { le.1.parse().map_err(|_| format!("le {}", le.1))? };
+        let le = labels
+            .pop()
+            .filter(|(label, _)| label == "le")
+            .ok_or("a bucket whose last label is not le")?;
+        let bound = if le.1 == "+Inf" {
+            f64::INFINITY
+        } else {
+            le.1.parse().map_err(|_| format!("le {}", le.1))?
+        };
         series.entry(labels).or_default().push((bound, *value));
     }
     for suffix in ["_sum", "_count"] {
-        let found: BTreeSet<&Labels> =
-            family.samples.iter().filter(|sample| sample.0 == format!("{name}{suffix}")).map(|s| &s.1).collect();
+        let found: BTreeSet<&Labels> = family
+            .samples
+            .iter()
+            .filter(|sample| sample.0 == format!("{name}{suffix}"))
+            .map(|s| &s.1)
+            .collect();
         if found != series.keys().collect() {
             return Err(format!("{name}: not one {suffix} for each series"));
         }
@@ -148,7 +169,8 @@ fn histogram(name: &str, family: &Family) -> Result<(), String> {
         if !buckets.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 <= pair[1].1) {
             return Err(format!("{name}{labels:?}: buckets are not cumulative"));
         }
-        let count = family.samples.iter().find(|s| s.0 == format!("{name}_count") && s.1 == *labels);
+        let count =
+            family.samples.iter().find(|s| s.0 == format!("{name}_count") && s.1 == *labels);
         if buckets.last() != count.map(|(_, _, count)| (f64::INFINITY, *count)).as_ref() {
             return Err(format!("{name}{labels:?}: the last bucket is not +Inf with the count"));
         }
@@ -159,7 +181,8 @@ fn histogram(name: &str, family: &Family) -> Result<(), String> {
 #[test]
 fn the_parser_refuses_pages_that_break_the_format() {
     let head = "# HELP a x\n# TYPE a histogram\n";
-    let good = format!("{head}a_bucket{{le=\"1\"}} 1\na_bucket{{le=\"+Inf\"}} 2\na_sum 3\na_count 2\n");
+    let good =
+        format!("{head}a_bucket{{le=\"1\"}} 1\na_bucket{{le=\"+Inf\"}} 2\na_sum 3\na_count 2\n");
     parse(&good).unwrap();
     for (from, to) in [
         ("# HELP a x\n", ""),

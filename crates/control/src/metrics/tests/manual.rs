@@ -26,14 +26,20 @@ struct Row {
 fn rows(page: &str) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     for line in page.lines() {
-        if let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
+        if let Some((name, help)) =
+            line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' '))
+        {
             let (name, help) = (name.to_owned(), help.replace('|', "\\|"));
             rows.push(Row { name, kind: String::new(), labels: String::new(), help });
-        } else if let Some((_, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
+        } else if let Some((_, kind)) =
+            line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' '))
+        {
             kind.clone_into(&mut rows.last_mut().unwrap().kind);
         } else if let Some((_, inside)) = line.split_once('{') {
-            let labels = inside.split(',').filter_map(|label| label.split_once('=')).map(|(label, _)| label);
-            rows.last_mut().unwrap().labels = labels.filter(|label| *label != "le").collect::<Vec<_>>().join(", ");
+            let labels =
+                inside.split(',').filter_map(|label| label.split_once('=')).map(|(label, _)| label);
+            rows.last_mut().unwrap().labels =
+                labels.filter(|label| *label != "le").collect::<Vec<_>>().join(", ");
         }
     }
     rows
@@ -43,11 +49,14 @@ fn rows(page: &str) -> Vec<Row> {
 /// is in the table of `sidecore_queue_`, by its device's name.
 fn table(rows: &[Row], prefixes: &str) -> String {
     let twin = |row: &Row| row.name.replace("sidecore_device_", "sidecore_queue_");
-    let mut text = String::from("| metric | type | labels | meaning |\n| --- | --- | --- | --- |\n");
+    let mut text =
+        String::from("| metric | type | labels | meaning |\n| --- | --- | --- | --- |\n");
     for Row { name, kind, labels, help } in rows.iter().filter(|row| {
         let twin = twin(row);
-        let belongs_to = if rows.iter().any(|other| other.name == twin) { &twin } else { &row.name };
-        !row.name.starts_with("sidecore_queue_") && prefixes.split(' ').any(|prefix| belongs_to.starts_with(prefix))
+        let belongs_to =
+            if rows.iter().any(|other| other.name == twin) { &twin } else { &row.name };
+        !row.name.starts_with("sidecore_queue_")
+            && prefixes.split(' ').any(|prefix| belongs_to.starts_with(prefix))
     }) {
         let gap = if labels.is_empty() { "" } else { " " };
         let _ = writeln!(text, "| `{name}` | {kind} |{gap}{labels} | {help} |");
@@ -60,7 +69,8 @@ fn rewritten(manual: &str, rows: &[Row]) -> String {
     let mut text = String::new();
     let mut rest = manual;
     while let Some((before, after)) = rest.split_once(BEGIN) {
-        let (prefixes, after) = after.split_once(BEGIN_END).expect("the line before a table has an end");
+        let (prefixes, after) =
+            after.split_once(BEGIN_END).expect("the line before a table has an end");
         let (_, after) = after.split_once(END).expect("a table has an end");
         let _ = write!(text, "{before}{BEGIN}{prefixes}{BEGIN_END}{}{END}", table(rows, prefixes));
         rest = after;
@@ -84,9 +94,13 @@ fn the_tables_of_the_manual_are_those_of_the_page() {
             "run `cargo xtask metrics`: docs/metrics.md has no line {line}"
         );
     }
-    assert!(manual == right, "run `cargo xtask metrics`: docs/metrics.md has lines that it should not have");
+    assert!(
+        manual == right,
+        "run `cargo xtask metrics`: docs/metrics.md has lines that it should not have"
+    );
     for Row { name, .. } in rows.iter().filter(|row| !row.name.starts_with("sidecore_queue_")) {
-        let lines = manual.lines().filter(|line| line.starts_with(&format!("| `{name}` |"))).count();
+        let lines =
+            manual.lines().filter(|line| line.starts_with(&format!("| `{name}` |"))).count();
         assert_eq!(lines, 1, "{name} belongs into one table of docs/metrics.md");
     }
 }

@@ -21,11 +21,17 @@ pub struct Recipe {
     pub mount: &'static str,
 }
 
-pub const EXT4: Recipe =
-    Recipe { kind: "ext4", size_mib: 96, make: &["-q", "-b", "4096", "-E", "nodiscard"], tune: &[], mount: "noatime" };
+pub const EXT4: Recipe = Recipe {
+    kind: "ext4",
+    size_mib: 96,
+    make: &["-q", "-b", "4096", "-E", "nodiscard"],
+    tune: &[],
+    mount: "noatime",
+};
 /// The smallest blocks: four in a page.
 pub const EXT4_1K: Recipe = Recipe { make: &["-q", "-b", "1024", "-E", "nodiscard"], ..EXT4 };
-pub const XFS: Recipe = Recipe { kind: "xfs", size_mib: 320, make: &["-q", "-K"], tune: &[], mount: "noatime" };
+pub const XFS: Recipe =
+    Recipe { kind: "xfs", size_mib: 320, make: &["-q", "-K"], tune: &[], mount: "noatime" };
 
 /// A mounted filesystem. Unmounted when dropped.
 pub struct Rig {
@@ -57,9 +63,10 @@ impl Rig {
         let content = tempfile::tempfile_in("/dev/shm").ok()?;
         // Bypasses the device's page cache, where the filesystem keeps data that it has not written
         // yet.
-        let device = rustix::fs::open(&self.device, rustix::fs::OFlags::DIRECT, rustix::fs::Mode::empty())
-            .map(File::from)
-            .unwrap();
+        let device =
+            rustix::fs::open(&self.device, rustix::fs::OFlags::DIRECT, rustix::fs::Mode::empty())
+                .map(File::from)
+                .unwrap();
         #[repr(align(4096))]
         struct Aligned([u8; 1 << 18]);
         let mut piece = Box::new(Aligned([0; 1 << 18]));
@@ -84,15 +91,21 @@ impl Rig {
             return None;
         }
         hide_mounts();
-        let name = format!("/proc/{}/fd/{}", std::process::id(), std::os::fd::AsRawFd::as_raw_fd(content));
+        let name =
+            format!("/proc/{}/fd/{}", std::process::id(), std::os::fd::AsRawFd::as_raw_fd(content));
         let device = PathBuf::from(run("losetup", &["--find", "--show", &name])?);
-        let rig = Self { device, is_detached: AtomicBool::new(false), directory: tempfile::tempdir().unwrap() };
+        let rig = Self {
+            device,
+            is_detached: AtomicBool::new(false),
+            directory: tempfile::tempdir().unwrap(),
+        };
         prepare(rig.device.to_str()?)?;
         Some(rig)
     }
 
     fn mount(&self, options: &str) -> bool {
-        let (device, directory) = (self.device.to_str().unwrap(), self.directory.path().to_str().unwrap());
+        let (device, directory) =
+            (self.device.to_str().unwrap(), self.directory.path().to_str().unwrap());
         if run("mount", &["-o", options, device, directory]).is_none() {
             return false;
         }

@@ -10,7 +10,9 @@ use crate::admin::abort::ABORT_LIMIT;
 use crate::admin::data::STRUCTURE_BYTES;
 use crate::admin::errors::ERROR_LOG_ENTRIES;
 use crate::admin::events::REQUEST_LIMIT;
-use crate::admin::features::{CRITICAL_TEMPERATURE, KEEP_ALIVE_UNITS, NAMESPACE_NOTICES, WARNING_TEMPERATURE};
+use crate::admin::features::{
+    CRITICAL_TEMPERATURE, KEEP_ALIVE_UNITS, NAMESPACE_NOTICES, WARNING_TEMPERATURE,
+};
 use crate::admin::identify::namespace::compare_and_write_blocks;
 use crate::bytes::{Bytes, text};
 use crate::controller::{Controller, FIRMWARE};
@@ -124,9 +126,12 @@ impl Controller {
             let mut fields = Vec::with_capacity(16);
             fields.extend(flexible.total.to_le_bytes());
             fields.extend(flexible.assigned.to_le_bytes());
-            for field in
-                [flexible.primary_allocated, flexible.primary_private, flexible.secondary_max, flexible.granularity]
-            {
+            for field in [
+                flexible.primary_allocated,
+                flexible.primary_private,
+                flexible.secondary_max,
+                flexible.granularity,
+            ] {
                 fields.extend(field.to_le_bytes());
             }
             structure.put(offset, &fields);

@@ -191,7 +191,10 @@ mod tests {
             let structure = view(block_bytes).identify();
             assert_eq!(&structure[..8], &((1_u64 << 30) / u64::from(block_bytes)).to_le_bytes());
             assert_eq!((structure[25], structure[26]), (1, format));
-            assert_eq!(structure[usize::from(format) * 4 + 128 + 2], block_bytes.trailing_zeros() as u8);
+            assert_eq!(
+                structure[usize::from(format) * 4 + 128 + 2],
+                block_bytes.trailing_zeros() as u8
+            );
             assert_eq!(structure[64], write_granularity);
             assert_eq!(u16::from(structure[38]) + 1, (65536 / block_bytes) as u16);
             assert_eq!(structure[99], u8::from(block_bytes == 4096));
@@ -205,7 +208,10 @@ mod tests {
     fn descriptors_name_it_and_its_command_set() {
         let list = view(512).descriptors();
         assert_eq!((&list[..4], &list[20..24]), (&[2, 16, 0, 0][..], &[3, 16, 0, 0][..]));
-        assert_eq!((&list[4..20], &list[24..40], &list[40..]), (&[7; 16][..], &[8; 16][..], &[4, 1, 0, 0, 0][..]));
+        assert_eq!(
+            (&list[4..20], &list[24..40], &list[40..]),
+            (&[7; 16][..], &[8; 16][..], &[4, 1, 0, 0, 0][..])
+        );
         let nameless = NamespaceView { nguid: [0; 16], uuid: [0; 16], ..view(512) };
         assert_eq!(nameless.descriptors(), [4, 1, 0, 0, 0]);
     }

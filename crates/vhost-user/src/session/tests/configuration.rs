@@ -7,7 +7,12 @@ use super::*;
 #[test]
 fn the_configuration_is_read_with_zeros_after_its_end() {
     let mut fixture = Fixture::ready(SPLIT);
-    let mut read = |offset_bytes, len| match fixture.ask(config(Request::GetConfig, offset_bytes, 0, vec![7; len])) {
+    let mut read = |offset_bytes, len| match fixture.ask(config(
+        Request::GetConfig,
+        offset_bytes,
+        0,
+        vec![7; len],
+    )) {
         Body::Config(reply) => {
             assert_eq!((reply.offset_bytes, reply.flags), (offset_bytes, 0));
             Some(reply.data)
@@ -33,7 +38,10 @@ fn the_configuration_is_written_where_the_device_lets_it() {
     fixture.ok(config(Request::SetConfig, 0x120, 1, vec![0]));
     assert!(!fixture.ack(config(Request::SetConfig, 0, 0, vec![1])));
     assert!(!fixture.ack(config(Request::SetConfig, 32, 2, vec![1])));
-    assert!(fixture.send(config(Request::SetConfig, 0, 0, vec![1])).unwrap().is_none(), "the guest may have caused it");
+    assert!(
+        fixture.send(config(Request::SetConfig, 0, 0, vec![1])).unwrap().is_none(),
+        "the guest may have caused it"
+    );
     assert_eq!(fixture.device.written(), [(32, vec![1]), (32, vec![0])]);
 }
 
@@ -59,7 +67,10 @@ fn a_running_front_end_is_notified_once_of_each_change_of_the_configuration() {
     let (message, front) = backend_channel();
     fixture.ok(message);
     fixture.device.change_config();
-    assert!(!fixture.session.owes_config_change(), "a front end ignores the message before its rings run");
+    assert!(
+        !fixture.session.owes_config_change(),
+        "a front end ignores the message before its rings run"
+    );
     fixture.all(ring_setup(0, 128, 0));
     assert!(fixture.session.owes_config_change());
     fixture.session.send_config_change();
