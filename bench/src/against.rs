@@ -105,7 +105,8 @@ pub fn table(records: &Records) -> String {
         let [low, high, min, max] = ["low", "high", "min", "max"].map(number);
         let _ = writeln!(
             page,
-            "| {case}, {of} of {ours} | {value:.3}{disturbed} | {low:.3} to {high:.3} | {min:.3} to {max:.3} |"
+            "| {case}, {of} of {ours} | {value:.3}{disturbed} | {low:.3} to {high:.3} | {min:.3} \
+             to {max:.3} |"
         );
     }
     page

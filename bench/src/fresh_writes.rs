@@ -143,7 +143,8 @@ fn measure(
 /// All results, in Markdown.
 fn table(records: &Records) -> String {
     let mut page = String::from(
-        "| a write to fresh blocks | with the log, median | without, median | with the log : without |\n| --- | --- | --- | --- |\n",
+        "| a write to fresh blocks | with the log, median | without, median | with the log : \
+         without |\n| --- | --- | --- | --- |\n",
     );
     for (case, _) in CASES {
         let ns = |system| records.find(case, system, METRIC).map_or(0.0, |measure| measure.value);

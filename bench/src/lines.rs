@@ -145,7 +145,8 @@ impl Panel {
             let (path, colour) = (path.trim_end(), colour(line.series));
             let _ = writeln!(
                 svg,
-                "<polyline points=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"/>"
+                "<polyline points=\"{path}\" fill=\"none\" stroke=\"{colour}\" \
+                 stroke-width=\"1.5\"/>"
             );
         }
     }

@@ -247,7 +247,8 @@ impl StorageDaemon {
             }
         };
         let export = format!(
-            "vhost-user-blk,id=export,node-name=disk,writable=on,num-queues={queues},iothread=io,addr.type=unix,addr.path={}",
+            "vhost-user-blk,id=export,node-name=disk,writable=on,num-queues={queues},iothread=io,\
+             addr.type=unix,addr.path={}",
             socket.display()
         );
         let object = format!("iothread,id=io,poll-max-ns={}", settings.poll_max_ns);

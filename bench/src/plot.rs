@@ -89,7 +89,8 @@ impl Chart {
                 let (top, width) = (y + row as f64 * BAR, length(bar.value));
                 let _ = writeln!(
                     svg,
-                    "<rect x=\"{LEFT}\" y=\"{top}\" width=\"{width:.1}\" height=\"{}\" fill=\"{}\"/>",
+                    "<rect x=\"{LEFT}\" y=\"{top}\" width=\"{width:.1}\" height=\"{}\" \
+                     fill=\"{}\"/>",
                     BAR - 2.0,
                     colour(bar.series)
                 );

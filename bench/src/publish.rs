@@ -180,10 +180,12 @@ mod tests {
         let revision = records.revision();
         let expected = [
             format!(
-                "| [nested](docs/bench.md#nested) | a | 3 M/s | peer 2 M/s | 1.50 | at least 2: **fails** | {revision} |"
+                "| [nested](docs/bench.md#nested) | a | 3 M/s | peer 2 M/s | 1.50 | at least 2: \
+                 **fails** | {revision} |"
             ),
             format!(
-                "| [nested](docs/bench.md#nested) | b | 27.2 ns | | | at most 30 ns: holds | {revision} |"
+                "| [nested](docs/bench.md#nested) | b | 27.2 ns | | | at most 30 ns: holds | \
+                 {revision} |"
             ),
         ];
         assert_eq!(rows, expected);

@@ -250,11 +250,17 @@ mod tests {
             records.all().iter().map(|r| serde_json::to_string(r).unwrap()).collect();
         assert_eq!(
             lines[0],
-            r#"{"experiment":"e","case":"null/randread/qd1","system":"sidecored","metric":"iops","value":2.5,"unit":"1/s","params":{"rounds":5},"revision":"r"}"#
+            concat!(
+                r#"{"experiment":"e","case":"null/randread/qd1","system":"sidecored","#,
+                r#""metric":"iops","value":2.5,"unit":"1/s","params":{"rounds":5},"revision":"r"}"#
+            )
         );
         assert_eq!(
             lines[1],
-            r#"{"experiment":"e","case":"null/randread/qd1","metric":"ratio","of":"iops","ours":"sidecored","peer":"floor","value":0.5,"params":{},"revision":"r"}"#
+            concat!(
+                r#"{"experiment":"e","case":"null/randread/qd1","metric":"ratio","of":"iops","#,
+                r#""ours":"sidecored","peer":"floor","value":0.5,"params":{},"revision":"r"}"#
+            )
         );
         assert!(records.find("null/randread/qd1", OURS, "iops").is_some());
         assert!(records.find_ratio("null/randread/qd1", "iops", FLOOR).is_some());

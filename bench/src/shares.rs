@@ -189,7 +189,8 @@ fn measure(
 /// All results, in Markdown.
 fn table(records: &Records) -> String {
     let mut page = String::from(
-        "| requests a second | one controller : two controllers | least to greatest |\n| --- | --- | --- |\n",
+        "| requests a second | one controller : two controllers | least to greatest |\n\
+         | --- | --- | --- |\n",
     );
     for Case { name, .. } in CASES {
         let Some(ratio) = records.find_ratio(name, METRIC, APART) else { continue };

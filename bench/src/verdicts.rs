@@ -119,7 +119,8 @@ fn table(mut lines: Vec<Line>) -> String {
     lines.sort_by_key(rank);
     let count = |verdict| lines.iter().filter(|line| line.verdict == verdict).count();
     let mut text = format!(
-        "{} bounds: {} fail, {} were not measured, {} are unknown (the machine was disturbed), {} hold.\n\n",
+        "{} bounds: {} fail, {} were not measured, {} are unknown (the machine was disturbed), {} \
+         hold.\n\n",
         lines.len(),
         count(Verdict::Fail),
         count(Verdict::Missing),

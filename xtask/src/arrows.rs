@@ -185,8 +185,8 @@ fn wrong_arrows(edges: &[(String, String)]) -> Vec<String> {
     wrong
         .map(|(from, to)| {
             format!(
-                "{from} depends on {to}, and there is no such arrow: move the code, or (a decision to record under \
-                 docs/decisions) draw the arrow in xtask/src/arrows.rs"
+                "{from} depends on {to}, and there is no such arrow: move the code, or (a decision \
+                 to record under docs/decisions) draw the arrow in xtask/src/arrows.rs"
             )
         })
         .collect()
@@ -197,7 +197,8 @@ fn stale_page(page: &str) -> Option<String> {
     let (_, rest) = page.split_once(MARKERS.0)?;
     let shown = rest.split_once(MARKERS.1).map_or("", |(shown, _)| shown);
     (shown.trim() != as_markdown().trim()).then(|| {
-        "ARCHITECTURE.md shows another table of arrows than xtask/src/arrows.rs: paste what `cargo xtask arrows` prints"
+        "ARCHITECTURE.md shows another table of arrows than xtask/src/arrows.rs: paste what `cargo \
+         xtask arrows` prints"
             .to_owned()
     })
 }

@@ -42,8 +42,9 @@ const FORBID_UNSAFE: &str = "#![forbid(unsafe_code)]";
 
 /// Every crate root in the peer-facing rooms has this line: no input may make their code panic.
 /// Their unit tests may panic.
-const PEER_LAW: &str = "#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, \
-    clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::todo, clippy::unimplemented))]";
+const PEER_LAW: &str = "#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, \
+                        clippy::panic, clippy::indexing_slicing, clippy::arithmetic_side_effects, \
+                        clippy::todo, clippy::unimplemented))]";
 
 /// Fails unless every package keeps the law, and names each one that does not.
 pub fn check(workspace: &Workspace) -> Result<()> {
@@ -206,7 +207,8 @@ mod tests {
 
     #[test]
     fn unsafe_in_a_test_is_found_by_its_line() {
-        let source = "fn f() {\n    unsafe { g() }\n}\n// unsafe { comment }\nlet s = \"unsafe { string }\";\n";
+        let source = "fn f() {\n    unsafe { g() }\n}\n// unsafe { comment }\n\
+                      let s = \"unsafe { string }\";\n";
         assert_eq!(unsafe_lines(source), [2]);
     }
 

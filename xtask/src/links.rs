@@ -99,7 +99,8 @@ mod tests {
     #[test]
     fn links_that_lead_nowhere_are_named_with_their_line() {
         let readme = "# A\n[b](docs/b.md), [h](docs/b.md#type--file), [own](#a), [code](src/x.rs)\n\
-                      [web](https://example.org/none.md)\n[bad](docs/none.md)\n[worse](docs/b.md#none)\n";
+                      [web](https://example.org/none.md)\n[bad](docs/none.md)\n\
+                      [worse](docs/b.md#none)\n";
         let page =
             "## type = \"file\"\n```sh\n# none\n```\n[up](../README.md#a) [gone](../gone.rs)\n";
         let pages = [("README.md", readme), ("docs/b.md", page)];

@@ -27,7 +27,8 @@ pub fn check(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
     })?;
     steps.step("tidiness", "see each line", || tidy::check(workspace))?;
     steps.step("links between pages", "see each line", || links::check(workspace))?;
-    let advice = "wrap, split or rephrase what is named; `cargo xtask ratchet` after a violation is gone or has moved";
+    let advice = "wrap, split or rephrase what is named; `cargo xtask ratchet` after a violation \
+                  is gone or has moved";
     steps.step("ratchets of style", advice, || ratchet::check(workspace))?;
     steps.step(
         "dependencies",

@@ -23,8 +23,9 @@ use crate::workspace::Workspace;
 
 const LIST: &str = "xtask/ratchets.txt";
 
-const HEADER: &str = "# Violations of each rule by file; written by `cargo xtask ratchet`, which never adds any.\n\
-    # The rules are in xtask/src/ratchet/rules.rs.\n";
+const HEADER: &str = "# Violations of each rule by file; written by `cargo xtask ratchet`, which \
+                      never adds any.\n\
+                      # The rules are in xtask/src/ratchet/rules.rs.\n";
 
 /// At most this many violations of a file are shown.
 const SHOWN: usize = 8;

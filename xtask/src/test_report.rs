@@ -122,14 +122,16 @@ mod tests {
     #[test]
     fn programs_have_times_and_skipped_tests_have_reasons() {
         let mut report = Report::default();
-        let output = "     Running unittests src/lib.rs (target/debug/deps/sidecore_linux-0123456789abcdef)\n\
-            test a ... ok\n\
-            test b::c ... ignored, release only\n\
-            skipped: d::e: losetup: no loop devices\n\
-            test d::e ... skipped: d::e: no CPU\n\
-            ok\n\
-            test f ... ok, skipped: nothing\n\
-            test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 1.25s\n";
+        let output = "     Running unittests src/lib.rs \
+                      (target/debug/deps/sidecore_linux-0123456789abcdef)\n\
+                      test a ... ok\n\
+                      test b::c ... ignored, release only\n\
+                      skipped: d::e: losetup: no loop devices\n\
+                      test d::e ... skipped: d::e: no CPU\n\
+                      ok\n\
+                      test f ... ok, skipped: nothing\n\
+                      test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; \
+                      finished in 1.25s\n";
         output.lines().for_each(|line| report.read(line));
         let program = "sidecore_linux, unittests src/lib.rs";
         assert_eq!(report.programs, [(program.to_owned(), Duration::from_millis(1250))]);

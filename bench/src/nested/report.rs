@@ -83,8 +83,8 @@ fn cell(records: &Records, case: &str, system: &str, depth: u16) -> String {
     }
 }
 
-pub(super) const NOTE: &str = "Latency of single requests, requests a second of 32 (8 from 256 KiB on);\nratios are of requests \
-                               a second.";
+pub(super) const NOTE: &str = "Latency of single requests, requests a second of 32 (8 from 256 KiB \
+                               on);\nratios are of requests a second.";
 
 pub(super) fn draw(records: &Records) -> Result<()> {
     std::fs::create_dir_all(PICTURES)?;

@@ -78,9 +78,9 @@ pub(crate) fn run(socket: &std::path::Path, arguments: Arguments) -> Result<()> 
         };
         offline::format(path, spec, give_up)?;
         return if json {
-            print_json(
-                &serde_json::json!({ "formatted": path, "block_bytes": spec.block_bytes, "label": spec.label }),
-            )
+            print_json(&serde_json::json!(
+                { "formatted": path, "block_bytes": spec.block_bytes, "label": spec.label }
+            ))
         } else {
             Ok(print(&format!(
                 "formatted: {}, in blocks of {}\n",

@@ -219,7 +219,8 @@ impl Disk<'_> {
 fn why(status: Status) -> &'static str {
     match status {
         Status::IoError => {
-            "an I/O error; `sidecore controller show` may say why (a full store, a quota that is used up)"
+            "an I/O error; `sidecore controller show` may say why (a full store, a quota that is \
+             used up)"
         }
         Status::Unsupported => "the device does not support the request",
         _ => "the device gives no reason",

@@ -117,7 +117,8 @@ pub(crate) fn run(
         }));
     }
     Ok(print(&format!(
-        "imported: {shown} ({format}) as \"{}\" of {} on controller \"{}\": {} of data in {seconds:.1} s\n",
+        "imported: {shown} ({format}) as \"{}\" of {} on controller \"{}\": {} of data in \
+         {seconds:.1} s\n",
         report.name,
         size::show(report.size_bytes),
         report.controller,

@@ -42,7 +42,8 @@ const CANNOT_RUN: u8 = 127;
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Arguments {
     /// Keep at most this many descriptors; further ones are closed.
-    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u16).range(1..=16384))]
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=16384))]
     max: u16,
     /// Marks the new process, which becomes the command, unless this parent is gone.
     #[arg(long, hide = true)]
@@ -54,15 +55,20 @@ pub(crate) struct Arguments {
 
 const AFTER_HELP: &str = "\
 Signals:
-  SIGHUP           restart: end COMMAND with SIGTERM, wait for it, start it again with the kept descriptors
-  SIGTERM, SIGINT  the end: end COMMAND with SIGTERM, wait for it, close the kept descriptors; within two seconds of
-                   the first, another signal means the same, and each later one is another SIGTERM to COMMAND
+  SIGHUP           restart: end COMMAND with SIGTERM, wait for it, start it again with \
+the kept descriptors
+  SIGTERM, SIGINT  the end: end COMMAND with SIGTERM, wait for it, close the kept descriptors; \
+within two seconds of
+                   the first, another signal means the same, and each later one is another SIGTERM \
+to COMMAND
 
-If COMMAND fails by itself, it is started again after a second with the kept descriptors, at most five times
+If COMMAND fails by itself, it is started again after a second with the kept descriptors, \
+at most five times
 in a minute.
 
 Exit codes:
-  that of COMMAND; 128 and the number of the signal that ended it; 1 if it fails too often; 127 if it cannot be run
+  that of COMMAND; 128 and the number of the signal that ended it; 1 if it fails too often; \
+127 if it cannot be run
 ";
 
 /// The action after the end of COMMAND.

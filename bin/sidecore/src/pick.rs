@@ -28,7 +28,8 @@ pub(crate) fn controller(client: &Client, name: Option<&str>) -> Result<Controll
         (1, None) => Ok(controllers.swap_remove(0)),
         (0, Some(closed)) => bail!("{closed}"),
         (0, None) => bail!(
-            "this sidecored has no controller; docs/config.md says how to add a section [[controller]]"
+            "this sidecored has no controller; docs/config.md says how to add a section \
+             [[controller]]"
         ),
         _ => {
             let open = controllers.into_iter().map(|controller| controller.name);

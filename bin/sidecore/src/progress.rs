@@ -10,7 +10,8 @@ use crate::units::bytes;
 /// The time between two lines.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
-const BAR: &str = "{msg} [{bar:30.#-}] {percent:>3}%  {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}  {eta} left";
+const BAR: &str = "{msg} [{bar:30.#-}] {percent:>3}%  {binary_bytes} of {binary_total_bytes}  \
+                   {binary_bytes_per_sec}  {eta} left";
 
 /// The progress of one piece of work, on the standard error, because the standard output is for
 /// scripts.

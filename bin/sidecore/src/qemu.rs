@@ -74,8 +74,9 @@ pub(crate) fn convert<'a>(
     match status.code().map(u8::try_from) {
         Some(Ok(0)) => {}
         Some(Ok(bound::NOT_FOUND)) => bail!(
-            "qemu-img is not installed, and only raw images can be handled without it; it comes with the package \
-             qemu-utils (Debian, Ubuntu), qemu-img (Fedora, Arch) or qemu-tools (openSUSE)"
+            "qemu-img is not installed, and only raw images can be handled without it; it comes \
+             with the package qemu-utils (Debian, Ubuntu), qemu-img (Fedora, Arch) or qemu-tools \
+             (openSUSE)"
         ),
         Some(Ok(bound::NOT_RUN)) => bail!("qemu-img cannot be run: {errors}"),
         _ => bail!("qemu-img failed ({status}): {errors}"),
@@ -96,7 +97,8 @@ impl Drop for Running {
             if Instant::now() >= deadline {
                 let pid = self.0.id();
                 eprintln!(
-                    "sidecore: qemu-img (process {pid}) is killed, and gone when the filesystem that it waits for answers"
+                    "sidecore: qemu-img (process {pid}) is killed, and gone when the filesystem \
+                     that it waits for answers"
                 );
                 return;
             }

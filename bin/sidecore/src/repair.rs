@@ -86,7 +86,8 @@ fn text(report: &RepairReport) -> String {
     lost.extend(report.losses.iter().map(|loss| {
         let (length, offset) = (size::show(loss.size_bytes), size::show(loss.offset_bytes));
         format!(
-            "of \"{}\": what was written in {length} from {offset} on, which will read as zeros ({})",
+            "of \"{}\": what was written in {length} from {offset} on, which will read as zeros \
+             ({})",
             loss.volume, loss.why
         )
     }));

@@ -142,7 +142,8 @@ pub(crate) fn run(socket: &std::path::Path, arguments: Arguments) -> Result<Exit
             let now = client.volume(on, &volume)?.size_bytes;
             if size < now && !shrink {
                 bail!(
-                    "volume \"{volume}\" has {}; what is behind {} would be lost: say --shrink if that is meant",
+                    "volume \"{volume}\" has {}; what is behind {} would be lost: say --shrink if \
+                     that is meant",
                     size::show(now),
                     size::show(size)
                 );
@@ -352,7 +353,8 @@ fn checked(report: &CheckReport, json: bool) -> Result<ExitCode> {
         return Ok(code);
     }
     let mut text = format!(
-        "{}, {}, {}; of {} blocks {} hold data ({} of them shared), {} metadata, {} are free, {} in between\n",
+        "{}, {}, {}; of {} blocks {} hold data ({} of them shared), {} metadata, {} are free, {} \
+         in between\n",
         count(report.volumes as usize, "volume"),
         count(report.extents as usize, "extent"),
         count(report.nodes as usize, "metadata node"),

@@ -111,14 +111,16 @@ pub(crate) fn run(client: &Client, controller: &str, image: &Path) -> Result<()>
             remove(path);
         }
         bail!(
-            "process {pid}, which had the image open, was ended by signal {signal}; the unfinished work was removed"
+            "process {pid}, which had the image open, was ended by signal {signal}; the unfinished \
+             work was removed"
         );
     }
     // The directories may be on the filesystem that does not answer.
     let left: String =
         directories.map(|path| format!("; {} may be left", path.display())).collect();
     bail!(
-        "interrupted; the unfinished work was removed, but {} does not answer, and process {pid} ends only when it does{left}",
+        "interrupted; the unfinished work was removed, but {} does not answer, and process {pid} \
+         ends only when it does{left}",
         image.display()
     )
 }

@@ -35,16 +35,17 @@ struct Arguments {
 }
 
 const AFTER_HELP: &str = "\
-The configuration is checked to the end before anything is started, and every fault is reported with its place and \
-remedy. When all sockets listen, the line `ready: N devices` appears on the standard output. The log goes to the \
-standard error.
+The configuration is checked to the end before anything is started, and every fault is reported \
+with its place and remedy. When all sockets listen, the line `ready: N devices` appears on the \
+standard output. The log goes to the standard error.
 
-SIGTERM and SIGINT end the daemon in order: no more connections, queues stopped when what is in flight is done, volumes' \
-metadata written, files flushed, sockets removed. Signals within two seconds of the first mean the same; a later signal \
-ends the daemon at once.
+SIGTERM and SIGINT end the daemon in order: no more connections, queues stopped when what is in \
+flight is done, volumes' metadata written, files flushed, sockets removed. Signals within two \
+seconds of the first mean the same; a later signal ends the daemon at once.
 
 Environment:
-  RUST_LOG   how much to log: error, warn, info (the default), debug; or by part, as in `warn,sidecore_vhost_user=debug`
+  RUST_LOG   how much to log: error, warn, info (the default), debug; or by part, as in \
+`warn,sidecore_vhost_user=debug`
   NOTIFY_SOCKET, LISTEN_FDS, LISTEN_FDNAMES, LISTEN_PID
              set by a service manager, systemd or `sidecore keep`: see docs/restart.md
 

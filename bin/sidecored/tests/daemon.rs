@@ -159,8 +159,10 @@ fn sockets_belong_to_the_configured_users_and_groups() {
     // Only root may change the owner of a file.
     let (owner, group) = if uid.is_root() { (64055, 64056) } else { (uid.as_raw(), gid) };
     let devices = format!(
-        "[[device]]\nname = \"nvme\"\nfront_end = \"nvme\"\nstore = \"mem\"\nsocket = \"nvme.sock\"\nsocket_owner = \"{owner}\"\n\
-        [[device]]\nname = \"blk\"\nstore = \"mem\"\nsocket = \"blk.sock\"\nsocket_group = \"{group}\"\nsocket_mode = \"0620\"\n"
+        "[[device]]\nname = \"nvme\"\nfront_end = \"nvme\"\nstore = \"mem\"\n\
+         socket = \"nvme.sock\"\nsocket_owner = \"{owner}\"\n\
+         [[device]]\nname = \"blk\"\nstore = \"mem\"\nsocket = \"blk.sock\"\n\
+         socket_group = \"{group}\"\nsocket_mode = \"0620\"\n"
     );
     let text = format!("control_socket_group = \"{group}\"\n{}{devices}", config(1));
     let mut directory = tempfile::tempdir().unwrap();

@@ -41,15 +41,18 @@ impl Place {
         let mut text = format!(
             "control_socket = \"control.sock\"\n[[sidecore]]\nname = \"sc0\"\n\
              [[store]]\nname = \"below\"\ntype = \"file\"\npath = \"{}\"\ndirect = false\n\
-             [[controller]]\nname = \"pool\"\nstore = \"below\"\nformat = \"blank\"\ncommit_interval_ms = 3600000\n{}\n",
+             [[controller]]\nname = \"pool\"\nstore = \"below\"\nformat = \"blank\"\n\
+             commit_interval_ms = 3600000\n{}\n",
             self.disk.path().join("pool").display(),
             self.keys,
         );
         for volume in volumes {
             let _ = write!(
                 text,
-                "[[store]]\nname = \"{volume}\"\ntype = \"volume\"\ncontroller = \"pool\"\nvolume = \"{volume}\"\n\
-                 size = \"16MiB\"\n[[device]]\nname = \"{volume}\"\nstore = \"{volume}\"\nsocket = \"{volume}.sock\"\n"
+                "[[store]]\nname = \"{volume}\"\ntype = \"volume\"\ncontroller = \"pool\"\n\
+                 volume = \"{volume}\"\n\
+                 size = \"16MiB\"\n[[device]]\nname = \"{volume}\"\nstore = \"{volume}\"\n\
+                 socket = \"{volume}.sock\"\n"
             );
         }
         text

@@ -77,7 +77,8 @@ fn a_full_log_ends_no_thread() {
 /// of the log.
 #[test]
 fn clients_cannot_make_the_log_grow_nor_hide_other_clients_in_it() {
-    let nvme = "[[device]]\nname = \"nvme\"\nfront_end = \"nvme\"\nstore = \"mem\"\nsocket = \"nvme.sock\"\n";
+    let nvme = "[[device]]\nname = \"nvme\"\nfront_end = \"nvme\"\nstore = \"mem\"\n\
+                socket = \"nvme.sock\"\n";
     let mut daemon = Daemon::start(tempfile::tempdir().unwrap(), &(config(2) + nvme));
     let path = |name: &str| daemon.directory.path().join(name);
     for number in 0..400 {
@@ -112,7 +113,8 @@ fn clients_cannot_make_the_log_grow_nor_hide_other_clients_in_it() {
 /// Many disconnects for one cause do not hide a disconnect for another cause.
 #[test]
 fn each_cause_of_a_disconnect_has_a_limit_of_its_own() {
-    let nvme = "[[device]]\nname = \"nvme\"\nfront_end = \"nvme\"\nstore = \"mem\"\nsocket = \"nvme.sock\"\n";
+    let nvme = "[[device]]\nname = \"nvme\"\nfront_end = \"nvme\"\nstore = \"mem\"\n\
+                socket = \"nvme.sock\"\n";
     let mut daemon = Daemon::start(tempfile::tempdir().unwrap(), &(config(1) + nvme));
     for name in ["vd0.sock", "nvme.sock"] {
         let say = |bytes: &[u8]| {

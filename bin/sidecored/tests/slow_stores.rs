@@ -138,10 +138,12 @@ fn three_stores(plain: &SlowDisk, pool: &SlowDisk, other: &SlowDisk) -> String {
         "[[store]]\nname = \"plain\"\ntype = \"file\"\npath = {:?}\n\
          [[store]]\nname = \"pool-file\"\ntype = \"file\"\npath = {:?}\n\
          [[controller]]\nname = \"pool\"\nstore = \"pool-file\"\nformat = \"blank\"\n\
-         [[store]]\nname = \"root\"\ntype = \"volume\"\ncontroller = \"pool\"\nvolume = \"root\"\nsize = \"1MiB\"\n\
+         [[store]]\nname = \"root\"\ntype = \"volume\"\ncontroller = \"pool\"\nvolume = \"root\"\n\
+         size = \"1MiB\"\n\
          [[store]]\nname = \"other-file\"\ntype = \"file\"\npath = {:?}\n\
          [[controller]]\nname = \"other\"\nstore = \"other-file\"\nformat = \"blank\"\n\
-         [[store]]\nname = \"mapped\"\ntype = \"volume\"\ncontroller = \"other\"\nvolume = \"mapped\"\nsize = \"1MiB\"\n",
+         [[store]]\nname = \"mapped\"\ntype = \"volume\"\ncontroller = \"other\"\n\
+         volume = \"mapped\"\nsize = \"1MiB\"\n",
         plain.path(),
         pool.path(),
         other.path()
@@ -318,7 +320,8 @@ fn pool(name: &str, path: &Path) -> String {
     format!(
         "[[store]]\nname = \"file-{name}\"\ntype = \"file\"\npath = {path:?}\n\
          [[controller]]\nname = \"pool-{name}\"\nstore = \"file-{name}\"\nformat = \"blank\"\n\
-         [[store]]\nname = \"{name}\"\ntype = \"volume\"\ncontroller = \"pool-{name}\"\nvolume = \"{name}\"\n\
+         [[store]]\nname = \"{name}\"\ntype = \"volume\"\ncontroller = \"pool-{name}\"\n\
+         volume = \"{name}\"\n\
          size = \"1MiB\"\n"
     )
 }

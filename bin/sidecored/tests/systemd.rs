@@ -84,8 +84,10 @@ impl Machine {
         let config = format!(
             "control_socket = \"/run/sidecore/control.sock\"\n[[sidecore]]\nname = \"sc0\"\n\
              [[store]]\nname = \"below\"\ntype = \"file\"\npath = \"{}\"\ndirect = false\n\
-             [[controller]]\nname = \"pool\"\nstore = \"below\"\nformat = \"blank\"\ncommit_interval_ms = 3600000\n\
-             [[store]]\nname = \"vd\"\ntype = \"volume\"\ncontroller = \"pool\"\nvolume = \"vd\"\nsize = \"16MiB\"\n\
+             [[controller]]\nname = \"pool\"\nstore = \"below\"\nformat = \"blank\"\n\
+             commit_interval_ms = 3600000\n\
+             [[store]]\nname = \"vd\"\ntype = \"volume\"\ncontroller = \"pool\"\nvolume = \"vd\"\n\
+             size = \"16MiB\"\n\
              [[device]]\nname = \"vd\"\nstore = \"vd\"\nsocket = \"/run/sidecore/vd.sock\"\n",
             path.join("pool").display()
         );

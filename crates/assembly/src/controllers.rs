@@ -175,11 +175,12 @@ pub(crate) fn format_options(spec: &FormatSpec, force: bool) -> FormatOptions {
 fn refused_to_open(spec: &ControllerSpec, error: ControllerError) -> OperationError {
     let remedy = match &error {
         ControllerError::Open(OpenError::NotFormatted(_)) if spec.format.is_none() => {
-            "; if it may be formatted, do that with `sidecore controller format PATH`, or set `format = \"blank\"`"
+            "; if it may be formatted, do that with `sidecore controller format PATH`, or set \
+             `format = \"blank\"`"
         }
         ControllerError::Open(OpenError::NotFormatted(_)) => {
-            "; only a blank store is formatted by `format = \"blank\"`: if the store's contents are not needed, \
-             format it with `sidecore controller format --force PATH`"
+            "; only a blank store is formatted by `format = \"blank\"`: if the store's contents \
+             are not needed, format it with `sidecore controller format --force PATH`"
         }
         _ => "",
     };
@@ -268,13 +269,14 @@ impl ControllerHandle {
             Some(_) if health.is_damaged => {
                 let volume = volume.unwrap_or_default();
                 warnings.push(format!(
-                    "volume \"{volume}\" is damaged: only the parts in memory can be read; `sidecore volume repair` \
-                     mends it while no daemon has the store"
+                    "volume \"{volume}\" is damaged: only the parts in memory can be read; \
+                     `sidecore volume repair` mends it while no daemon has the store"
                 ));
             }
             Some(why) if health.is_frozen => warnings.push(format!(
-                "controller \"{name}\" gives out no blocks and takes no discards, because metadata is damaged \
-                 ({why}); `sidecore volume repair` mends it while no daemon has the store"
+                "controller \"{name}\" gives out no blocks and takes no discards, because metadata \
+                 is damaged ({why}); `sidecore volume repair` mends it while no daemon has the \
+                 store"
             )),
             Some(why) => warnings.push(format!("controller \"{name}\" is read-only: {why}")),
             None => {}
@@ -284,7 +286,8 @@ impl ControllerHandle {
         }
         if let Some(why) = &health.full {
             warnings.push(format!(
-                "the store of controller \"{name}\" is full ({why}): writes to fresh blocks fail until it has space"
+                "the store of controller \"{name}\" is full ({why}): writes to fresh blocks fail \
+                 until it has space"
             ));
         }
         warnings
@@ -546,7 +549,8 @@ impl ControllerHandle {
                 let mut error = OperationError::from(error);
                 let (volume, controller) = (&spec.volume, &self.spec.name);
                 error.message.push_str(&format!(
-                    " on controller \"{controller}\"; make it with `sidecore volume create {volume} SIZE`"
+                    " on controller \"{controller}\"; make it with `sidecore volume create \
+                     {volume} SIZE`"
                 ));
                 return Err(error);
             }

@@ -39,7 +39,10 @@ impl LogMemory for LogFile {
 
     fn discard(&self) {
         if let Err(error) = self.0.remove() {
-            tracing::warn!(log = %self.0.path().display(), "a closed store's empty log cannot be removed: {error}");
+            tracing::warn!(
+                log = %self.0.path().display(),
+                "a closed store's empty log cannot be removed: {error}"
+            );
         }
     }
 }
@@ -65,8 +68,9 @@ pub(crate) fn answered(spec: &ControllerSpec, bottom: Option<&StoreSpec>) -> Ans
         Err(error) => {
             tracing::warn!(
                 controller = spec.name,
-                "writes to fresh blocks are answered when their mappings are durable, which takes longer, because the \
-                 log in memory cannot be opened: {}: {error}; set `crash_log` to a directory on tmpfs",
+                "writes to fresh blocks are answered when their mappings are durable, which takes \
+                 longer, because the log in memory cannot be opened: {}: {error}; set `crash_log` \
+                 to a directory on tmpfs",
                 log.directory.display()
             );
             Answered::WhenDurable(boot)

@@ -220,8 +220,9 @@ impl Disk {
     fn warnings(&self) -> Vec<String> {
         let loss = self.front_end.loss().map(|why| {
             format!(
-                "writes that were answered may be missing ({why}): a client that relies on them is turned away; \
-                 reboot its guest, or accept the loss with `sidecore device accept-loss {}`",
+                "writes that were answered may be missing ({why}): a client that relies on them is \
+                 turned away; reboot its guest, or accept the loss with `sidecore device \
+                 accept-loss {}`",
                 self.spec.name
             )
         });

@@ -36,7 +36,10 @@ pub enum AssemblyError {
         name: String,
     },
     /// Another device has the socket.
-    #[error("device \"{name}\": {} is the socket of device \"{other}\"; give each its own", socket.display())]
+    #[error(
+        "device \"{name}\": {} is the socket of device \"{other}\"; give each its own",
+        socket.display()
+    )]
     SocketTaken {
         /// The device that was refused.
         name: String,
@@ -47,9 +50,8 @@ pub enum AssemblyError {
     },
     /// Two guests would write to one filesystem.
     #[error(
-        "device \"{name}\": device \"{other}\" writes to store \"{store}\" too, which would destroy it; set \
-         `read_only` \
-         on all of them but one"
+        "device \"{name}\": device \"{other}\" writes to store \"{store}\" too, which would \
+         destroy it; set `read_only` on all of them but one"
     )]
     SecondWriter {
         /// The device that was refused.
@@ -125,7 +127,8 @@ pub enum AssemblyError {
     },
     /// The file of an added device's store was not opened in time.
     #[error(
-        "store \"{name}\" does not answer, or has requests in flight of a daemon that was killed; try again later"
+        "store \"{name}\" does not answer, or has requests in flight of a daemon that was killed; \
+         try again later"
     )]
     NoAnswer {
         /// The store on the file.

@@ -82,7 +82,11 @@ impl LeftDevice {
             }
             Err(error) => {
                 let device = &self.name;
-                tracing::error!(device, %error, "the connected VMM cannot be resumed, so its guest loses the device");
+                tracing::error!(
+                    device,
+                    %error,
+                    "the connected VMM cannot be resumed, so its guest loses the device"
+                );
                 self.disconnect();
                 None
             }

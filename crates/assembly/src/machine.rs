@@ -137,14 +137,16 @@ pub fn try_controller(options: &FileOptions, may_format: bool) -> Result<(), Unf
             .map_err(|error| damaged(format!("{path}: {error}"))),
         Content::Blank if may_format => Ok(()),
         Content::Blank => wrong(format!(
-            "{path} is blank; format it with {format}, or set `format = \"blank\"` in its controller"
+            "{path} is blank; format it with {format}, or set `format = \"blank\"` in its \
+             controller"
         )),
         Content::Foreign(what) => wrong(format!(
-            "{path} holds {what}; choose another file, or overwrite this one with {format} and `--force`"
+            "{path} holds {what}; choose another file, or overwrite this one with {format} and \
+             `--force`"
         )),
         Content::Unknown => wrong(format!(
-            "{path} holds data that Sidecore does not know; choose another file, or overwrite this one with {format} \
-             and `--force`"
+            "{path} holds data that Sidecore does not know; choose another file, or overwrite this \
+             one with {format} and `--force`"
         )),
     }
 }

@@ -48,9 +48,9 @@ pub enum OfflineError {
     },
     /// A repair would lose changes that only the log of a dead daemon has.
     #[error(
-        "{}: its daemon has not ended in order, so its last answered changes may be in its log alone, which a repair \
-         invalidates: start the daemon, which replays the log if possible, end it in order, and repair then; or give \
-         these changes up with --accept-loss",
+        "{}: its daemon has not ended in order, so its last answered changes may be in its log \
+         alone, which a repair invalidates: start the daemon, which replays the log if possible, \
+         end it in order, and repair then; or give these changes up with --accept-loss",
         path.display()
     )]
     Unreplayed {
@@ -59,8 +59,9 @@ pub enum OfflineError {
     },
     /// Formatting would lose changes that only the log of a dead daemon has.
     #[error(
-        "{}: its daemon has not ended in order, so its last answered changes may be in its log alone: start the \
-         daemon, which replays the log, and end it in order; or give these changes up too with --accept-loss",
+        "{}: its daemon has not ended in order, so its last answered changes may be in its log \
+         alone: start the daemon, which replays the log, and end it in order; or give these \
+         changes up too with --accept-loss",
         path.display()
     )]
     UnreplayedFormat {

@@ -349,7 +349,8 @@ mod tests {
     #[test]
     fn counters_are_fields_of_their_report_in_json() {
         let latency_ns = serde_json::json!({
-            "count": 0, "mean": 0.0, "p50": 0, "p90": 0, "p99": 0, "p99_9": 0, "p99_99": 0, "max": 0, "sum": 0,
+            "count": 0, "mean": 0.0, "p50": 0, "p90": 0, "p99": 0, "p99_9": 0, "p99_99": 0,
+            "max": 0, "sum": 0,
         });
         let mut queue = serde_json::json!({ "index": 7, "bytes": 3, "latency_ns": latency_ns });
         for name in [

@@ -63,15 +63,15 @@ pub const SIDECORE: &[Key] = &[
         "cpu",
         Kind::Number(0, u32::MAX as u64),
         "not pinned",
-        "the CPU that it runs on, alone among the sidecores; best one that the kernel gives to no other thread \
-         (`isolcpus`, `cpuset`)",
+        "the CPU that it runs on, alone among the sidecores; best one that the kernel gives to no \
+         other thread (`isolcpus`, `cpuset`)",
     ),
     Key::new(
         "spin_us",
         Kind::Number(0, MINUTE_US),
         "50",
-        "how long its adaptive devices spin after their last work, unless they have a `spin_us` of their own; 0 to \
-         60000000",
+        "how long its adaptive devices spin after their last work, unless they have a `spin_us` of \
+         their own; 0 to 60000000",
     ),
 ];
 

@@ -42,7 +42,8 @@ impl BlockError {
 pub enum BoundsError {
     /// It ends behind the last byte of the store.
     #[error(
-        "request of {len_bytes} bytes at {offset_bytes} ends past the capacity of {capacity_bytes} bytes"
+        "request of {len_bytes} bytes at {offset_bytes} ends past the capacity of {capacity_bytes} \
+         bytes"
     )]
     PastEnd {
         /// First byte.
@@ -54,7 +55,8 @@ pub enum BoundsError {
     },
     /// Its offset or size is not a multiple of the block size.
     #[error(
-        "request of {len_bytes} bytes at {offset_bytes} is not aligned to blocks of {block_bytes} bytes"
+        "request of {len_bytes} bytes at {offset_bytes} is not aligned to blocks of {block_bytes} \
+         bytes"
     )]
     Misaligned {
         /// First byte.

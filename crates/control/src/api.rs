@@ -113,7 +113,10 @@ impl Drop for Removed {
 #[non_exhaustive]
 pub enum BindError {
     /// Another daemon serves the socket.
-    #[error("another sidecored is serving {}; stop it, or choose another `control_socket`", .0.display())]
+    #[error(
+        "another sidecored is serving {}; stop it, or choose another `control_socket`",
+        .0.display()
+    )]
     Taken(PathBuf),
     /// The socket's owner or group is not an account of this machine.
     #[error("the control socket: {0}")]

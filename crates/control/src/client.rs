@@ -38,16 +38,23 @@ const ANSWER_MAX_BYTES: usize = 64 << 20;
 pub enum ClientError {
     /// No process listens on the socket.
     #[error(
-        "no sidecored is listening on {}; start one with `sidecored --config FILE`, or name its `control_socket` with \
-         --socket",
+        "no sidecored is listening on {}; start one with `sidecored --config FILE`, or name its \
+         `control_socket` with --socket",
         .0.display()
     )]
     NoDaemon(PathBuf),
     /// The socket's mode denies this user access.
-    #[error("no permission to talk to {}; run this as the user of sidecored, or as root", .0.display())]
+    #[error(
+        "no permission to talk to {}; run this as the user of sidecored, or as root",
+        .0.display()
+    )]
     NoPermission(PathBuf),
     /// A process listens and does not answer.
-    #[error("sidecored on {} did not answer within {} seconds; its log may say why", socket.display(), patience.as_secs())]
+    #[error(
+        "sidecored on {} did not answer within {} seconds; its log may say why",
+        socket.display(),
+        patience.as_secs()
+    )]
     Silent {
         /// The path of the control socket.
         socket: PathBuf,
@@ -71,7 +78,8 @@ pub enum ClientError {
         error: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The answering process does not have this API.
-    #[error("{} answered {path} with {status}; is it the control socket of a sidecored of this version?", socket.display())]
+    #[error("{} answered {path} with {status}; is it the control socket of a sidecored of this \
+             version?", socket.display())]
     Refused {
         /// The path of the control socket.
         socket: PathBuf,

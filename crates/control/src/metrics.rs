@@ -23,7 +23,8 @@ const fn gauge<T>(name: &'static str, help: &'static str, value: fn(&T) -> Value
 const SIDECORES: &[Metric<SidecoreReport>] = &[
     gauge(
         "core_contended",
-        "1 while other work takes its core: it pauses between polls of its disks, and `sidecore list` says so.",
+        "1 while other work takes its core: it pauses between polls of its disks, and `sidecore \
+         list` says so.",
         |s| Value::Whole(s.warning.is_some().into()),
     ),
     gauge(
@@ -50,9 +51,10 @@ const DEVICES: &[Metric<DeviceReport>] = &[
     ),
 ];
 
-const STATE_HELP: &str = "1 for the state that the disk is in, 0 for the others: `waiting` (no VMM), `connected` (a VMM, \
-    and no queue started), `running`, `broken`, `opening` (its store does not answer yet), `refused` (its store could \
-    not be opened).";
+const STATE_HELP: &str = "1 for the state that the disk is in, 0 for the others: `waiting` (no \
+                          VMM), `connected` (a VMM, and no queue started), `running`, `broken`, \
+                          `opening` (its store does not answer yet), `refused` (its store could \
+                          not be opened).";
 
 /// The upper ends of a histogram's buckets, as exponents of two: from 255 ns, doubling, to 17 s.
 /// Each end is one nanosecond less than the power of two, where buckets of the sidecores' own

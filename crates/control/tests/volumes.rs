@@ -53,8 +53,12 @@ impl Daemon {
 fn ask(path: &Path, request: &str, body: &str) -> (u16, String) {
     let mut stream = UnixStream::connect(path).unwrap();
     let length = body.len();
-    write!(stream, "{request} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}")
-        .unwrap();
+    write!(
+        stream,
+        "{request} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n\
+         {body}"
+    )
+    .unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let status = answer.get(9..12).and_then(|status| status.parse().ok());
@@ -135,10 +139,12 @@ fn check_volumes(socket: &Path) {
 fn check_others(socket: &Path, device_socket: &Path) {
     let volumes = VOLUMES;
     let device = format!(
-        "{{\"name\":\"d\",\"socket\":\"{}\",\"volume\":{{\"controller\":\"pool\",\"volume\":\"a\"}}}}",
+        "{{\"name\":\"d\",\"socket\":\"{}\",\"volume\":{{\"controller\":\"pool\",\
+         \"volume\":\"a\"}}}}",
         device_socket.display()
     );
-    let share = "{\"from\":{\"volume\":\"a\",\"first\":0},\"to\":{\"volume\":\"a\",\"first\":8},\"count\":4}";
+    let share = "{\"from\":{\"volume\":\"a\",\"first\":0},\
+                 \"to\":{\"volume\":\"a\",\"first\":8},\"count\":4}";
     check_answers(
         socket,
         &[

@@ -41,7 +41,10 @@ impl Epochs {
     pub(crate) fn new() -> Self {
         let registered = rustix::thread::membarrier(MembarrierCommand::RegisterPrivateExpedited);
         if let Err(error) = &registered {
-            tracing::info!(%error, "no membarrier(2): each batch of requests to a virtual function pays a fence");
+            tracing::info!(
+                %error,
+                "no membarrier(2): each batch of requests to a virtual function pays a fence"
+            );
         }
         Self {
             current: AtomicU64::new(1),

@@ -25,8 +25,8 @@ pub enum ControllerError {
     NoSuchVolume(String),
     /// Some of the volume's metadata is damaged.
     #[error(
-        "volume \"{volume}\" is damaged and not served ({what}); `sidecore volume repair` mends it while no daemon has \
-         the store"
+        "volume \"{volume}\" is damaged and not served ({what}); `sidecore volume repair` mends it \
+         while no daemon has the store"
     )]
     Damaged {
         /// The volume's name.
@@ -58,7 +58,8 @@ pub enum ControllerError {
     BadWeight(u32),
     /// A rate limit of zero.
     #[error(
-        "a limit of zero a second, or a burst of zero, lets no request pass: omit the limit, or set at least 1"
+        "a limit of zero a second, or a burst of zero, lets no request pass: omit the limit, or \
+         set at least 1"
     )]
     BadLimit,
     /// A size that is not a whole number of blocks.

@@ -40,7 +40,8 @@ impl Controller {
                 Err(error) => {
                     tracing::debug!(
                         controller = self.name(),
-                        "the volumes' metadata cannot be read, so their exclusive blocks are unknown: {error}"
+                        "the volumes' metadata cannot be read, so their exclusive blocks are \
+                         unknown: {error}"
                     );
                     return None;
                 }

@@ -77,7 +77,8 @@ pub enum ClientError {
     Fatal,
     /// The controller completed what it was not given (NVMe). The queue is of no use any more.
     #[error(
-        "queue {queue}: the controller completed command {id}, which is not in flight: reset it, or connect again"
+        "queue {queue}: the controller completed command {id}, which is not in flight: reset it, \
+         or connect again"
     )]
     NotInFlight {
         /// The queue pair.

@@ -29,11 +29,15 @@ impl Daemon {
         std::fs::File::create(&disk).unwrap().set_len(DISK_BYTES).unwrap();
         let socket = directory.path().join("socket");
         let process = Command::new("qemu-storage-daemon")
-            .args(["--blockdev", &format!("file,node-name=disk,filename={},discard=unmap", disk.display())])
+            .args([
+                "--blockdev",
+                &format!("file,node-name=disk,filename={},discard=unmap", disk.display()),
+            ])
             .args([
                 "--export",
                 &format!(
-                    "vhost-user-blk,id=disk,node-name=disk,writable=on,num-queues=4,addr.type=unix,addr.path={}",
+                    "vhost-user-blk,id=disk,node-name=disk,writable=on,num-queues=4,addr.type=unix,\
+                     addr.path={}",
                     socket.display()
                 ),
             ])

@@ -256,7 +256,8 @@ macro_rules! keys {
             }
             keys {
                 $( $(#[required = $example:literal])?
-                    $key:literal => $field:ident: $type:ty = $default:expr, $kind:expr, $shown:literal, $meaning:literal
+                    $key:literal => $field:ident: $type:ty = $default:expr,
+                    $kind:expr, $shown:literal, $meaning:literal
                     $(, $check:expr)?; )*
             }
         }
@@ -314,9 +315,14 @@ mod tests {
             keys {
                 "is_red" => red: bool = true, Kind::Flag(true), "`true`", "whether it is red";
                 #[required = "5"]
-                "size" => size_bytes: Option<u32> = None, Kind::Size, "required", "its size", |key, size| {
-                    if size.number() < 9 { Ok(()) } else { Err(format!("`{key}` is too large")) }
-                };
+                "size" => size_bytes: Option<u32> = None, Kind::Size, "required", "its size",
+                    |key, size| {
+                        if size.number() < 9 {
+                            Ok(())
+                        } else {
+                            Err(format!("`{key}` is too large"))
+                        }
+                    };
             }
         }
     }

@@ -118,7 +118,9 @@ mod tests {
         assert_eq!(parse_schedstat(b"105 22 3\n"), Some((Nanos(105), Nanos(22))));
         assert_eq!(parse_schedstat(b"0\n"), None);
         assert_eq!(parse_schedstat(b"a b c"), None);
-        let stat = b"cpu  1 1 1 1 1 1 1 1 0 0\ncpu1 9 9 9 9 9 9 9 9 0 0\ncpu10 1 2 3 400 500 6 7 8 0 0\nintr 1\n";
+        let stat =
+            b"cpu  1 1 1 1 1 1 1 1 0 0\ncpu1 9 9 9 9 9 9 9 9 0 0\ncpu10 1 2 3 400 500 6 7 8 0 0\n\
+              intr 1\n";
         let expected = CoreTime { used: Nanos(190_000_000), stolen: Nanos(80_000_000) };
         assert_eq!(parse_stat(stat, CoreId(10)), Some(expected));
         assert_eq!(parse_stat(stat, CoreId(2)), None);

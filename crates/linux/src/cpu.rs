@@ -90,7 +90,10 @@ pub fn set_timer_slack(slack: Nanos) -> io::Result<()> {
 fn lists(list: &str, core: CoreId) -> bool {
     list.trim().split(',').any(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
-        matches!((first.parse::<u32>(), last.parse::<u32>()), (Ok(first), Ok(last)) if (first..=last).contains(&core.0))
+        matches!(
+            (first.parse::<u32>(), last.parse::<u32>()),
+            (Ok(first), Ok(last)) if (first..=last).contains(&core.0)
+        )
     })
 }
 

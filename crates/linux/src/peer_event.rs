@@ -41,7 +41,10 @@ pub fn peer_event(fd: BorrowedFd<'_>) -> io::Result<Box<dyn Signal>> {
         Ok(event) => Ok(Box::new(event)),
         Err(error) => {
             WARNING.call_once(|| {
-                tracing::warn!(%error, "no io_uring to signal VMMs by: one that blocks its eventfd can block others");
+                tracing::warn!(
+                    %error,
+                    "no io_uring to signal VMMs by: one that blocks its eventfd can block others"
+                );
             });
             Ok(Box::new(event))
         }

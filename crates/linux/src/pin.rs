@@ -46,10 +46,15 @@ fn warn_once(error: Errno) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let hint = match error {
-            Errno::NOMEM | Errno::PERM | Errno::AGAIN => " (RLIMIT_MEMLOCK: raise LimitMEMLOCK= or ulimit -l)",
+            Errno::NOMEM | Errno::PERM | Errno::AGAIN => {
+                " (RLIMIT_MEMLOCK: raise LimitMEMLOCK= or ulimit -l)"
+            }
             _ => "",
         };
-        tracing::warn!(%error, "translation tables are not locked into memory and may be swapped out{hint}");
+        tracing::warn!(
+            %error,
+            "translation tables are not locked into memory and may be swapped out{hint}"
+        );
     });
 }
 

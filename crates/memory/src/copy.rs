@@ -106,7 +106,10 @@ macro_rules! copy_and_fetch {
         pub unsafe fn $name(to: *mut u8, from: *const u8, len_bytes: usize, next: *const u8) {
             let mut whole = 0;
             #[cfg(target_arch = "x86_64")]
-            if len_bytes >= CACHE_LINE_BYTES && to.addr().is_multiple_of($align_bytes) && has_avx() {
+            if len_bytes >= CACHE_LINE_BYTES
+                && to.addr().is_multiple_of($align_bytes)
+                && has_avx()
+            {
                 whole = len_bytes & !CACHE_LINE_BYTES.wrapping_sub(1);
                 // SAFETY: the caller's, for the whole lines; AVX is there; the target is aligned as
                 // the store demands; a prefetch never faults.

@@ -68,12 +68,14 @@ pub enum MemoryError {
     },
     /// The file is on a filesystem that could block us, or is no file.
     #[error(
-        "what is behind a memory region is no memory file; share a memfd (memory-backend-memfd), or a file on tmpfs or hugetlbfs"
+        "what is behind a memory region is no memory file; share a memfd (memory-backend-memfd), \
+         or a file on tmpfs or hugetlbfs"
     )]
     NotMemoryFile,
     /// The file is smaller than the region claims.
     #[error(
-        "the file behind a memory region has {file_bytes:#x} bytes, the region needs {needed_bytes:#x}"
+        "the file behind a memory region has {file_bytes:#x} bytes, the region needs \
+         {needed_bytes:#x}"
     )]
     FileTooSmall {
         /// The size of the file.

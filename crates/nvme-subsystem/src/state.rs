@@ -40,7 +40,13 @@ pub struct FunctionState {
 /// Gives the functions of a store the state that they had in another process. No client is
 /// connected to them yet. A function that is configured to serve another volume by now serves that.
 pub fn restore(service: &dyn VolumeService, states: &BTreeMap<String, FunctionState>) {
-    let refused = |device: &str, error: ManageError| tracing::warn!(device, %error, "its state is not restored");
+    let refused = |device: &str, error: ManageError| {
+        tracing::warn!(
+            device,
+            %error,
+            "its state is not restored"
+        )
+    };
     let mut to_attach = Vec::new();
     let mut to_take_offline = Vec::new();
     for Function { device, state: is } in service.functions() {

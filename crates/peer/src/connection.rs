@@ -85,8 +85,8 @@ pub enum ConnectionError<E: Error + 'static, K: fmt::Debug + fmt::Display> {
     Busy,
     /// A message came with a descriptor of a kind that no message has.
     #[error(
-        "descriptor {number} of {message} is neither shared memory (a memfd, or a file on tmpfs or hugetlbfs) \
-         nor an eventfd, but {is}"
+        "descriptor {number} of {message} is neither shared memory (a memfd, or a file on tmpfs or \
+         hugetlbfs) nor an eventfd, but {is}"
     )]
     Descriptor {
         /// The subject of the message.

@@ -179,7 +179,10 @@ impl<E: Endpoint> Slot<E> {
             }
             (resumed, connection) => {
                 let error = resumed.err().unwrap_or(ResumeError::Descriptor);
-                tracing::error!(%error, "cannot resume the VMM that was connected, its guest has lost the device");
+                tracing::error!(
+                    %error,
+                    "cannot resume the VMM that was connected, its guest has lost the device"
+                );
                 connection.iter().for_each(Connection::shut_down);
                 let (session, fds, send_event) =
                     (Some(session), Some(fds), SendEvent::clone(&self.send_event));
@@ -330,7 +333,8 @@ impl<E: Endpoint> Slot<E> {
         let Some(successor) = self.successor.take() else { return };
         if !client.connection.can_be_exported() {
             tracing::warn!(
-                "the VMM cannot be handed over, it has sent a descriptor that is neither memory nor an eventfd"
+                "the VMM cannot be handed over, it has sent a descriptor that is neither memory \
+                 nor an eventfd"
             );
             return self.end_client(context);
         }

@@ -18,7 +18,8 @@ pub enum RingError {
     Memory(#[from] MemoryError),
     /// The available index moved on by more than the ring has entries.
     #[error(
-        "available index jumped from {from} to {to}, with {in_flight} requests in flight in a ring of {size}"
+        "available index jumped from {from} to {to}, with {in_flight} requests in flight in a ring \
+         of {size}"
     )]
     IndexJump {
         /// Where the device stood.

@@ -20,14 +20,15 @@ impl fmt::Display for CoreWarning<'_> {
         match cpu {
             Some(CoreId(cpu)) => write!(
                 f,
-                "sidecore \"{sidecore}\" does not have CPU {cpu} for itself: {took}. {meanwhile}; keep other work off \
-                 CPU {cpu} (a cpuset, isolcpus={cpu}, IRQ affinity), give the sidecore another `cpu`, or set \
-                 `idle = \"adaptive\"` for its disks"
+                "sidecore \"{sidecore}\" does not have CPU {cpu} for itself: {took}. {meanwhile}; \
+                 keep other work off CPU {cpu} (a cpuset, isolcpus={cpu}, IRQ affinity), give the \
+                 sidecore another `cpu`, or set `idle = \"adaptive\"` for its disks"
             ),
             None => write!(
                 f,
-                "sidecore \"{sidecore}\" does not have a CPU for itself: {took}. {meanwhile}; give the sidecore a \
-                 `cpu` that nothing else uses, or set `idle = \"adaptive\"` for its disks"
+                "sidecore \"{sidecore}\" does not have a CPU for itself: {took}. {meanwhile}; give \
+                 the sidecore a `cpu` that nothing else uses, or set `idle = \"adaptive\"` for its \
+                 disks"
             ),
         }
     }

@@ -39,8 +39,8 @@ pub enum ServerError {
     },
     /// The owner, group or mode of the socket cannot be set.
     #[error(
-        "{} cannot be given to {access}: {error}; to give a socket to another user takes root, or CAP_CHOWN, and to give it \
-         to a group takes a member of the group",
+        "{} cannot be given to {access}: {error}; to give a socket to another user takes root, or \
+         CAP_CHOWN, and to give it to a group takes a member of the group",
         path.display()
     )]
     Access {
@@ -52,7 +52,10 @@ pub enum ServerError {
         error: io::Error,
     },
     /// The socket's directory is missing and cannot be made.
-    #[error("the directory {} of a socket cannot be made: {error}; make it, or choose another path", path.display())]
+    #[error(
+        "the directory {} of a socket cannot be made: {error}; make it, or choose another path",
+        path.display()
+    )]
     Directory {
         /// The path of the directory.
         path: PathBuf,

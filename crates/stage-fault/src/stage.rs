@@ -18,8 +18,8 @@ keys! {
         plain {}
         keys {
             "seed" => seed: Option<u64> = None, Kind::Number(0, u64::MAX), "none",
-                "with a seed, the failures below come at random with the same mean rate, and repeat for the same seed; \
-                 without one, every Nth request of a queue fails";
+                "with a seed, the failures below come at random with the same mean rate, and \
+                 repeat for the same seed; without one, every Nth request of a queue fails";
             "eio_every" => eio_every: Option<u32> = None, Kind::Number(1, MILLION), "never",
                 "N: one request in N fails with an I/O error; 1 to 1000000";
             "enospc_every" => enospc_every: Option<u32> = None, Kind::Number(1, MILLION), "never",
@@ -27,15 +27,16 @@ keys! {
             "short_every" => short_every: Option<u32> = None, Kind::Number(1, MILLION), "never",
                 "N: one read in N, and one write in N, moves no byte; 1 to 1000000";
             "ranges" => ranges: Vec<(u64, u64)> = Vec::new(), Kind::Ranges, "none",
-                "bad sectors: pairs of first and last sector of 512 bytes, as in `[[0, 7], [64, 64]]`; a request that \
-                 touches one fails with an I/O error", are_in_a_store;
+                "bad sectors: pairs of first and last sector of 512 bytes, as in `[[0, 7], [64, \
+                 64]]`; a request that touches one fails with an I/O error", are_in_a_store;
         }
     }
 }
 
 impl Stage for FaultPlan {
     const WORD: &'static str = "fault";
-    const MEANING: &'static str = "Plants failures, to see how guests bear them. A request that is made to fail goes no further.";
+    const MEANING: &'static str = "Plants failures, to see how guests bear them. A request that is \
+                                   made to fail goes no further.";
     const KEYS: &'static [Key] = FaultKeys::KEYS;
 
     fn from_values(values: &Values) -> Self {

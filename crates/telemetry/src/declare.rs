@@ -95,7 +95,8 @@ macro_rules! counters {
 
         $(#[$counts_meta])*
         #[derive(Clone, Debug, Default, PartialEq)]
-        #[derive($crate::schemars::JsonSchema, $crate::serde::Serialize, $crate::serde::Deserialize)]
+        #[derive($crate::schemars::JsonSchema)]
+        #[derive($crate::serde::Serialize, $crate::serde::Deserialize)]
         // A counter that an older daemon does not know is zero.
         #[serde(default, crate = "sidecore_telemetry::serde")]
         #[schemars(crate = "sidecore_telemetry::schemars")]
@@ -122,11 +123,13 @@ macro_rules! counters {
                 value: |counts| $crate::Value::of(stringify!($name), counts.$name),
             }),+];
 
-            const HISTOGRAMS: &'static [$crate::HistogramMetric<Self>] = &[$($crate::HistogramMetric {
-                name: $family,
-                help: concat!($($about),+).trim_ascii(),
-                latency: |counts| &counts.$latency,
-            })?];
+            const HISTOGRAMS: &'static [$crate::HistogramMetric<Self>] = &[
+                $($crate::HistogramMetric {
+                    name: $family,
+                    help: concat!($($about),+).trim_ascii(),
+                    latency: |counts| &counts.$latency,
+                })?
+            ];
 
             fn add(&mut self, other: &Self) {
                 $(self.$name = self.$name.saturating_add(other.$name);)+

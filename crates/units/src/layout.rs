@@ -25,7 +25,8 @@ macro_rules! integers {
 
             #[inline]
             fn write(self, bytes: &mut [u8], offset: usize) {
-                if let Some(place) = bytes.get_mut(offset..).and_then(|rest| rest.first_chunk_mut()) {
+                let place = bytes.get_mut(offset..).and_then(|rest| rest.first_chunk_mut());
+                if let Some(place) = place {
                     *place = self.to_le_bytes();
                 }
             }
@@ -127,7 +128,10 @@ macro_rules! layout {
         const _: () = {
             let mut end = 0;
             $(
-                assert!($offset >= end, concat!(stringify!($field), " overlaps the field before it"));
+                assert!(
+                    $offset >= end,
+                    concat!(stringify!($field), " overlaps the field before it")
+                );
                 end = $offset + <$type as $crate::layout::Field>::BYTES;
             )*
             assert!(end <= $bytes, "a field reaches past the end");

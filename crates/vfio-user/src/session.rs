@@ -306,7 +306,9 @@ impl fmt::Debug for Session {
 /// that it has sent, about 190 bytes.
 fn our_version(minor: u16) -> Version {
     let mut data = format!(
-        r#"{{"capabilities":{{"max_msg_fds":{MAX_FDS},"max_data_xfer_size":{MAX_TRANSFER_BYTES},"max_dma_maps":{MAX_MAPS},"pgsizes":{PAGE_BYTES}}}}}"#,
+        "{{\"capabilities\":{{\"max_msg_fds\":{MAX_FDS},\
+         \"max_data_xfer_size\":{MAX_TRANSFER_BYTES},\"max_dma_maps\":{MAX_MAPS},\
+         \"pgsizes\":{PAGE_BYTES}}}}}"
     )
     .into_bytes();
     data.push(0);

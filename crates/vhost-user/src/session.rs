@@ -112,7 +112,10 @@ impl Session {
             Some(Ok(true)) => self.known_config = Some(generation),
             Some(Ok(false)) | None => {}
             Some(Err(error)) => {
-                tracing::warn!(%error, "the front end cannot be notified of a change of the configuration space");
+                tracing::warn!(
+                    %error,
+                    "the front end cannot be notified of a change of the configuration space"
+                );
                 self.backend_channel = None;
             }
         }
@@ -427,7 +430,10 @@ impl Session {
         self.regions.retain(|(kept, _)| kept.guest_address != region.guest_address);
         match self.replace_memory(memory) {
             Err(ProtocolError::Start(error @ StartError::Memory { .. })) => {
-                tracing::warn!(%error, "a ring lost its memory, and stays stopped until the memory is added again");
+                tracing::warn!(
+                    %error,
+                    "a ring lost its memory, and stays stopped until the memory is added again"
+                );
                 Ok(())
             }
             done => done,

@@ -122,7 +122,8 @@ pub enum RepairError {
     NoRival(String),
     /// There is no room for the nodes of the repaired trees.
     #[error(
-        "the store has no room for the {nodes} nodes of the repaired trees: make the disk larger first"
+        "the store has no room for the {nodes} nodes of the repaired trees: make the disk larger \
+         first"
     )]
     NoSpace {
         /// How many are needed.
@@ -149,7 +150,8 @@ pub enum VolumeError {
     NameTaken(String),
     /// Not 1 to 64 of letters, digits, `.`, `_`, `-`, or it begins with `.` or `-`.
     #[error(
-        "{0:?} is no name for a volume: 1 to 64 letters, digits, '.', '_', '-', not beginning with '.' or '-'"
+        "{0:?} is no name for a volume: 1 to 64 letters, digits, '.', '_', '-', not beginning with \
+         '.' or '-'"
     )]
     BadName(String),
     /// A volume has 1 block to 256 TiB.
@@ -199,15 +201,15 @@ pub enum VolumeError {
     StoreReadOnly(String),
     /// The disk below the store has no space; with the disk's error.
     #[error(
-        "the disk below the store is full ({0}): what was written before is made durable when it has space again, and \
-         nothing is written to fresh blocks until then"
+        "the disk below the store is full ({0}): what was written before is made durable when it \
+         has space again, and nothing is written to fresh blocks until then"
     )]
     DiskFull(String),
     /// Metadata of some volume is damaged; with the damage, below which the blocks in use are
     /// unknown. Reads and writes in place still work.
     #[error(
-        "the store gives out no blocks, frees none and changes no volume while its metadata is damaged ({0}); \
-         `sidecore volume repair` mends it while no daemon has it"
+        "the store gives out no blocks, frees none and changes no volume while its metadata is \
+         damaged ({0}); `sidecore volume repair` mends it while no daemon has it"
     )]
     StoreDamaged(String),
     /// Metadata of the volume is damaged: no mapping of it can be trusted.

@@ -140,7 +140,8 @@ impl Repair {
     pub fn write(self, disk: &mut dyn Disk) -> io::Result<u64> {
         if !self.is_decided() {
             return Err(io::Error::other(
-                "two volumes claim the same blocks, and the plan does not name the one that loses them",
+                "two volumes claim the same blocks, and the plan does not name the one that loses \
+                 them",
             ));
         }
         match &self.commit {

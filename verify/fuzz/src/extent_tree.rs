@@ -413,7 +413,8 @@ impl Function {
 
 fn memory(setup: u8) -> Arc<NodeMemory> {
     thread_local! {
-        static MEMORY: [Arc<NodeMemory>; 4] = MEMORIES.map(|nodes| Arc::new(NodeMemory::new(nodes)));
+        static MEMORY: [Arc<NodeMemory>; 4] =
+            MEMORIES.map(|nodes| Arc::new(NodeMemory::new(nodes)));
     }
     MEMORY.with(|memories| Arc::clone(&memories[usize::from(setup % 4)]))
 }

@@ -25,7 +25,8 @@ const POKE_BYTES: usize = 4;
 pub fn guest_memory() -> GuestMemory {
     thread_local! {
         static MEMORY: GuestMemory = {
-            let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
+            let flags = rustix::fs::MemfdFlags::CLOEXEC;
+            let file = rustix::fs::memfd_create("guest", flags).expect("a memfd");
             rustix::fs::ftruncate(&file, MEMORY_BYTES).expect("64 KiB");
             GuestMemory::map(vec![RegionSpec {
                 guest_address: GuestAddress(0),

@@ -92,8 +92,10 @@ impl Places<'_> {
     pub(crate) fn nvme(&self) -> Result<String> {
         let socket = quoted(&socket(self.directory, MANAGER))?;
         let manager = format!(
-            "\n[[store]]\nname = \"{MANAGER}\"\ntype = \"pf\"\ncontroller = \"{POOL}\"\n\n[[device]]\n\
-             name = \"{MANAGER}\"\nstore = \"{MANAGER}\"\nsocket = {socket}\nfront_end = \"nvme\"\nidle = \"adaptive\"\n"
+            "\n[[store]]\nname = \"{MANAGER}\"\ntype = \"pf\"\ncontroller = \"{POOL}\"\n\n\
+             [[device]]\n\
+             name = \"{MANAGER}\"\nstore = \"{MANAGER}\"\nsocket = {socket}\nfront_end = \"nvme\"\n\
+             idle = \"adaptive\"\n"
         );
         let functions =
             [self.function(VF, "poll", "msi-x")?, self.function(PLUGGED, "adaptive", "msi")?]
@@ -136,8 +138,10 @@ impl Places<'_> {
     fn volume(&self, controller: &str, name: &str, size_mib: u64, device: &str) -> Result<String> {
         let socket = quoted(&socket(self.directory, name))?;
         Ok(format!(
-            "\n[[store]]\nname = \"{name}\"\ntype = \"volume\"\ncontroller = \"{controller}\"\nvolume = \"{name}\"\n\
-             size = \"{size_mib}MiB\"\n\n[[device]]\nname = \"{name}\"\nstore = \"{name}\"\nsocket = {socket}\n{device}\n"
+            "\n[[store]]\nname = \"{name}\"\ntype = \"volume\"\ncontroller = \"{controller}\"\n\
+             volume = \"{name}\"\n\
+             size = \"{size_mib}MiB\"\n\n\
+             [[device]]\nname = \"{name}\"\nstore = \"{name}\"\nsocket = {socket}\n{device}\n"
         ))
     }
 }
@@ -145,7 +149,8 @@ impl Places<'_> {
 /// A store with the controller that divides it.
 fn controller(name: &str, store: &str, block_size: &str) -> String {
     format!(
-        "\n[[store]]\nname = \"{name}-store\"\n{store}\n\n[[controller]]\nname = \"{name}\"\nstore = \"{name}-store\"\n\
+        "\n[[store]]\nname = \"{name}-store\"\n{store}\n\n\
+         [[controller]]\nname = \"{name}\"\nstore = \"{name}-store\"\n\
          format = \"blank\"\nblock_size = \"{block_size}\"\n"
     )
 }

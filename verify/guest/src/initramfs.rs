@@ -139,7 +139,8 @@ mod tests {
 
     #[test]
     fn libraries_and_the_loader_are_found_in_the_listing() {
-        let listing = "\tlinux-vdso.so.1 (0x00007f64)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f64)\n\
+        let listing = "\tlinux-vdso.so.1 (0x00007f64)\n\tlibc.so.6 => \
+                       /lib/x86_64-linux-gnu/libc.so.6 (0x00007f64)\n\
                        \t/lib64/ld-linux-x86-64.so.2 (0x00007f64)\n";
         let expected =
             ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"].map(PathBuf::from);

@@ -52,7 +52,8 @@ pub(crate) fn packages(needed: &[(&str, &str)], progress: &Progress) -> Result<(
     }
     ensure!(
         find("apt-get").is_some(),
-        "{} missing, and there is no apt-get to install them with; the demo needs Debian 12 or 13, or these programs: {}",
+        "{} missing, and there is no apt-get to install them with; the demo needs Debian 12 or 13, \
+         or these programs: {}",
         missing.join(", "),
         needed.iter().map(|(program, _)| *program).collect::<Vec<_>>().join(", ")
     );

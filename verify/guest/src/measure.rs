@@ -150,8 +150,9 @@ mod tests {
 
     #[test]
     fn fio_output_gives_iops_and_percentiles() {
-        let json = r#"{"fio version":"fio-3.33","jobs":[{"jobname":"measure","error":0,"read":{"total_ios":1000,
-            "iops":2000.5,"lat_ns":{"min":1,"percentile":{"50.000000":15900,"99.000000":50000}}}}]}"#;
+        let json = r#"{"fio version":"fio-3.33","jobs":[{"jobname":"measure","error":0,"read":{
+            "total_ios":1000,"iops":2000.5,"lat_ns":{"min":1,
+            "percentile":{"50.000000":15900,"99.000000":50000}}}}]}"#;
         let ios = fio_ios(json).unwrap();
         assert_eq!(ios, Ios { iops: 2000.5, p50_us: 15.9, p99_us: 50.0, total: 1000 });
         assert!(fio_ios(&json.replace("\"error\":0", "\"error\":5")).is_err());

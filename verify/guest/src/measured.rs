@@ -50,7 +50,8 @@ fn converse(
     let slots: Vec<String> =
         disks.iter().map(|disk| format!("{}:{:02x}", disk.name, disk.slot)).collect();
     let settings = format!(
-        "SIDECORE_PART=measure SIDECORE_DISKS={} SIDECORE_PACKED={RAM} SIDECORE_WRITES={FILE} SIDECORE_SECONDS={}",
+        "SIDECORE_PART=measure SIDECORE_DISKS={} SIDECORE_PACKED={RAM} SIDECORE_WRITES={FILE} \
+         SIDECORE_SECONDS={}",
         slots.join(","),
         window.as_secs().max(1)
     );
@@ -274,7 +275,8 @@ impl Counted {
         // windows.
         ensure!(
             requests == served,
-            "the window was not quiet: the guest's kernel counted {requests} requests, the daemon {served}"
+            "the window was not quiet: the guest's kernel counted {requests} requests, the daemon \
+             {served}"
         );
         Ok(Totals { ios, requests, kicks, interrupts, misses })
     }
@@ -290,7 +292,10 @@ fn difference(begin: Option<u64>, end: Option<u64>) -> Result<u64> {
 mod tests {
     use super::*;
 
-    const FIO: &str = r#"SIDECORE fio ram read {"jobs":[{"error":0,"read":{"total_ios":100,"iops":20.0,"lat_ns":{"percentile":{"50.000000":1000,"99.000000":2000}}}}]}"#;
+    const FIO: &str = concat!(
+        r#"SIDECORE fio ram read {"jobs":[{"error":0,"read":{"total_ios":100,"iops":20.0,"#,
+        r#""lat_ns":{"percentile":{"50.000000":1000,"99.000000":2000}}}}]}"#,
+    );
     const WINDOW: Window<'static> = Window { disk: "ram", what: "read" };
 
     fn hear(findings: &mut Findings, lines: &[&str]) {

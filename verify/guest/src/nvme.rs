@@ -273,7 +273,8 @@ impl Steps<'_, '_> {
     fn plug_another(&mut self) -> Result<()> {
         let socket = config::socket(self.session.directory, PLUGGED);
         for what in [
-            "a function that is plugged shows up in the running guest, with the volume that was made for it",
+            "a function that is plugged shows up in the running guest, with the volume that was \
+             made for it",
             "it can be plugged again, where it was before",
         ] {
             self.qmp.plug(qemu::function(PLUGGED, &socket, OTHER_PORT)?)?;
@@ -298,7 +299,8 @@ impl Steps<'_, '_> {
             "by QEMU"
         } else {
             self.guest.order(self.session, &format!("remove {slot:02x}"))?;
-            "by the guest alone, since this QEMU aborts when it unplugs a vfio-user device with MSI-X"
+            "by the guest alone, since this QEMU aborts when it unplugs a vfio-user device with \
+             MSI-X"
         };
         let gone =
             self.guest.order(self.session, &format!("gone {slot:02x}"))?.text("gone")?.to_owned();
@@ -332,7 +334,8 @@ impl Steps<'_, '_> {
         let rounds: u64 = self.guest.order(self.session, "endload")?.number("rounds")?;
         self.guest.order(self.session, "unmount")?;
         let found = format!(
-            "{RESTARTS} times, {:.2} s at most; {rounds} rounds of {LOAD_SIZE} MiB, each read back by fio",
+            "{RESTARTS} times, {:.2} s at most; {rounds} rounds of {LOAD_SIZE} MiB, each read back \
+             by fio",
             longest.as_secs_f64(),
         );
         self.note(
@@ -342,6 +345,9 @@ impl Steps<'_, '_> {
         );
         self.find(PORT)?;
         self.known_files("every file is as it was before the daemon's restart", digest)?;
-        self.quiet("the daemon's restarts under load, where each daemon resumes the connections of the one before")
+        self.quiet(
+            "the daemon's restarts under load, where each daemon resumes the connections of the \
+             one before",
+        )
     }
 }

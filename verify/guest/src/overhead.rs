@@ -43,7 +43,8 @@ impl Overhead {
         // Without a file system, a write is a request.
         ensure!(
             !writes.starts_with("raw") || requests == operations,
-            "the window was not quiet: fio wrote {operations} times, but there were {requests} requests"
+            "the window was not quiet: fio wrote {operations} times, but there were {requests} \
+             requests"
         );
         Ok(Overhead {
             mode,
@@ -65,15 +66,18 @@ impl Overhead {
 /// The report.
 pub(crate) fn table(overheads: &[Overhead]) -> String {
     let mut text = String::from(
-        "Writes of 4 KiB, one at a time, to the virtual function and to a file on ext4 on it (thesis, figure 8.3), each\n\
-         divided by fio's writes; `first` where nothing was written before, `again` at the same places:\n\n",
+        "Writes of 4 KiB, one at a time, to the virtual function and to a file on ext4 on it \
+         (thesis, figure 8.3), each\n\
+         divided by fio's writes; `first` where nothing was written before, `again` at the same \
+         places:\n\n",
     );
     let mut line = |cells: [&str; 7]| {
         let [mode, writes, requests, kicks, interrupts, misses, p50] = cells;
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "{mode:<10} {writes:<11} {requests:>14} {kicks:>11} {interrupts:>16} {misses:>12} {p50:>8}"
+            "{mode:<10} {writes:<11} {requests:>14} {kicks:>11} {interrupts:>16} {misses:>12} \
+             {p50:>8}"
         );
     };
     line([
@@ -100,7 +104,8 @@ pub(crate) fn table(overheads: &[Overhead]) -> String {
         ]);
     }
     text.push_str(
-        "\nWhat ext4 adds are requests of its own, most of them by its journal; those come from the kernel's own threads, which\n\
+        "\nWhat ext4 adds are requests of its own, most of them by its journal; those come from \
+         the kernel's own threads, which\n\
          do not poll, nor does it poll for a write that changes which blocks a file has.\n",
     );
     text
@@ -127,7 +132,8 @@ pub(crate) fn faults(overheads: &[Overhead]) -> Vec<String> {
             _ => return None,
         };
         Some(format!(
-            "{mode}/{writes}: {operations} writes took {kicks} kicks, {interrupts} interrupts and {misses} misses; {must}"
+            "{mode}/{writes}: {operations} writes took {kicks} kicks, {interrupts} interrupts and \
+             {misses} misses; {must}"
         ))
     };
     overheads.iter().filter_map(fault).collect()

@@ -49,7 +49,8 @@ fn count(count: u64, each: f64) -> String {
 
 fn counts(rows: &[Row]) -> String {
     let mut table = String::from(
-        "| guest and sidecore | disk | kicks per request | interrupts per request |\n| --- | --- | --- | --- |\n",
+        "| guest and sidecore | disk | kicks per request | interrupts per request |\n\
+         | --- | --- | --- | --- |\n",
     );
     for row in rows {
         let kicks = count(row.kicks, row.kicks_per_request);
@@ -61,7 +62,8 @@ fn counts(rows: &[Row]) -> String {
 
 fn disks(rows: &[Row]) -> String {
     let mut table = String::from(
-        "| guest and sidecore | disk | kicks per request | interrupts per request | IOPS | p50 | p99 |\n\
+        "| guest and sidecore | disk | kicks per request | interrupts per request | IOPS | p50 | \
+         p99 |\n\
          | --- | --- | --- | --- | --- | --- | --- |\n",
     );
     for row in rows {
@@ -71,7 +73,8 @@ fn disks(rows: &[Row]) -> String {
         let Row { iops, p50_us, p99_us, .. } = row;
         let _ = writeln!(
             table,
-            "| {mode} | {disk} | {kicks} | {interrupts} | {iops:.0} | {p50_us:.0} us | {p99_us:.0} us |"
+            "| {mode} | {disk} | {kicks} | {interrupts} | {iops:.0} | {p50_us:.0} us | {p99_us:.0} \
+             us |"
         );
     }
     table.push_str(
@@ -104,7 +107,8 @@ fn writes(overheads: &[Overhead]) -> String {
 
 fn ways(nvme: &Nvme) -> String {
     let mut table = String::from(
-        "| guest's queues | commands | doorbell messages | interrupts |\n| --- | --- | --- | --- |\n",
+        "| guest's queues | commands | doorbell messages | interrupts |\n\
+         | --- | --- | --- | --- |\n",
     );
     for way in &nvme.ways {
         let _ = writeln!(

@@ -55,12 +55,16 @@ fn draw(title: &str, lines: &[(f64, &str, String)]) -> String {
         (COLUMNS as f64 * COLUMN + 2.0 * MARGIN, ROWS as f64 * LINE + BAR + MARGIN);
     let title = escape(title);
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" role=\"img\">\n\
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" \
+         role=\"img\">\n\
          <title>{title}</title>\n<style>\n\
-         text {{ font: {FONT}px ui-monospace, Menlo, Consolas, monospace; fill: #c9d1d9; white-space: pre }}\n\
+         text {{ font: {FONT}px ui-monospace, Menlo, Consolas, monospace; fill: #c9d1d9; \
+         white-space: pre }}\n\
          .cmd, .end {{ fill: #ffffff }}\n.ok {{ fill: #7ee787 }}\n\
-         .lines {{ transform: translateY({:.0}px); animation: scroll {SECONDS}s step-end infinite }}\n\
-         @media (prefers-reduced-motion: reduce) {{ .lines {{ animation: none }} }}\n@keyframes scroll {{\n",
+         .lines {{ transform: translateY({:.0}px); animation: scroll {SECONDS}s step-end infinite \
+         }}\n\
+         @media (prefers-reduced-motion: reduce) {{ .lines {{ animation: none }} }}\n\
+         @keyframes scroll {{\n",
         offset(lines.len())
     );
     for (index, (moment, ..)) in lines.iter().enumerate() {
@@ -77,10 +81,11 @@ fn draw(title: &str, lines: &[(f64, &str, String)]) -> String {
     let _ = write!(
         svg,
         "100% {{ transform: translateY({:.0}px) }}\n}}\n</style>\n\
-         <clipPath id=\"screen\"><rect y=\"{BAR}\" width=\"{width:.0}\" height=\"{:.0}\"/></clipPath>\n\
+         <clipPath id=\"screen\"><rect y=\"{BAR}\" width=\"{width:.0}\" \
+         height=\"{:.0}\"/></clipPath>\n\
          <rect width=\"100%\" height=\"100%\" rx=\"8\" fill=\"#161b22\"/>\n\
-         <g fill=\"#484f58\"><circle cx=\"16\" cy=\"13\" r=\"5\"/><circle cx=\"32\" cy=\"13\" r=\"5\"/>\
-         <circle cx=\"48\" cy=\"13\" r=\"5\"/></g>\n\
+         <g fill=\"#484f58\"><circle cx=\"16\" cy=\"13\" r=\"5\"/><circle cx=\"32\" cy=\"13\" \
+         r=\"5\"/><circle cx=\"48\" cy=\"13\" r=\"5\"/></g>\n\
          <g clip-path=\"url(#screen)\"><g class=\"lines\">\n",
         offset(lines.len()),
         height - BAR

@@ -63,7 +63,8 @@ pub(crate) fn table(rows: &[Row], accelerator: Accelerator) -> String {
     let mut line = |cells: [&str; 8]| {
         let [mode, disk, iops, p50, p99, kicks, interrupts, verified] = cells;
         let row = format!(
-            "{mode:<24} {disk:<8} {iops:>9} {p50:>8} {p99:>8} {kicks:>13} {interrupts:>18}  {verified}"
+            "{mode:<24} {disk:<8} {iops:>9} {p50:>8} {p99:>8} {kicks:>13} {interrupts:>18}  \
+             {verified}"
         );
         text.push_str(row.trim_end());
         text.push('\n');
@@ -93,19 +94,25 @@ pub(crate) fn table(rows: &[Row], accelerator: Accelerator) -> String {
     line(["FAST'12 baseline", "ramdisk", "48800", "50 (1)", "", "each I/O", "each I/O", ""]);
     line(["FAST'12 polled", "ramdisk", "357500", "15.9 (1)", "", "none", "none", ""]);
     text.push_str(
-        "\nBoth disks are thin volumes, each behind a virtual function: `file` of a controller on a sparse file, `ram` (with\n\
-         packed rings) of one in memory. Each measured row is one 4 KiB random read at a time, directly on the disk, for one\n\
-         window; the counts cover that window alone. FAST'12's IOPS are 4 KiB direct reads of several threads: 48.8K to\n\
-         357.5K (7.3x); writes 43.8K to 284.1K (6.5x). (1) is its average latency of one 4 KiB direct write; of the 50 us,\n\
+        "\nBoth disks are thin volumes, each behind a virtual function: `file` of a controller on \
+         a sparse file, `ram` (with\n\
+         packed rings) of one in memory. Each measured row is one 4 KiB random read at a time, \
+         directly on the disk, for one\n\
+         window; the counts cover that window alone. FAST'12's IOPS are 4 KiB direct reads of \
+         several threads: 48.8K to\n\
+         357.5K (7.3x); writes 43.8K to 284.1K (6.5x). (1) is its average latency of one 4 KiB \
+         direct write; of the 50 us,\n\
          49 us were virtualization's overhead, and 6.6 us in the optimised path.\n\n",
     );
     text.push_str(match accelerator {
         Accelerator::Tcg => {
-            "This guest was emulated (TCG), so its IOPS and microseconds mean nothing beside the paper's; its counts of kicks\n\
+            "This guest was emulated (TCG), so its IOPS and microseconds mean nothing beside the \
+             paper's; its counts of kicks\n\
              and interrupts are exact and do.\n"
         }
         Accelerator::Kvm => {
-            "This guest ran under KVM; its times are this machine's, with one read at a time, and not the paper's set-up.\n"
+            "This guest ran under KVM; its times are this machine's, with one read at a time, and \
+             not the paper's set-up.\n"
         }
     });
     let counted: Vec<String> = rows
@@ -138,12 +145,13 @@ pub(crate) fn faults(rows: &[Row]) -> Vec<String> {
         }
         match mode {
             Mode::Polled if *kicks > 0 || *interrupts > 0 => wrong.push(format!(
-                "{mode}/{disk} shows {kicks} kicks and {interrupts} interrupts for {requests} requests; there must be none"
+                "{mode}/{disk} shows {kicks} kicks and {interrupts} interrupts for {requests} \
+                 requests; there must be none"
             )),
             // Without counts here, the zeros of the polled run would prove nothing.
             Mode::Interrupt if *kicks == 0 || *interrupts == 0 => wrong.push(format!(
-                "{mode}/{disk} shows {kicks} kicks and {interrupts} interrupts for {requests} requests; there must be \
-                 some, so the counting does not work"
+                "{mode}/{disk} shows {kicks} kicks and {interrupts} interrupts for {requests} \
+                 requests; there must be some, so the counting does not work"
             )),
             _ => {}
         }

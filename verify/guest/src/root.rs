@@ -210,7 +210,8 @@ mod tests {
 
     #[test]
     fn the_mirror_is_the_one_that_has_debian_itself() {
-        let listing = "Debian|Debian-Security|http://a/security/\nOther|Debian|http://b/\nDebian|Debian|http://c/debian/\n";
+        let listing = "Debian|Debian-Security|http://a/security/\nOther|Debian|http://b/\n\
+                       Debian|Debian|http://c/debian/\n";
         assert_eq!(debian_mirror(listing), Some("http://c/debian"));
         assert_eq!(debian_mirror("||http://b/\n||http://c/\n"), Some("http://b"));
         assert_eq!(debian_mirror("Other|Debian|http://b/\n"), None);

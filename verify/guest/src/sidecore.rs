@@ -251,7 +251,8 @@ mod tests {
     #[test]
     fn a_part_of_a_mapping_is_cut_at_both_ends() {
         let json = r#"{"volume":{"name":"v","block_bytes":1024},"extents":[
-            {"first":0,"count":4,"physical":100,"shared":false},{"first":8,"count":4,"physical":200,"shared":true}]}"#;
+            {"first":0,"count":4,"physical":100,"shared":false},
+            {"first":8,"count":4,"physical":200,"shared":true}]}"#;
         let mapping: Mapping = serde_json::from_str(json).unwrap();
         let found = mapping.within(2048, 7 * 1024);
         let extent = |first, count, physical| Extent { first, count, physical };

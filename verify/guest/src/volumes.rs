@@ -196,7 +196,8 @@ fn snapshot_under_load(
     let times =
         Times { snapshot_ms: snapshot.as_secs_f64() * 1e3, clone_ms: clone.as_secs_f64() * 1e3 };
     let found = format!(
-        "snapshot {:.1} ms, clone {:.1} ms with the command line; {during} requests served around them",
+        "snapshot {:.1} ms, clone {:.1} ms with the command line; {during} requests served around \
+         them",
         times.snapshot_ms, times.clone_ms
     );
     checks.note(

@@ -138,7 +138,8 @@ impl Guest {
     pub(crate) fn describe(&self) -> String {
         let stats = self.device.queue_stats(0);
         format!(
-            "{:?} ring, event index {}, {}; {} requests in flight, of which the device has completed {}; {} to come",
+            "{:?} ring, event index {}, {}; {} requests in flight, of which the device has \
+             completed {}; {} to come",
             self.layout.format,
             self.layout.event_idx,
             if self.sleeps { "called" } else { "polling" },

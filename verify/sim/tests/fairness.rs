@@ -148,7 +148,8 @@ fn a_function_that_wants_little_gets_most_of_it() {
                 run(&Case { weights: (100, Some(100)), queues, depths, store, placement }, seed);
             let part = served.per_s[1] / alone(store, queues.1, depths.1);
             let case = format!(
-                "{slots} slots, {queues:?} queues of {depths:?}, {placement:?}: {part:.3}, {served:?}"
+                "{slots} slots, {queues:?} queues of {depths:?}, {placement:?}: {part:.3}, \
+                 {served:?}"
             );
             println!("{case}");
             assert!(part >= 0.6, "{case}, seed {seed}");

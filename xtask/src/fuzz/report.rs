@@ -86,7 +86,8 @@ mod tests {
 
     #[test]
     fn a_run_is_reported_by_its_last_figures_and_its_last_lines() {
-        let script = "for i in $(seq 200); do echo \"line $i\" >&2; done; echo '#7	DONE   cov: 3 ft: 4' >&2; exit 1";
+        let script = "for i in $(seq 200); do echo \"line $i\" >&2; done; echo '#7	DONE   cov: 3 \
+                      ft: 4' >&2; exit 1";
         let report = Report::of(Command::new("sh").args(["-c", script]), Show::Outcome).unwrap();
         assert!(!report.passed);
         assert_eq!(report.summary.as_deref(), Some("7 inputs, cov: 3 ft: 4"));

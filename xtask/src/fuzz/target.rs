@@ -58,7 +58,8 @@ impl<'a> Target<'a> {
             report.summary.context("libFuzzer printed no summary: has its output changed?")?;
         if !summary.contains("cov: ") {
             bail!(
-                "no coverage was measured: see COVERAGE_FLAGS in xtask/src/fuzz/build.rs, the compiler may have changed"
+                "no coverage was measured: see COVERAGE_FLAGS in xtask/src/fuzz/build.rs, the \
+                 compiler may have changed"
             );
         }
         println!("    {}: {summary}", self.name);
@@ -100,8 +101,9 @@ impl<'a> Target<'a> {
     fn advice(&self, reproducer: Option<&str>) -> String {
         match reproducer {
             Some(input) => format!(
-                "{name} fails on {input}\n  To see it again: cargo xtask fuzz {name} --reproduce {input}\n  When it is \
-                 fixed, copy the input to {corpus} under a name that says what it was",
+                "{name} fails on {input}\n  To see it again: cargo xtask fuzz {name} --reproduce \
+                 {input}\n  When it is fixed, copy the input to {corpus} under a name that says \
+                 what it was",
                 name = self.name,
                 corpus = self.committed.display(),
             ),

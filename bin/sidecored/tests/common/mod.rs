@@ -88,8 +88,9 @@ pub fn spawn(directory: &Path, config: &str, variables: &[(&str, &str)]) -> Chil
 
 /// A configuration with `devices` devices. Relative paths start from the configuration's directory.
 pub fn config(devices: usize) -> String {
-    let mut text = "control_socket = \"control.sock\"\n[[sidecore]]\nname = \"sc0\"\n[[sidecore]]\nname = \"sc1\"\n\
-        [[store]]\nname = \"mem\"\ntype = \"ram\"\nsize = \"1MiB\"\n"
+    let mut text = "control_socket = \"control.sock\"\n[[sidecore]]\nname = \"sc0\"\n\
+                    [[sidecore]]\nname = \"sc1\"\n\
+                    [[store]]\nname = \"mem\"\ntype = \"ram\"\nsize = \"1MiB\"\n"
         .to_owned();
     for index in 0..devices {
         let _ = write!(

@@ -336,7 +336,8 @@ fn namespace(
     }
     if block_bytes < geometry.block_bytes {
         return refuse(
-            "the blocks of its namespace are smaller than those of its store; set `block_size = 4096`",
+            "the blocks of its namespace are smaller than those of its store; set `block_size = \
+             4096`",
         );
     }
     Ok((Arc::new(Namespace { id: NAMESPACE, store, block_bytes, nguid, uuid }), geometry))

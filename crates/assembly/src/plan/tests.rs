@@ -277,10 +277,16 @@ fn come_to(state: &mut State, next: &Spec, refused: Option<&str>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1024, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(
+        ProptestConfig { cases: 1024, failure_persistence: None, ..ProptestConfig::default() }
+    )]
 
     #[test]
-    fn plans_lead_from_any_specification_to_any_other(one in specs(), two in specs(), pause in 0..3_usize) {
+    fn plans_lead_from_any_specification_to_any_other(
+        one in specs(),
+        two in specs(),
+        pause in 0..3_usize,
+    ) {
         let mut state = State::default();
         // Some files of the first specification are still being opened when the second one comes.
         for _ in 0..pause {
@@ -293,7 +299,9 @@ proptest! {
         if check(&two).is_ok() {
             let needed = state.needed(&two);
             prop_assert!(two.devices.iter().all(|spec| state.devices[&spec.name].spec == *spec));
-            prop_assert!(two.controllers.iter().all(|spec| state.controllers[&spec.name].spec == *spec));
+            prop_assert!(
+                two.controllers.iter().all(|spec| state.controllers[&spec.name].spec == *spec)
+            );
             prop_assert_eq!(state.stores.len(), needed.len());
         }
         come_to(&mut state, &Spec::default(), None);
@@ -301,14 +309,20 @@ proptest! {
     }
 
     #[test]
-    fn a_refused_store_keeps_no_plan_from_coming_to_its_end(one in specs(), two in specs(), refused in 0..4_usize) {
+    fn a_refused_store_keeps_no_plan_from_coming_to_its_end(
+        one in specs(),
+        two in specs(),
+        refused in 0..4_usize,
+    ) {
         let (mut state, refused) = (State::default(), Some(NAMES[refused]));
         come_to(&mut state, &one, refused);
         come_to(&mut state, &two, refused);
         if check(&two).is_ok() {
             for device in &two.devices {
                 let part = &state.devices[&device.name];
-                prop_assert!(part.phase == Phase::Refused || state.stores[&device.store].phase == Phase::Open);
+                prop_assert!(
+                    part.phase == Phase::Refused || state.stores[&device.store].phase == Phase::Open
+                );
             }
         }
         come_to(&mut state, &Spec::default(), refused);

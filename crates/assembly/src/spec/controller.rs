@@ -31,8 +31,8 @@ pub const CONTROLLER: &[Key] = &[
         "format",
         Kind::Word(&["never", "blank"]),
         "`\"never\"`",
-        "`blank` formats a blank store, whose first and last megabyte are zero; `never` leaves that to `sidecore \
-         controller format`. A store with other contents is never formatted here",
+        "`blank` formats a blank store, whose first and last megabyte are zero; `never` leaves \
+         that to `sidecore controller format`. A store with other contents is never formatted here",
     ),
     // An hour: metadata that is older than this was forgotten, not put off.
     Key::new(
@@ -45,16 +45,16 @@ pub const CONTROLLER: &[Key] = &[
         "crash_log",
         Kind::Path,
         "`log` next to the control socket",
-        "a directory on tmpfs, for changes that were answered and are not durable yet: the next daemon replays them if this \
-         one is killed. On another filesystem, writes to fresh blocks are answered when their mappings are durable, which \
-         takes longer; the log warns",
+        "a directory on tmpfs, for changes that were answered and are not durable yet: the next \
+         daemon replays them if this one is killed. On another filesystem, writes to fresh blocks \
+         are answered when their mappings are durable, which takes longer; the log warns",
     ),
     Key::new(
         "crash_log_size",
         Kind::Size,
         "`\"8MiB\"`",
-        "memory for each controller's log, from 8 KiB to 1 GiB; each change of a mapping takes 64 bytes until the next \
-         commit",
+        "memory for each controller's log, from 8 KiB to 1 GiB; each change of a mapping takes 64 \
+         bytes until the next commit",
     )
     .checked(holds_a_log),
 ];
@@ -82,11 +82,12 @@ keys! {
             "btlb" => btlb_entries: usize = 8, Kind::Number(0, 1024), "8",
                 "entries of each sidecore's buffer of translations; 0 for none, at most 1024";
             "tree_memory" => tree_memory_bytes: u64 = 64 << 20, Kind::Size, "`\"64MiB\"`",
-                "the most memory of the extent trees, at least 4MiB; beyond it, parts that were not used lately are \
-                 dropped, and read again when they are needed", holds_a_tree;
-            "warn_used_percent" => warn_used_percent: u8 = DEFAULT_WARN_USED_PERCENT, Kind::Number(1, 100), "80",
-                "from this share of the store in use on, an event, a metric and `sidecore list` say that it is nearly \
-                 full; 1 to 100, and 100 for never";
+                "the most memory of the extent trees, at least 4MiB; beyond it, parts that were \
+                 not used lately are dropped, and read again when they are needed", holds_a_tree;
+            "warn_used_percent" => warn_used_percent: u8 = DEFAULT_WARN_USED_PERCENT,
+                Kind::Number(1, 100), "80",
+                "from this share of the store in use on, an event, a metric and `sidecore list` \
+                 say that it is nearly full; 1 to 100, and 100 for never";
             "physical_function" => physical_function: bool = false, Kind::Flag(false), "`false`",
                 "whether a store of type `pf` may use it";
         }
@@ -149,8 +150,8 @@ keys! {
         plain {}
         keys {
             "block_size" => block_bytes: u32 = 1024, Kind::Size, "`\"1KiB\"`",
-                "the unit of translation that a store is formatted with, `512`, `\"1KiB\"` or `\"4KiB\"`; it never changes \
-                 afterwards", is_granularity;
+                "the unit of translation that a store is formatted with, `512`, `\"1KiB\"` or \
+                 `\"4KiB\"`; it never changes afterwards", is_granularity;
             "label" => label: String = String::new(), Kind::Text, "none",
                 "a name for people that a store is formatted with, at most 64 bytes", is_label;
         }

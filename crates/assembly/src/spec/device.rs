@@ -57,29 +57,32 @@ pub const STRUCTURE: &[Key] = &[
         "front_end",
         Kind::Word(&["virtio-blk", "nvme"]),
         "`\"virtio-blk\"`",
-        "what the guest sees: `virtio-blk` or `nvme`; each has [keys](#front_end--virtio-blk) of its own",
+        "what the guest sees: `virtio-blk` or `nvme`; each has [keys](#front_end--virtio-blk) of \
+         its own",
     ),
     Key::required("store", Kind::Text, "\"the name of a [[store]]\"", "the store behind it"),
     Key::required(
         "socket",
         Kind::Path,
         "\"/run/sidecore/disk.sock\"",
-        "the socket that it is served on, of vhost-user or, for `nvme`, of vfio-user: at most 107 bytes. The \
-         daemon makes the directory (0755) if only that is missing. The socket of a dead daemon is replaced",
+        "the socket that it is served on, of vhost-user or, for `nvme`, of vfio-user: at most 107 \
+         bytes. The daemon makes the directory (0755) if only that is missing. The socket of a \
+         dead daemon is replaced",
     )
     .checked(is_socket_path),
     Key::new(
         "socket_owner",
         Kind::Text,
         "the daemon's user",
-        "the user that the socket belongs to, by name or number. The daemon gives it away each time that it makes \
-         it, before a client can connect, which takes root or CAP_CHOWN",
+        "the user that the socket belongs to, by name or number. The daemon gives it away each \
+         time that it makes it, before a client can connect, which takes root or CAP_CHOWN",
     ),
     Key::new(
         "socket_group",
         Kind::Text,
         "the daemon's group",
-        "the group that it belongs to, by name or number; without root, one that the daemon is a member of",
+        "the group that it belongs to, by name or number; without root, one that the daemon is a \
+         member of",
     ),
     Key::new(
         "socket_mode",
@@ -92,29 +95,36 @@ pub const STRUCTURE: &[Key] = &[
         "queues",
         Kind::Number(1, QUEUES_MAX as u64),
         "1; 64 for `nvme`",
-        "how many request queues it offers, 1 to 64; for `nvme`, pairs of I/O queues that the driver may create",
+        "how many request queues it offers, 1 to 64; for `nvme`, pairs of I/O queues that the \
+         driver may create",
     ),
-    Key::new("sidecore", Kind::Text, "one with the fewest queues", "the sidecore that serves all its queues"),
+    Key::new(
+        "sidecore",
+        Kind::Text,
+        "one with the fewest queues",
+        "the sidecore that serves all its queues",
+    ),
     Key::new(
         "sidecores",
         Kind::Texts,
         "",
-        "several instead: queue number `i` is served by sidecore number `i` modulo their count; at most as many as \
-         queues",
+        "several instead: queue number `i` is served by sidecore number `i` modulo their count; at \
+         most as many as queues",
     ),
     Key::new(
         "idle",
         Kind::Word(&["poll", "adaptive", "interrupt"]),
         "`\"adaptive\"`",
-        "what it does without work: `poll` never sleeps (and pauses between polls while other work [takes its \
-         sidecore's core](decisions/0026-a-sidecore-without-its-core.md)), `adaptive` spins for a while and then \
-         sleeps until the guest kicks, `interrupt` sleeps at once",
+        "what it does without work: `poll` never sleeps (and pauses between polls while other work \
+         [takes its sidecore's core](decisions/0026-a-sidecore-without-its-core.md)), `adaptive` \
+         spins for a while and then sleeps until the guest kicks, `interrupt` sleeps at once",
     ),
     Key::new(
         "spin_us",
         Kind::Number(0, MINUTE_US),
         "that of its sidecore",
-        "how long it spins, with `idle = \"adaptive\"`; of several sidecores' the longest; 0 to 60000000",
+        "how long it spins, with `idle = \"adaptive\"`; of several sidecores' the longest; 0 to \
+         60000000",
     ),
 ];
 
@@ -125,16 +135,18 @@ keys! {
         plain {}
         keys {
             "queue_size_max" => queue_size_max: u16 = 1024, Kind::Number(1, 32768), "1024",
-                "the largest ring that it accepts, in entries; a power of two up to 32768", is_power_of_two;
+                "the largest ring that it accepts, in entries; a power of two up to \
+                 32768", is_power_of_two;
             "packed" => packed: bool = false, Kind::Flag(false), "`false`",
                 "offer packed rings (VIRTIO_F_RING_PACKED) as well";
             "write_cache" => write_cache: bool = true, Kind::Flag(true), "`true`",
-                "the cache mode until the guest's driver chooses another: with `false` each write is durable before \
-                 it completes, at the cost of a flush for each";
+                "the cache mode until the guest's driver chooses another: with `false` each write \
+                 is durable before it completes, at the cost of a flush for each";
             "seg_max" => seg_max: Option<u32> = None, Kind::Number(1, 1022), "126",
                 "most segments in a request, 1 to 1022";
             // Drivers refuse disks whose segments hold less than a page.
-            "size_max" => size_max_bytes: Option<u32> = None, Kind::Number(4096, u32::MAX as u64), "no limit",
+            "size_max" => size_max_bytes: Option<u32> = None,
+                Kind::Number(4096, u32::MAX as u64), "no limit",
                 "most bytes in a segment, 4096 or more";
         }
     }
@@ -146,13 +158,17 @@ keys! {
     pub struct NvmeSpec {
         plain {}
         keys {
-            "interrupts" => interrupts: Interrupts = Interrupts::MsiX, Kind::Word(&["msi-x", "msi"]), "`\"msi-x\"`",
+            "interrupts" => interrupts: Interrupts = Interrupts::MsiX,
+                Kind::Word(&["msi-x", "msi"]), "`\"msi-x\"`",
                 "how the function interrupts its driver, `msi-x` or `msi`; see below";
             "model" => model: Option<String> = None, Kind::Text, "says that it is Sidecore's",
-                "the model number that the guest sees, 1 to 40 bytes of ASCII: a part of `/dev/disk/by-id` names",
+                "the model number that the guest sees, 1 to 40 bytes of ASCII: a part of \
+                 `/dev/disk/by-id` names",
                 is_model;
-            "block_size" => block_bytes: Option<u32> = None, Kind::Number(1, u32::MAX as u64), "the store's",
-                "the size of the namespace's blocks in bytes, 512 or 4096, and not less than the store's",
+            "block_size" => block_bytes: Option<u32> = None,
+                Kind::Number(1, u32::MAX as u64), "the store's",
+                "the size of the namespace's blocks in bytes, 512 or 4096, and not less than the \
+                 store's",
                 is_block_size;
         }
     }

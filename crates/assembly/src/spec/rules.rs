@@ -76,7 +76,8 @@ pub fn is_socket_path(_key: &str, value: &Value) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "a socket's path holds {SOCKET_PATH_MAX} bytes and this one has {bytes}; use a shorter directory"
+        "a socket's path holds {SOCKET_PATH_MAX} bytes and this one has {bytes}; use a shorter \
+         directory"
     ))
 }
 

@@ -45,7 +45,10 @@ macro_rules! stages {
             #[must_use]
             pub fn list(values: &Values) -> Vec<Self> {
                 let sections: Vec<(&str, Values)> = values.get("stage").unwrap_or_default();
-                sections.iter().filter_map(|(word, values)| Self::from_values(word, values)).collect()
+                sections
+                    .iter()
+                    .filter_map(|(word, values)| Self::from_values(word, values))
+                    .collect()
             }
 
             /// The word for it in the configuration and in reports.

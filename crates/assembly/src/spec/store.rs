@@ -105,14 +105,15 @@ const FILE: &[Key] = &[
         "predecessor_timeout_s",
         Kind::Number(0, 3600),
         "60",
-        "how long opening waits for requests of a killed daemon that are still in flight to the file, 0 to 3600; then \
-         the store is refused",
+        "how long opening waits for requests of a killed daemon that are still in flight to the \
+         file, 0 to 3600; then the store is refused",
     ),
     Key::new(
         "map",
         Kind::Word(&["file", HOST_FILE]),
         "`\"file\"`",
-        "`\"host-file\"` bypasses the host's filesystem, and reaches the blocks of the file on the device below it",
+        "`\"host-file\"` bypasses the host's filesystem, and reaches the blocks of the file on the \
+         device below it",
     ),
 ];
 
@@ -260,13 +261,14 @@ const CONTROLLER: Key = Key::required(
 /// The keys of a store of type `volume`.
 pub const VOLUME: &[Key] = &[
     CONTROLLER,
-    Key::required("volume", Kind::Text, "\"the name of a volume\"", "the volume's name").checked(is_volume_name),
+    Key::required("volume", Kind::Text, "\"the name of a volume\"", "the volume's name")
+        .checked(is_volume_name),
     Key::new(
         "size",
         Kind::Size,
         "must exist",
-        "create the volume with this size if it does not exist; it takes no space until it is written. One that \
-         exists keeps the size that it has",
+        "create the volume with this size if it does not exist; it takes no space until it is \
+         written. One that exists keeps the size that it has",
     )
     .checked(is_volume_size),
     Key::new(
@@ -280,23 +282,40 @@ pub const VOLUME: &[Key] = &[
         "weight",
         Kind::Number(1, VolumeSpec::WEIGHT_MAX as u64),
         "100",
-        "its share when several functions want more than a sidecore or the store can do, however many queues each \
-         has: 1 to 1000",
+        "its share when several functions want more than a sidecore or the store can do, however \
+         many queues each has: 1 to 1000",
     ),
     Key::new("read_iops", Kind::Number(1, IOPS_LIMIT), "no limit", "reads a second"),
-    Key::new("read_iops_burst", Kind::Number(1, IOPS_LIMIT), "`read_iops`", "reads at once after a rest"),
+    Key::new(
+        "read_iops_burst",
+        Kind::Number(1, IOPS_LIMIT),
+        "`read_iops`",
+        "reads at once after a rest",
+    ),
     Key::new(
         "write_iops",
         Kind::Number(1, IOPS_LIMIT),
         "no limit",
         "writes a second, discards and writes of zeros among them",
     ),
-    Key::new("write_iops_burst", Kind::Number(1, IOPS_LIMIT), "`write_iops`", "writes at once after a rest"),
-    Key::new("read_bps", Kind::Size, "no limit", "bytes read a second, written as a size: `\"100MiB\"`")
+    Key::new(
+        "write_iops_burst",
+        Kind::Number(1, IOPS_LIMIT),
+        "`write_iops`",
+        "writes at once after a rest",
+    ),
+    Key::new(
+        "read_bps",
+        Kind::Size,
+        "no limit",
+        "bytes read a second, written as a size: `\"100MiB\"`",
+    )
+    .checked(is_positive),
+    Key::new("read_bps_burst", Kind::Size, "`read_bps`", "bytes read at once after a rest")
         .checked(is_positive),
-    Key::new("read_bps_burst", Kind::Size, "`read_bps`", "bytes read at once after a rest").checked(is_positive),
     Key::new("write_bps", Kind::Size, "no limit", "bytes written a second").checked(is_positive),
-    Key::new("write_bps_burst", Kind::Size, "`write_bps`", "bytes written at once after a rest").checked(is_positive),
+    Key::new("write_bps_burst", Kind::Size, "`write_bps`", "bytes written at once after a rest")
+        .checked(is_positive),
     Key::new(
         "read_only",
         Kind::Flag(false),

@@ -59,10 +59,12 @@ fn of_kind(kind: Kind) -> Value {
         Kind::Texts => json!({ "type": "array", "items": { "type": "string" } }),
         Kind::Ranges => {
             let number = json!({ "type": "integer", "minimum": 0 });
-            json!({ "type": "array", "items": { "type": "array", "items": number, "minItems": 2, "maxItems": 2 } })
+            let pair = json!({ "type": "array", "items": number, "minItems": 2, "maxItems": 2 });
+            json!({ "type": "array", "items": pair })
         }
         Kind::Sections(_, variants) => {
-            json!({ "type": "array", "items": { "anyOf": variants.iter().map(section).collect::<Vec<_>>() } })
+            let any: Vec<_> = variants.iter().map(section).collect();
+            json!({ "type": "array", "items": { "anyOf": any } })
         }
     }
 }
@@ -86,7 +88,12 @@ fn described(mut schema: Value, description: &str) -> Value {
 
 /// Makes the schema of an object with these properties and no others.
 fn object(properties: Map<String, Value>, required: &[&str]) -> Value {
-    json!({ "type": "object", "properties": properties, "required": required, "additionalProperties": false })
+    json!({
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": false,
+    })
 }
 
 /// The document. Requests have their schemas in place, answers share theirs.
@@ -113,7 +120,8 @@ pub(super) fn document() -> Value {
         "info": {
             "title": "sidecored",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "The control API of sidecored: HTTP/1.1 over the Unix socket `control_socket`.",
+            "description": "The control API of sidecored: HTTP/1.1 over the Unix socket \
+                            `control_socket`.",
             "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
         },
         "servers": [{ "url": "http://localhost" }],
@@ -153,10 +161,18 @@ fn operation(route: &Route, sent: &mut SchemaGenerator, answered: &mut SchemaGen
     if let Some(Value::Object(properties)) =
         query.as_ref().and_then(|query| query.get("properties"))
     {
-        let parameter = |(name, schema): (&String, &Value)| json!({ "name": name, "in": "query", "schema": schema });
+        let parameter = |(name, schema): (&String, &Value)| {
+            json!(
+                { "name": name, "in": "query", "schema": schema }
+            )
+        };
         operation.insert("parameters".to_owned(), properties.iter().map(parameter).collect());
     }
-    let content = |kind: &str, schema| json!({ "description": route.summary, "content": { kind: { "schema": schema } } });
+    let content = |kind: &str, schema| {
+        json!(
+            { "description": route.summary, "content": { kind: { "schema": schema } } }
+        )
+    };
     let (status, answer) = match route.answer {
         Answer::Nothing => (204, json!({ "description": "Done" })),
         Answer::Text(kind) => (200, content(kind, text())),

@@ -154,13 +154,16 @@ mod tests {
 
     #[test]
     fn keys_mean_the_same_in_json_as_in_the_file() {
-        let text = "[[device]]\nname = \"x\"\nstore = \"s\"\nsocket = \"/x\"\nqueues = 3\nsidecores = [\"a\", \"b\"]\n\
-                    idle = \"poll\"\nserial = \"q\\\"\\\\\"\npacked = true\nseg_max = 9\nsocket_mode = \"0660\"\n\
+        let text = "[[device]]\nname = \"x\"\nstore = \"s\"\nsocket = \"/x\"\nqueues = 3\n\
+                    sidecores = [\"a\", \"b\"]\n\
+                    idle = \"poll\"\nserial = \"q\\\"\\\\\"\npacked = true\nseg_max = 9\n\
+                    socket_mode = \"0660\"\n\
                     [[sidecore]]\nname = \"a\"\n[[sidecore]]\nname = \"b\"\n\
                     [[store]]\nname = \"s\"\ntype = \"null\"\nsize = 512\n";
         let file = crate::Config::parse(Path::new("/c.toml"), text, crate::Depth::Text).unwrap();
-        let json = r#"{"name":"x","store":"s","socket":"/x","queues":3,"sidecores":["a","b"],"idle":"poll",
-                       "serial":"q\"\\","packed":true,"seg_max":9,"socket_mode":"0660","spin_us":null}"#;
+        let json = r#"{"name":"x","store":"s","socket":"/x","queues":3,"sidecores":["a","b"],
+                       "idle":"poll","serial":"q\"\\","packed":true,"seg_max":9,
+                       "socket_mode":"0660","spin_us":null}"#;
         let device: NewDevice = serde_json::from_str(json).unwrap();
         assert_eq!(file.spec.devices, [device.settle().unwrap().0]);
     }

@@ -78,29 +78,38 @@ macro_rules! optional {
 
 routes! {
     get "/openapi.json" => super::openapi, "This document", json!(200, Map<String, Value>);
-    get "/metrics" => super::prometheus, "Counters for Prometheus", Text("text/plain; version=0.0.4"),
+    get "/metrics" => super::prometheus,
+        "Counters for Prometheus", Text("text/plain; version=0.0.4"),
         query MetricsQuery;
     get "/v1/devices" => super::devices, "The disks", json!(200, Devices);
-    post "/v1/devices" => super::add_device, "Serve one more disk", json!(201, DeviceReport), body NewDevice;
+    post "/v1/devices" => super::add_device, "Serve one more disk", json!(201, DeviceReport),
+        body NewDevice;
     delete "/v1/devices/{device}" => super::remove_device, "Serve a disk no longer", Nothing;
     post "/v1/devices/{device}/accept-loss" => super::accept_loss,
         "Serve clients although answered writes may be missing", Nothing;
     get "/v1/sidecores" => super::sidecores, "The polling threads", json!(200, Sidecores);
     get "/v1/stats" => super::stats, "All counters", json!(200, Stats);
     get "/v1/controllers" => volumes::list, "The controllers", json!(200, Controllers);
-    get "/v1/controllers/{controller}" => volumes::show, "A controller", json!(200, ControllerReport);
-    post "/v1/controllers/{controller}/check" => volumes::check, "Check all metadata", json!(200, CheckReport);
-    post "/v1/controllers/{controller}/prune" => volumes::prune, "Drop extent trees from memory", Nothing,
+    get "/v1/controllers/{controller}" => volumes::show,
+        "A controller", json!(200, ControllerReport);
+    post "/v1/controllers/{controller}/check" => volumes::check,
+        "Check all metadata", json!(200, CheckReport);
+    post "/v1/controllers/{controller}/prune" => volumes::prune,
+        "Drop extent trees from memory", Nothing,
         body Prune;
     post "/v1/controllers/{controller}/flush-btlb" => volumes::flush_btlb,
         "Empty the buffers of translations", Nothing;
-    post "/v1/controllers/{controller}/share" => volumes::share, "Let equal blocks be one", Nothing, body Share;
+    post "/v1/controllers/{controller}/share" => volumes::share,
+        "Let equal blocks be one", Nothing, body Share;
     get "/v1/controllers/{controller}/volumes" => volumes::volumes, "The volumes of a controller",
         json!(200, Volumes);
-    post "/v1/controllers/{controller}/volumes" => volumes::create, "Make a volume", json!(201, VolumeReport),
+    post "/v1/controllers/{controller}/volumes" => volumes::create,
+        "Make a volume", json!(201, VolumeReport),
         body CreateVolume;
-    get "/v1/controllers/{controller}/volumes/{volume}" => volumes::volume, "A volume", json!(200, VolumeReport);
-    delete "/v1/controllers/{controller}/volumes/{volume}" => volumes::delete, "Delete a volume", Nothing;
+    get "/v1/controllers/{controller}/volumes/{volume}" => volumes::volume,
+        "A volume", json!(200, VolumeReport);
+    delete "/v1/controllers/{controller}/volumes/{volume}" => volumes::delete,
+        "Delete a volume", Nothing;
     post "/v1/controllers/{controller}/volumes/{volume}/snapshot" => volumes::snapshot,
         "Make a read-only copy", json!(201, VolumeReport), body Named;
     post "/v1/controllers/{controller}/volumes/{volume}/clone" => volumes::clone,

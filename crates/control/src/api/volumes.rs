@@ -52,11 +52,13 @@ fn find(source: &Arc<dyn Source>, name: &str) -> Result<Arc<ControllerHandle>, R
     })
 }
 
+type VolumeResult = Result<VolumeReport, OperationError>;
+
 /// Reads the request's body, and makes a volume from it.
 async fn make<T: DeserializeOwned + Send + 'static>(
     source: &Arc<dyn Source>,
     (controller, request): (String, Request),
-    work: impl FnOnce(&ControllerHandle, T) -> Result<VolumeReport, OperationError> + Send + 'static,
+    work: impl FnOnce(&ControllerHandle, T) -> VolumeResult + Send + 'static,
 ) -> Result<Json<VolumeReport>, Refusal> {
     // A missing controller is reported before all other faults of the request.
     find(source, &controller)?;

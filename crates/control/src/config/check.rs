@@ -76,7 +76,8 @@ fn stores(draft: &Draft, problems: &mut Collector<'_>) {
         if below.iter().any(|below| below.head.name() == store.head.name()) {
             let names: Vec<_> = below.iter().filter_map(|below| below.head.name()).collect();
             let message = format!(
-                "it is put in front of itself (through {}); end the chain in a null, ram, file or volume store",
+                "it is put in front of itself (through {}); end the chain in a null, ram, file or \
+                 volume store",
                 names.join(", ")
             );
             problems.add(inner.1, &store.head.subject, message);
@@ -163,7 +164,8 @@ fn writers(draft: &Draft, problems: &mut Collector<'_>) {
         let Some(file) = bottom.head.name().filter(|_| is_writable) else { continue };
         if let Some(other) = writers.insert(file, &device.head.subject) {
             let message = format!(
-                "{other} writes to the file of store \"{file}\" too, which would destroy it; set `read_only = true` on all of them but one"
+                "{other} writes to the file of store \"{file}\" too, which would destroy it; set \
+                 `read_only = true` on all of them but one"
             );
             problems.add(place, &device.head.subject, message);
         }

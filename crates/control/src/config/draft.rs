@@ -156,7 +156,8 @@ fn size_in_blocks(section: &mut Section<'_, '_, '_>, values: &Values) -> Option<
     let block_bytes: u64 = values.get("block_size").unwrap_or(512);
     let message = if bytes == 0 || bytes.checked_rem(block_bytes) != Some(0) {
         format!(
-            "a size of {bytes} bytes is not a positive multiple of the block size of {block_bytes} bytes"
+            "a size of {bytes} bytes is not a positive multiple of the block size of {block_bytes} \
+             bytes"
         )
     } else if i64::try_from(bytes).is_err() {
         "no store is larger than 2^63 - 1 bytes".to_owned()
@@ -170,8 +171,8 @@ fn size_in_blocks(section: &mut Section<'_, '_, '_>, values: &Values) -> Option<
 fn direct_map(section: &mut Section<'_, '_, '_>, values: &Values) {
     let is_mapped = values.get::<String>("map").is_some_and(|map| map == "host-file");
     if is_mapped && (values.get("direct") == Some(false) || section.place("block_size").is_some()) {
-        let message = "`map = \"host-file\"` is always direct, in the filesystem's blocks; leave out `direct` and \
-                       `block_size`";
+        let message = "`map = \"host-file\"` is always direct, in the filesystem's blocks; leave \
+                       out `direct` and `block_size`";
         section.complain_about("map", message);
     }
 }
@@ -182,7 +183,8 @@ fn controller(mut section: Section<'_, '_, '_>, crash_log: &Path) -> Part<Contro
     if spec.format.is_none() {
         for key in FormatSpec::KEYS.iter().filter(|key| values.0.contains_key(key.name)) {
             let message = format!(
-                "`{}` is of use only where a store is formatted; add `format = \"blank\"`, or leave it out",
+                "`{}` is of use only where a store is formatted; add `format = \"blank\"`, or \
+                 leave it out",
                 key.name
             );
             section.complain_about(key.name, message);

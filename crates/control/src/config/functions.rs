@@ -134,8 +134,8 @@ fn functions(draft: &Draft, problems: &mut Collector<'_>) {
                     controller.filter(|controller| !controller.spec.physical_function)
                 {
                     let message = format!(
-                        "the physical function reaches every block of every volume; if that is meant, set \
-                         `physical_function = true` in {}",
+                        "the physical function reaches every block of every volume; if that is \
+                         meant, set `physical_function = true` in {}",
                         controller.head.subject
                     );
                     problems.add(place, subject, message);
@@ -187,8 +187,8 @@ fn volume_writers(
         let key = (volume.controller.as_str(), volume.volume.as_str());
         if let Some(other) = writers.insert(key, &device.head.subject) {
             let message = format!(
-                "{other} writes to volume \"{}\" too, which would destroy it; set `read_only = true` on all of them but \
-                 one, or clone the volume",
+                "{other} writes to volume \"{}\" too, which would destroy it; set `read_only = \
+                 true` on all of them but one, or clone the volume",
                 key.1
             );
             problems.add(place, &device.head.subject, message);

@@ -20,7 +20,8 @@ pub const CONTROL: &[Key] = &[
         "control_socket_owner",
         Kind::Text,
         "the daemon's user",
-        "the user that it belongs to, as for a [device](#device): who may connect may delete volumes",
+        "the user that it belongs to, as for a [device](#device): who may connect may delete \
+         volumes",
     ),
     Key::new(
         "control_socket_group",

@@ -136,7 +136,8 @@ fn files(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
             Some((_, true)) if options.read_only => {}
             Some((other, _)) => {
                 let message = format!(
-                    "this file is that of {} already; let several devices use one store, or set `read_only = true` on both",
+                    "this file is that of {} already; let several devices use one store, or set \
+                     `read_only = true` on both",
                     other.head.subject
                 );
                 complain(store, "path", message, problems);

@@ -19,7 +19,8 @@ const CONTROLLERS: &[Metric<ControllerReport>] = &[
     }),
     gauge(
         "provisioned_bytes",
-        "The sizes of its volumes together, without snapshots: more than its store has is over-commitment.",
+        "The sizes of its volumes together, without snapshots: more than its store has is \
+         over-commitment.",
         |c| Value::Whole(c.provisioned_bytes),
     ),
     gauge(
@@ -40,8 +41,9 @@ const CONTROLLERS: &[Metric<ControllerReport>] = &[
     }),
 ];
 
-const SPACE_HELP: &str = "The store's bytes by their use, which add up to all of them: `free`, `data`, `metadata`, \
-    `reserved` (kept for metadata), `granted` (to writes in flight), `pending` (freed, not yet reusable).";
+const SPACE_HELP: &str = "The store's bytes by their use, which add up to all of them: `free`, \
+                          `data`, `metadata`, `reserved` (kept for metadata), `granted` (to writes \
+                          in flight), `pending` (freed, not yet reusable).";
 
 const FUNCTIONS: &[Metric<FunctionReport>] = &[
     gauge("weight", "Its share among the functions that compete.", |f| {

@@ -143,7 +143,8 @@ fn numbers_carry_their_labels_and_units() {
         "sidecore_uptime_seconds 2",
         "sidecore_reactor_turns_total{sidecore=\"sc0\"} 16",
         "sidecore_reactor_asleep_seconds_total{sidecore=\"sc0\"} 1.5",
-        "sidecore_device_info{device=\"vd0\",front_end=\"virtio-blk\",store=\"disk\",type=\"ram\",idle=\"adaptive\"} 1",
+        "sidecore_device_info{device=\"vd0\",front_end=\"virtio-blk\",store=\"disk\",\
+         type=\"ram\",idle=\"adaptive\"} 1",
         "sidecore_device_state{device=\"vd0\",state=\"running\"} 1",
         "sidecore_device_state{device=\"vd0\",state=\"broken\"} 0",
         "sidecore_device_capacity_bytes{device=\"vd0\"} 1073741824",
@@ -162,7 +163,8 @@ fn numbers_carry_their_labels_and_units() {
         "sidecore_controller_space_bytes{controller=\"pool\",use=\"pending\"} 10",
         "sidecore_controller_damaged{controller=\"pool\"} 1",
         "sidecore_controller_walk_nodes_total{controller=\"pool\"} 86",
-        "sidecore_function_last_extent_hits_total{controller=\"pool\",function=\"7\",volume=\"root\"} 71",
+        "sidecore_function_last_extent_hits_total{controller=\"pool\",function=\"7\",\
+         volume=\"root\"} 71",
         "sidecore_function_stalled{controller=\"pool\",function=\"7\",volume=\"root\"} 78",
     ] {
         assert!(page.lines().any(|found| found == line), "{line} is not in\n{page}");

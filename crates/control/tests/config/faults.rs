@@ -60,9 +60,8 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
         "an unknown type",
         "[[store]]\nname = \"x\"\ntype = \"tape\"\n",
         "3:8",
-        &[
-            "\"tape\" is not one of \"null\", \"ram\", \"file\", \"delay\", \"fault\", \"volume\", \"pf\"",
-        ],
+        &["\"tape\" is not one of \"null\", \"ram\", \"file\", \"delay\", \"fault\", \"volume\", \
+           \"pf\""],
     ),
     (
         "a device without store",
@@ -109,7 +108,8 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
     ),
     (
         "stores in a circle",
-        "[[store]]\nname = \"x\"\ntype = \"delay\"\nstore = \"y\"\ndelay_us = 1\n[[store]]\nname = \"y\"\ntype = \"fault\"\nstore = \"x\"\n",
+        "[[store]]\nname = \"x\"\ntype = \"delay\"\nstore = \"y\"\ndelay_us = 1\n\
+         [[store]]\nname = \"y\"\ntype = \"fault\"\nstore = \"x\"\n",
         "9:9",
         &["in front of itself (through x, y)"],
     ),
@@ -134,7 +134,8 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
     ),
     (
         "a bottom's key in a stage",
-        "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = 512\n[[store.stage]]\ntype = \"fault\"\nstore = \"mem\"\n",
+        "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = 512\n\
+         [[store.stage]]\ntype = \"fault\"\nstore = \"mem\"\n",
         "7:1",
         &["unknown key `store`", "known here: type, seed"],
     ),
@@ -146,13 +147,15 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
     ),
     (
         "a number out of a stage's limits",
-        "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = 512\n[[store.stage]]\ntype = \"delay\"\ndelay_us = -1\n",
+        "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = 512\n\
+         [[store.stage]]\ntype = \"delay\"\ndelay_us = -1\n",
         "7:12",
         &["from 0 to 60000000"],
     ),
     (
         "a store in front of itself with a stage",
-        "[[store]]\nname = \"x\"\ntype = \"store\"\nstore = \"x\"\n[[store.stage]]\ntype = \"fault\"\n",
+        "[[store]]\nname = \"x\"\ntype = \"store\"\nstore = \"x\"\n\
+         [[store.stage]]\ntype = \"fault\"\n",
         "4:9",
         &["in front of itself"],
     ),
@@ -214,13 +217,15 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
     ),
     (
         "a long serial number",
-        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nserial = \"123456789012345678901\"\n",
+        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\n\
+         serial = \"123456789012345678901\"\n",
         "5:10",
         &["more than 20 bytes"],
     ),
     (
         "a model number that is too long",
-        "[[device]]\nname = \"x\"\nfront_end = \"nvme\"\nstore = \"mem\"\nsocket = \"x.sock\"\nread_only = true\n\
+        "[[device]]\nname = \"x\"\nfront_end = \"nvme\"\nstore = \"mem\"\nsocket = \"x.sock\"\n\
+         read_only = true\n\
          model = \"12345678901234567890123456789012345678901\"\n",
         "7:9",
         &["`model` is empty, more than 40 bytes"],
@@ -233,7 +238,8 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
     ),
     (
         "a range beyond any store",
-        "[[store]]\nname = \"x\"\ntype = \"fault\"\nstore = \"mem\"\nranges = [[0, 18446744073709551615]]\n",
+        "[[store]]\nname = \"x\"\ntype = \"fault\"\nstore = \"mem\"\n\
+         ranges = [[0, 18446744073709551615]]\n",
         "5:10",
         &["`ranges`"],
     ),
@@ -251,13 +257,15 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
     ),
     (
         "a host file that is not direct",
-        "[[store]]\nname = \"x\"\ntype = \"file\"\npath = \"used.img\"\nmap = \"host-file\"\ndirect = false\n",
+        "[[store]]\nname = \"x\"\ntype = \"file\"\npath = \"used.img\"\nmap = \"host-file\"\n\
+         direct = false\n",
         "5:7",
         &["always direct", "leave out `direct`"],
     ),
     (
         "a controller on a host file",
-        "[[store]]\nname = \"x\"\ntype = \"file\"\npath = \"blank.img\"\nmap = \"host-file\"\n[[controller]]\nname = \"c\"\nstore = \"x\"\nformat = \"blank\"\n",
+        "[[store]]\nname = \"x\"\ntype = \"file\"\npath = \"blank.img\"\nmap = \"host-file\"\n\
+         [[controller]]\nname = \"c\"\nstore = \"x\"\nformat = \"blank\"\n",
         "8:9",
         &["belongs to the host's filesystem"],
     ),
@@ -270,25 +278,29 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
     ),
     (
         "both keys for sidecores",
-        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nsidecore = \"sc0\"\nsidecores = [\"sc1\"]\n",
+        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nsidecore = \"sc0\"\n\
+         sidecores = [\"sc1\"]\n",
         "6:13",
         &["exclude each other"],
     ),
     (
         "more sidecores than queues",
-        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nsidecores = [\"sc0\", \"sc1\"]\n",
+        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\n\
+         sidecores = [\"sc0\", \"sc1\"]\n",
         "5:13",
         &["2 sidecores for 1 queue", "raise `queues`"],
     ),
     (
         "a sidecore twice",
-        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nqueues = 2\nsidecores = [\"sc0\", \"sc0\"]\n",
+        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nqueues = 2\n\
+         sidecores = [\"sc0\", \"sc0\"]\n",
         "6:21",
         &["listed twice"],
     ),
     (
         "spinning while polling",
-        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nidle = \"poll\"\nspin_us = 5\n",
+        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"x.sock\"\nidle = \"poll\"\n\
+         spin_us = 5\n",
         "6:11",
         &["no meaning with idle = \"poll\""],
     ),
@@ -301,7 +313,8 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
     ),
     (
         "interrupts of an unknown kind",
-        "[[device]]\nname = \"x\"\nfront_end = \"nvme\"\nstore = \"mem\"\nsocket = \"x.sock\"\ninterrupts = \"pin\"\n",
+        "[[device]]\nname = \"x\"\nfront_end = \"nvme\"\nstore = \"mem\"\nsocket = \"x.sock\"\n\
+         interrupts = \"pin\"\n",
         "6:14",
         &["\"pin\" is not one of \"msi-x\", \"msi\""],
     ),
@@ -326,7 +339,9 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
     ),
     (
         "a path of 108 bytes",
-        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\"\n",
+        "[[device]]\nname = \"x\"\nstore = \"mem\"\nsocket = \"/\
+         aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\
+         aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\"\n",
         "4:10",
         &["holds 107 bytes", "this one has 108"],
     ),
@@ -387,7 +402,9 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
     ),
     (
         "two writers of a file",
-        "[[store]]\nname = \"slow\"\ntype = \"delay\"\nstore = \"disk\"\ndelay_us = 1\n[[device]]\nname = \"x\"\nstore = \"disk\"\nsocket = \"x.sock\"\n[[device]]\nname = \"y\"\nstore = \"slow\"\nsocket = \"y.sock\"\n",
+        "[[store]]\nname = \"slow\"\ntype = \"delay\"\nstore = \"disk\"\ndelay_us = 1\n\
+         [[device]]\nname = \"x\"\nstore = \"disk\"\nsocket = \"x.sock\"\n\
+         [[device]]\nname = \"y\"\nstore = \"slow\"\nsocket = \"y.sock\"\n",
         "12:9",
         &["[[device]] \"x\" writes to the file of store \"disk\" too", "read_only = true"],
     ),
@@ -406,43 +423,53 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
     ),
     (
         "two controllers of a name",
-        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n[[store]]\nname = \"m\"\ntype = \"ram\"\nsize = \"1MiB\"\n[[controller]]\nname = \"x\"\nstore = \"m\"\nformat = \"blank\"\n",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n\
+         [[store]]\nname = \"m\"\ntype = \"ram\"\nsize = \"1MiB\"\n\
+         [[controller]]\nname = \"x\"\nstore = \"m\"\nformat = \"blank\"\n",
         "9:8",
         &["another [[controller]] of this name"],
     ),
     (
         "two controllers on a store",
-        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n[[controller]]\nname = \"y\"\nstore = \"disk\"\n",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n\
+         [[controller]]\nname = \"y\"\nstore = \"disk\"\n",
         "6:9",
         &["[[controller]] \"y\"", "store \"disk\" belongs to [[controller]] \"x\" already"],
     ),
     (
         "two controllers on a store, one in disguise",
-        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n[[store]]\nname = \"slow\"\ntype = \"delay\"\nstore = \"disk\"\ndelay_us = 1\n[[controller]]\nname = \"y\"\nstore = \"slow\"\n",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n\
+         [[store]]\nname = \"slow\"\ntype = \"delay\"\nstore = \"disk\"\ndelay_us = 1\n\
+         [[controller]]\nname = \"y\"\nstore = \"slow\"\n",
         "11:9",
         &["store \"disk\" belongs to [[controller]] \"x\" already"],
     ),
     (
         "a controller on a store that keeps nothing",
-        "[[store]]\nname = \"n\"\ntype = \"null\"\nsize = \"1MiB\"\n[[controller]]\nname = \"x\"\nstore = \"n\"\n",
+        "[[store]]\nname = \"n\"\ntype = \"null\"\nsize = \"1MiB\"\n\
+         [[controller]]\nname = \"x\"\nstore = \"n\"\n",
         "7:9",
         &["store \"n\" keeps nothing"],
     ),
     (
         "a controller on a store that refuses writes",
-        "[[store]]\nname = \"ro\"\ntype = \"store\"\nstore = \"disk\"\n[[store.stage]]\ntype = \"read-only\"\n[[controller]]\nname = \"x\"\nstore = \"ro\"\n",
+        "[[store]]\nname = \"ro\"\ntype = \"store\"\nstore = \"disk\"\n\
+         [[store.stage]]\ntype = \"read-only\"\n[[controller]]\nname = \"x\"\nstore = \"ro\"\n",
         "9:9",
         &["store \"disk\" is behind a stage that refuses writes"],
     ),
     (
         "a controller on a function",
-        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n[[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"v\"\n[[controller]]\nname = \"y\"\nstore = \"v\"\n",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n\
+         [[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"v\"\n\
+         [[controller]]\nname = \"y\"\nstore = \"v\"\n",
         "11:9",
         &["store \"v\" is itself a function of a controller"],
     ),
     (
         "a device past its controller",
-        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n[[device]]\nname = \"y\"\nstore = \"disk\"\nsocket = \"y.sock\"\n",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n\
+         [[device]]\nname = \"y\"\nstore = \"disk\"\nsocket = \"y.sock\"\n",
         "6:9",
         &[
             "[[device]] \"y\"",
@@ -452,43 +479,54 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
     ),
     (
         "a volume of an unknown controller",
-        "[[controller]]\nname = \"main\"\nstore = \"disk\"\n[[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"mian\"\nvolume = \"v\"\n",
+        "[[controller]]\nname = \"main\"\nstore = \"disk\"\n\
+         [[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"mian\"\nvolume = \"v\"\n",
         "7:14",
         &["there is no controller \"mian\"", "did you mean \"main\"?"],
     ),
     (
         "a physical function that is not allowed",
-        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n[[store]]\nname = \"p\"\ntype = \"pf\"\ncontroller = \"x\"\n",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n\
+         [[store]]\nname = \"p\"\ntype = \"pf\"\ncontroller = \"x\"\n",
         "7:14",
         &["every block of every volume", "`physical_function = true`"],
     ),
     (
         "a volume twice",
-        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n[[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"v\"\n[[store]]\nname = \"w\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"v\"\n",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n\
+         [[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"v\"\n\
+         [[store]]\nname = \"w\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"v\"\n",
         "13:10",
         &["that of [[store]] \"v\" already"],
     ),
     (
         "two writers of a volume",
-        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n[[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"v\"\n[[device]]\nname = \"y\"\nstore = \"v\"\nsocket = \"y.sock\"\n[[device]]\nname = \"z\"\nstore = \"v\"\nsocket = \"z.sock\"\n",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n\
+         [[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"v\"\n\
+         [[device]]\nname = \"y\"\nstore = \"v\"\nsocket = \"y.sock\"\n\
+         [[device]]\nname = \"z\"\nstore = \"v\"\nsocket = \"z.sock\"\n",
         "15:9",
         &["[[device]] \"y\" writes to volume \"v\" too", "clone the volume"],
     ),
     (
         "a volume in part of a block",
-        "[[controller]]\nname = \"x\"\nstore = \"disk\"\nformat = \"blank\"\n[[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"v\"\nsize = 1536\n",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\nformat = \"blank\"\n\
+         [[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"v\"\n\
+         size = 1536\n",
         "10:8",
         &["1536B is not a multiple", "block size of 1KiB"],
     ),
     (
         "a volume's odd name",
-        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n[[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"a/b\"\n",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n\
+         [[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"a/b\"\n",
         "8:10",
         &["\"a/b\" is no name for a volume", "letters, digits"],
     ),
     (
         "a granularity of its own",
-        "[[controller]]\nname = \"x\"\nstore = \"disk\"\nformat = \"blank\"\nblock_size = \"2KiB\"\n",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\nformat = \"blank\"\n\
+         block_size = \"2KiB\"\n",
         "5:14",
         &["2KiB is none of 512, \"1KiB\" and \"4KiB\""],
     ),
@@ -500,19 +538,22 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
     ),
     (
         "a blank file that may not be formatted",
-        "[[controller]]\nname = \"x\"\nstore = \"b\"\n[[store]]\nname = \"b\"\ntype = \"file\"\npath = \"blank.img\"\n",
+        "[[controller]]\nname = \"x\"\nstore = \"b\"\n\
+         [[store]]\nname = \"b\"\ntype = \"file\"\npath = \"blank.img\"\n",
         "7:8",
         &["blank.img is blank", "`sidecore controller format /", "`format = \"blank\"`"],
     ),
     (
         "a file with something on it",
-        "[[controller]]\nname = \"x\"\nstore = \"b\"\nformat = \"blank\"\n[[store]]\nname = \"b\"\ntype = \"file\"\npath = \"used.img\"\n",
+        "[[controller]]\nname = \"x\"\nstore = \"b\"\nformat = \"blank\"\n\
+         [[store]]\nname = \"b\"\ntype = \"file\"\npath = \"used.img\"\n",
         "8:8",
         &["used.img holds data that Sidecore does not know", "`--force`"],
     ),
     (
         "memory that may not be formatted",
-        "[[store]]\nname = \"m\"\ntype = \"ram\"\nsize = \"1MiB\"\n[[controller]]\nname = \"x\"\nstore = \"m\"\n",
+        "[[store]]\nname = \"m\"\ntype = \"ram\"\nsize = \"1MiB\"\n\
+         [[controller]]\nname = \"x\"\nstore = \"m\"\n",
         "7:9",
         &["blank at every start", "`format = \"blank\"`"],
     ),
@@ -530,13 +571,17 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
     ),
     (
         "a burst of no rate",
-        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n[[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"v\"\nread_bps_burst = \"1MiB\"\n",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n\
+         [[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"v\"\n\
+         read_bps_burst = \"1MiB\"\n",
         "9:18",
         &["no meaning without `read_bps`"],
     ),
     (
         "a weight of 1001",
-        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n[[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"v\"\nweight = 1001\n",
+        "[[controller]]\nname = \"x\"\nstore = \"disk\"\n\
+         [[store]]\nname = \"v\"\ntype = \"volume\"\ncontroller = \"x\"\nvolume = \"v\"\n\
+         weight = 1001\n",
         "9:10",
         &["from 1 to 1000", "not 1001"],
     ),

@@ -123,7 +123,9 @@ fn each_fault_is_found_at_its_place_and_nothing_else_is() {
 #[test]
 fn all_faults_are_reported_at_once_in_the_order_of_the_file() {
     let directory = directory();
-    let text = "[[device]]\nname = \"x\"\nstore = \"nowhere\"\nsocket = \"/no/such/x.sock\"\nqueues = 0\nqeues = 1\n";
+    let text = "[[device]]\nname = \"x\"\nstore = \"nowhere\"\nsocket = \"/no/such/x.sock\"\n\
+                queues = 0\n\
+                qeues = 1\n";
     let problems = parse(directory.path(), text, Depth::Machine).unwrap_err();
     let lines: Vec<usize> =
         problems.list.iter().filter_map(|problem| Some(problem.place?.0)).collect();
@@ -159,7 +161,8 @@ fn a_function_has_msi_x_unless_msi_is_configured() {
     let directory = directory();
     let device = |rest: &str| {
         let function = format!(
-            "[[device]]\nname = \"x\"\nfront_end = \"nvme\"\nstore = \"mem\"\nsocket = \"x.sock\"\nread_only = true\n{rest}"
+            "[[device]]\nname = \"x\"\nfront_end = \"nvme\"\nstore = \"mem\"\nsocket = \"x.sock\"\n\
+             read_only = true\n{rest}"
         );
         let config = parse(directory.path(), &format!("{GOOD}{function}"), Depth::Text).unwrap();
         match &config.spec.devices.last().unwrap().front_end {

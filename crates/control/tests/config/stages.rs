@@ -30,14 +30,16 @@ fn both_spellings_of_a_stage_are_equal() {
         assert_eq!(old, [StoreSpec::in_front_of("x", "disk", stage.clone())]);
         assert_eq!(old[0].word(), word);
     }
-    let several = "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = 512\n[[store.stage]]\ntype = \"fault\"\n\
+    let several = "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = 512\n\
+                   [[store.stage]]\ntype = \"fault\"\n\
                    short_every = 9\n[[store.stage]]\ntype = \"delay\"\ndelay_us = 5\n";
     let kind = StoreKind::Null { size_bytes: 512, block_bytes: 512 };
     let several_are =
         StoreSpec { stages: vec![fault.clone(), delay.clone()], ..StoreSpec::new("x", kind) };
     assert_eq!(stores(several), [several_are]);
     // Requests pass the stages in front of an older spelling before its own stage.
-    let mixed = "[[store]]\nname = \"x\"\ntype = \"delay\"\nstore = \"mem\"\ndelay_us = 5\n[[store.stage]]\n\
+    let mixed = "[[store]]\nname = \"x\"\ntype = \"delay\"\nstore = \"mem\"\ndelay_us = 5\n\
+                 [[store.stage]]\n\
                  type = \"fault\"\nshort_every = 9\n";
     assert_eq!(stores(mixed)[0].stages, [fault, delay]);
 }
@@ -45,8 +47,10 @@ fn both_spellings_of_a_stage_are_equal() {
 /// Two devices may share a file, or a volume, if a stage lets no write of one of them pass.
 #[test]
 fn a_stage_that_refuses_writes_makes_a_reader() {
-    let two = "[[device]]\nname = \"x\"\nstore = \"disk\"\nsocket = \"x.sock\"\n[[device]]\nname = \"y\"\n\
-               store = \"shown\"\nsocket = \"y.sock\"\n[[store]]\nname = \"shown\"\ntype = \"store\"\nstore = \"disk\"\n";
+    let two = "[[device]]\nname = \"x\"\nstore = \"disk\"\nsocket = \"x.sock\"\n\
+               [[device]]\nname = \"y\"\n\
+               store = \"shown\"\nsocket = \"y.sock\"\n\
+               [[store]]\nname = \"shown\"\ntype = \"store\"\nstore = \"disk\"\n";
     let stage = |word: &str| format!("{GOOD}{two}[[store.stage]]\ntype = \"{word}\"\n");
     let shown =
         parse(Path::new("/"), &stage("read-only"), Depth::Text).unwrap().spec.stores.remove(2);

@@ -285,7 +285,8 @@ impl Hypervisor {
         }
         if let Some(why) = &full {
             let what = format!(
-                "the store has no space for the metadata's reserve, fresh blocks are not written: {why}"
+                "the store has no space for the metadata's reserve, fresh blocks are not written: \
+                 {why}"
             );
             self.events.note(&self.name, what);
             // Tries again after the commit interval.
@@ -307,7 +308,13 @@ impl Hypervisor {
     /// them.
     pub(super) fn flush_failed(&self, error: &io::Error) {
         self.state().volumes.flush_failed(error);
-        self.events.note(&self.name, format!("the store could not be flushed, so no volume can be changed until the controller is opened again: {error}"));
+        self.events.note(
+            &self.name,
+            format!(
+                "the store could not be flushed, so no volume can be changed until the controller \
+                 is opened again: {error}"
+            ),
+        );
     }
 
     /// Publishes a commit's result, and adds an event for the operator.
@@ -333,7 +340,8 @@ impl Hypervisor {
             }
             Err(error) => {
                 let what = format!(
-                    "the metadata could not be written, so no volume can be changed until the controller is opened again: {error}"
+                    "the metadata could not be written, so no volume can be changed until the \
+                     controller is opened again: {error}"
                 );
                 self.events.note(&self.name, what);
             }

@@ -338,7 +338,8 @@ fn options_that_contradict_themselves_or_the_controller() {
         assert!(matches!(error, ClientError::Missing { .. }), "{options:?}: {error}");
     }
     let error = refused(&Character { stingy: true, ..Character::default() }, &default());
-    let expected = "the controller failed Create I/O Submission Queue with Invalid Queue Size (1h/02h, do not retry)";
+    let expected = "the controller failed Create I/O Submission Queue with Invalid Queue Size \
+                    (1h/02h, do not retry)";
     assert_eq!(error.to_string(), expected);
     let error = refused(&Character { dies: true, ..Character::default() }, &default());
     assert!(matches!(error, ClientError::Fatal), "{error}");

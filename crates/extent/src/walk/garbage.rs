@@ -89,7 +89,9 @@ fn walk(memory: &NodeMemory, root: &TreeRoot, range: BlockRange) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(
+        ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() }
+    )]
 
     #[test]
     fn walks_in_garbage_end_and_tile(

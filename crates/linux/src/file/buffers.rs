@@ -150,7 +150,8 @@ impl Buffers {
         if !std::mem::replace(&mut self.has_logged, true) {
             tracing::info!(
                 %error,
-                "guest memory is not registered with io_uring, which costs some speed (RLIMIT_MEMLOCK?)"
+                "guest memory is not registered with io_uring, which costs some speed \
+                 (RLIMIT_MEMLOCK?)"
             );
         }
     }

@@ -406,7 +406,10 @@ impl Drop for FileChannel {
     fn drop(&mut self) {
         while self.in_kernel() > 0 {
             if let Err(error) = self.ring.wait() {
-                tracing::error!(%error, "cannot wait for io_uring: the memory of its requests is never freed");
+                tracing::error!(
+                    %error,
+                    "cannot wait for io_uring: the memory of its requests is never freed"
+                );
                 std::mem::forget(std::mem::replace(&mut self.requests, Requests::new(0)));
                 std::mem::forget(std::mem::take(&mut self.pieces));
                 std::mem::forget(self.bounce.take());

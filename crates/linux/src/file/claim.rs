@@ -103,13 +103,20 @@ impl Claim {
                 return Err(FileError::Predecessor { path: path.into(), waited });
             }
             if waited >= WORTH_A_LINE && !std::mem::replace(&mut is_told, true) {
-                tracing::warn!(path = %path.display(), "waiting for requests of a process that has ended");
+                tracing::warn!(
+                    path = %path.display(),
+                    "waiting for requests of a process that has ended"
+                );
             }
             std::thread::sleep(PAUSE.min(timeout.saturating_sub(waited)));
         }
         if is_told {
             let waited_ms = start.elapsed().as_millis() as u64;
-            tracing::info!(path = %path.display(), waited_ms, "the last request of an ended process is done");
+            tracing::info!(
+                path = %path.display(),
+                waited_ms,
+                "the last request of an ended process is done"
+            );
         }
         Ok(())
     }

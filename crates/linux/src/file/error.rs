@@ -25,7 +25,11 @@ pub enum FileError {
         path: PathBuf,
     },
     /// The file shares bytes with a file or device that is in use.
-    #[error("{} has the same bytes as {}, which is in use by another device or program", path.display(), other.display())]
+    #[error(
+        "{} has the same bytes as {}, which is in use by another device or program",
+        path.display(),
+        other.display()
+    )]
     Overlaps {
         /// The path of the file.
         path: PathBuf,
@@ -34,8 +38,9 @@ pub enum FileError {
     },
     /// Requests of an ended process that served the file are still in flight.
     #[error(
-        "{} has requests in flight of a process that has ended, which may still write to it; they did not complete \
-         within {} s (`predecessor_timeout_s`): try again when the disk below answers",
+        "{} has requests in flight of a process that has ended, which may still write to it; they \
+         did not complete within {} s (`predecessor_timeout_s`): try again when the disk below \
+         answers",
         path.display(), waited.as_secs()
     )]
     Predecessor {
@@ -78,8 +83,8 @@ pub enum FileError {
     },
     /// The device below cannot be accessed in blocks this small.
     #[error(
-        "{} cannot be accessed in blocks of {block_bytes} bytes: use block_size = {needed_bytes}, or direct = false \
-         for a regular file",
+        "{} cannot be accessed in blocks of {block_bytes} bytes: use block_size = {needed_bytes}, \
+         or direct = false for a regular file",
         path.display()
     )]
     BlockTooSmall {

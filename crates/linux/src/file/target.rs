@@ -154,7 +154,10 @@ impl Target {
             return Err(FileError::Empty { path: path.into() });
         }
         if direct.is_none() && options.direct {
-            tracing::warn!(path = %path.display(), "the filesystem has no direct I/O: going through the page cache");
+            tracing::warn!(
+                path = %path.display(),
+                "the filesystem has no direct I/O: going through the page cache"
+            );
         }
         let mut physical_bytes = PAGE_BYTES as u32;
         let mut needed_bytes = 1;

@@ -375,9 +375,9 @@ fn a_file_that_cannot_be_a_disk_is_refused_by_name() {
         error
     };
     let missing = refuse(&directory.path().join("missing"));
-    assert!(
-        matches!(&missing, FileError::Kernel { source, .. } if source.kind() == io::ErrorKind::NotFound)
-    );
+    assert!(matches!(
+        &missing, FileError::Kernel { source, .. } if source.kind() == io::ErrorKind::NotFound
+    ));
     assert!(matches!(refuse(directory.path()), FileError::NotAFile { .. }));
     assert!(matches!(refuse(Path::new("/dev/null")), FileError::NotAFile { .. }));
     assert!(matches!(refuse(&image(&directory, "empty", 0)), FileError::Empty { .. }));

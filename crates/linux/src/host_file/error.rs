@@ -11,7 +11,8 @@ use crate::FileError;
 pub enum ExtentFlaw {
     /// The extent's blocks belong to another file as well.
     #[error(
-        "the extent shares its blocks with another file (reflink): make a separate copy with cp --reflink=never"
+        "the extent shares its blocks with another file (reflink): make a separate copy with cp \
+         --reflink=never"
     )]
     Shared,
     /// The extent has no place on the device yet.
@@ -22,7 +23,8 @@ pub enum ExtentFlaw {
     Encoded,
     /// The extent is among the filesystem's own data.
     #[error(
-        "the data is stored inside the inode or another block (inline_data): make the file larger or copy it elsewhere"
+        "the data is stored inside the inode or another block (inline_data): make the file larger \
+         or copy it elsewhere"
     )]
     Inline,
     /// The extent does not begin or end at a block.
@@ -60,7 +62,10 @@ pub enum HostFileError {
     #[error(transparent)]
     Store(#[from] FileError),
     /// The path names no regular file.
-    #[error("{} is not a regular file: a block device needs no mapping, serve it as it is", path.display())]
+    #[error(
+        "{} is not a regular file: a block device needs no mapping, serve it as it is",
+        path.display()
+    )]
     NotRegular {
         /// The path as given.
         path: PathBuf,
@@ -99,7 +104,10 @@ pub enum HostFileError {
         flaw: ExtentFlaw,
     },
     /// Another process has the file open, so a lease cannot be taken.
-    #[error("another program has {} open (fuser -v shows which): close it there first", path.display())]
+    #[error(
+        "another program has {} open (fuser -v shows which): close it there first",
+        path.display()
+    )]
     InUse {
         /// The path of the file.
         path: PathBuf,
@@ -107,14 +115,18 @@ pub enum HostFileError {
         may_have_ended: bool,
     },
     /// Only the file's owner, or a process with `CAP_LEASE`, may take a lease.
-    #[error("no leave to take a lease on {}: run as the file's owner, or with CAP_LEASE", path.display())]
+    #[error(
+        "no leave to take a lease on {}: run as the file's owner, or with CAP_LEASE",
+        path.display()
+    )]
     MayNotLease {
         /// The path of the file.
         path: PathBuf,
     },
     /// The filesystem has no leases.
     #[error(
-        "no lease can be had on {}: the filesystem has none, or they are switched off (sysctl fs.leases-enable)",
+        "no lease can be had on {}: the filesystem has none, or they are switched off (sysctl \
+         fs.leases-enable)",
         path.display()
     )]
     NoLeases {
@@ -129,7 +141,8 @@ pub enum HostFileError {
     },
     /// The block device below has no node in `/dev`.
     #[error(
-        "no node in /dev is the block device {major}:{minor}, on which {} lies: in a container, pass the device in",
+        "no node in /dev is the block device {major}:{minor}, on which {} lies: in a container, \
+         pass the device in",
         path.display()
     )]
     NoDevice {
@@ -142,8 +155,8 @@ pub enum HostFileError {
     },
     /// The block device below may not be opened.
     #[error(
-        "cannot open {}, the block device on which the file lies: {source}; this takes root or the group that owns the \
-         device, and in a container its leave",
+        "cannot open {}, the block device on which the file lies: {source}; this takes root or the \
+         group that owns the device, and in a container its leave",
         device.display()
     )]
     DeviceDenied {
@@ -154,8 +167,8 @@ pub enum HostFileError {
     },
     /// The kernel lets no process write to a device with a mounted filesystem.
     #[error(
-        "the kernel forbids writing to {} while it is mounted (CONFIG_BLK_DEV_WRITE_MOUNTED=n): boot with \
-         bdev_allow_write_mounted=1, or serve the file as an ordinary one",
+        "the kernel forbids writing to {} while it is mounted (CONFIG_BLK_DEV_WRITE_MOUNTED=n): \
+         boot with bdev_allow_write_mounted=1, or serve the file as an ordinary one",
         device.display()
     )]
     WriteMounted {
@@ -164,7 +177,8 @@ pub enum HostFileError {
     },
     /// The device does not hold the file's bytes at the place that the filesystem reports.
     #[error(
-        "{} does not hold the bytes of {} where the filesystem says: the wrong device, or one more layer in between",
+        "{} does not hold the bytes of {} where the filesystem says: the wrong device, or one more \
+         layer in between",
         device.display(),
         path.display()
     )]
@@ -175,7 +189,10 @@ pub enum HostFileError {
         device: PathBuf,
     },
     /// Pages of the file stay in the page cache.
-    #[error("{cached_bytes} bytes of {} stay in the page cache, though they were dropped", path.display())]
+    #[error(
+        "{cached_bytes} bytes of {} stay in the page cache, though they were dropped",
+        path.display()
+    )]
     StillCached {
         /// The path of the file.
         path: PathBuf,
@@ -183,7 +200,11 @@ pub enum HostFileError {
         cached_bytes: u64,
     },
     /// The filesystem is full.
-    #[error("no space for {}: {}", path.display(), if *quota { "its quota is used up" } else { "the filesystem is full" })]
+    #[error(
+        "no space for {}: {}",
+        path.display(),
+        if *quota { "its quota is used up" } else { "the filesystem is full" }
+    )]
     NoSpace {
         /// The path of the file.
         path: PathBuf,
@@ -198,7 +219,8 @@ pub enum HostFileError {
     },
     /// The range does not begin and end at the filesystem's blocks, or is not inside of the file.
     #[error(
-        "bytes {offset_bytes} to {offset_bytes}+{len_bytes} of {} are not whole blocks of {block_bytes} bytes in it",
+        "bytes {offset_bytes} to {offset_bytes}+{len_bytes} of {} are not whole blocks of \
+         {block_bytes} bytes in it",
         path.display()
     )]
     BadRange {

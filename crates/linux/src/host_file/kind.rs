@@ -82,8 +82,8 @@ const PROPERTIES: &[(StatxAttributes, u32, &str, &str)] = &[
 const COPY: &str = "copy it to a place where new files are not";
 
 /// After a crash the journal would write old data over data that bypassed the filesystem.
-const JOURNAL: &str = "after a crash, the journal would overwrite what went around it; mount with data=ordered, and \
-                       chattr -j the file";
+const JOURNAL: &str = "after a crash, the journal would overwrite what went around it; mount with \
+                       data=ordered, and chattr -j the file";
 
 /// Fails unless the file is a regular file on a filesystem that can be bypassed.
 pub(super) fn check_filesystem(file: BorrowedFd<'_>, path: &Path) -> Result<Kind, HostFileError> {

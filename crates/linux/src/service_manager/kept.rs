@@ -63,7 +63,8 @@ pub fn take_kept() -> Result<Vec<KeptDescriptor>, EnvironmentError> {
     if let Some((number, name, error)) = first_missing {
         let missing = announced.saturating_sub(kept.len());
         tracing::warn!(
-            "{missing} of {announced} kept descriptors are not there; the first is {number}, {name:?}: {error}"
+            "{missing} of {announced} kept descriptors are not there; the first is {number}, \
+             {name:?}: {error}"
         );
     }
     Ok(kept)

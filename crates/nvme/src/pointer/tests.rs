@@ -159,7 +159,8 @@ proptest! {
         let mut contents = HashMap::new();
         let mut expected = Vec::new();
         for index in 0..pages {
-            let bytes = contents.entry(page(index)).or_insert_with(|| number(&memory, page(index), PAGE_BYTES));
+            let place = page(index);
+            let bytes = contents.entry(place).or_insert_with(|| number(&memory, place, PAGE_BYTES));
             expected.extend_from_slice(bytes);
         }
         let expected = &expected[offset as usize..(offset + len_bytes) as usize];

@@ -246,14 +246,19 @@ proptest! {
         list in prop::collection::vec(any::<u64>(), 512),
     ) {
         let mut rig = Rig::new();
-        let list: Vec<u8> = list.iter().flat_map(|entry| ((entry % (MEMORY_BYTES / 2)) & !(PAGE - 1)).to_le_bytes()).collect();
+        let list: Vec<u8> = list
+            .iter()
+            .flat_map(|entry| ((entry % (MEMORY_BYTES / 2)) & !(PAGE - 1)).to_le_bytes())
+            .collect();
         rig.write(LISTS, &list);
         let count = commands.len();
         for (index, (bytes, shape)) in commands.into_iter().enumerate() {
             // Bent towards what is not refused at once.
-            let mut command = Command::new(bytes).with_dword(0, u32::from(bytes[0]) | u32::from(shape) << 8 & 0xC300 | (index as u32) << 16);
+            let first = u32::from(bytes[0]) | u32::from(shape) << 8 & 0xC300 | (index as u32) << 16;
+            let mut command = Command::new(bytes).with_dword(0, first);
             if shape & 0x10 != 0 {
-                command = command.with_dword(0, command.dword(0) & !0xFF | u32::from(shape & 0x0D)).with_dword(1, 1);
+                let known = command.dword(0) & !0xFF | u32::from(shape & 0x0D);
+                command = command.with_dword(0, known).with_dword(1, 1);
             }
             if shape & 0x20 != 0 {
                 command = ranged(command, u64::from(shape), u64::from(shape % 500) + 1);

@@ -61,7 +61,8 @@ const COMPLETION_WORDS: usize = COMPLETION_BYTES / WORD_BYTES;
 pub enum QueueError {
     /// A queue has 2 to 65536 entries, all of them in its window.
     #[error(
-        "a queue of {entries} entries in {len_bytes} bytes: 2 to 65536 are possible, and all have to fit"
+        "a queue of {entries} entries in {len_bytes} bytes: 2 to 65536 are possible, and all have \
+         to fit"
     )]
     Size {
         /// Entries asked for.

@@ -512,12 +512,16 @@ fn an_event_behind_the_head_is_silent_until_the_host_has_gone_round() {
 proptest! {
     /// For any doorbell values of a host, a queue gives out no more than it can hold, and ends.
     #[test]
-    fn any_doorbells(entries in 2_u32..40, writes in prop::collection::vec((any::<bool>(), 0_u32..80), 0..200)) {
+    fn any_doorbells(
+        entries in 2_u32..40,
+        writes in prop::collection::vec((any::<bool>(), 0_u32..80), 0..200),
+    ) {
         let memory = memory();
         let (_, mut commands) = submission(&memory, entries);
         let (_, mut completions) = completion(&memory, entries);
         for (is_tail, value) in writes {
-            let valid = if is_tail { commands.set_tail(value) } else { completions.set_head(value) };
+            let valid =
+                if is_tail { commands.set_tail(value) } else { completions.set_head(value) };
             let overrun = matches!(valid, Err(DoorbellError::Overrun { .. }));
             prop_assert!(valid.is_ok() || value >= entries || overrun);
             prop_assert!(commands.pending() < entries);

@@ -279,15 +279,22 @@ proptest! {
     fn a_written_message_is_read_back_unchanged(message in message()) {
         let read = read_back(&bytes_of(&message));
         prop_assert_eq!(&read.body, &message.body);
-        prop_assert_eq!((read.id, read.command, read.flags), (message.id, message.command, message.flags));
+        prop_assert_eq!(
+            (read.id, read.command, read.flags),
+            (message.id, message.command, message.flags)
+        );
         prop_assert_eq!(read.errno, message.errno);
     }
 
     #[test]
-    fn any_bytes_are_read_or_refused(header in any::<[u8; HEADER_BYTES]>(), payload in vec(any::<u8>(), 0..200)) {
+    fn any_bytes_are_read_or_refused(
+        header in any::<[u8; HEADER_BYTES]>(),
+        payload in vec(any::<u8>(), 0..200),
+    ) {
         if let Ok(header) = Header::parse(&header) {
             prop_assert!(header.payload_bytes <= ACCESS_BYTES + MAX_TRANSFER_BYTES);
-            let message = Message::parse(Header { payload_bytes: payload.len(), ..header }, &payload, Vec::new());
+            let header = Header { payload_bytes: payload.len(), ..header };
+            let message = Message::parse(header, &payload, Vec::new());
             let mut bytes = Vec::new();
             message.write(&mut bytes);
             prop_assert!(bytes.len() <= HEADER_BYTES + payload.len());

@@ -329,9 +329,13 @@ pub fn memfd(len_bytes: u64) -> OwnedFd {
 
 /// The version and capabilities that QEMU sends.
 pub fn version() -> Body {
-    let data = br#"{"capabilities": {"migration": {"max_bitmap_size": 268435456, "pgsize": 4096}, "max_msg_fds": 16, "#;
-    let rest = br#""max_data_xfer_size": 1048576, "max_dma_maps": 65535, "pgsizes": 4096, "write_multiple": true}}"#;
-    Body::Version(Version { major: 0, minor: 0, data: [data.as_slice(), rest, b"\0"].concat() })
+    let data = concat!(
+        r#"{"capabilities": {"migration": {"max_bitmap_size": 268435456, "pgsize": 4096}, "#,
+        r#""max_msg_fds": 16, "max_data_xfer_size": 1048576, "max_dma_maps": 65535, "#,
+        r#""pgsizes": 4096, "write_multiple": true}}"#,
+        "\0"
+    );
+    Body::Version(Version { major: 0, minor: 0, data: data.into() })
 }
 
 pub fn map(address: u64, len_bytes: u64) -> DmaMap {

@@ -162,7 +162,8 @@ enum Change {
 
 fn change() -> impl Strategy<Value = Change> {
     prop_oneof![
-        6 => (0..40_u64, 1..6_u64, 0..4_u8).prop_map(|(page, pages, kind)| Change::Map { page, pages, kind }),
+        6 => (0..40_u64, 1..6_u64, 0..4_u8)
+            .prop_map(|(page, pages, kind)| Change::Map { page, pages, kind }),
         1 => (0..40_u64, 0..6_u64).prop_map(|(page, pages)| Change::Unmap { page, pages }),
         3 => any::<usize>().prop_map(Change::UnmapSome),
         1 => Just(Change::All),
@@ -178,7 +179,8 @@ proptest! {
         for change in changes {
             let (ask, fds, fits) = match change {
                 Change::Map { page, pages, kind } => {
-                    let fits = model.iter().all(|(at, len, _)| page + pages <= *at || at + len <= page);
+                    let fits =
+                        model.iter().all(|(at, len, _)| page + pages <= *at || at + len <= page);
                     let flags = if kind == 1 { 1 } else { 3 };
                     let fds = if kind == 2 { vec![] } else { vec![memfd(pages * PAGE)] };
                     if fits {
@@ -198,16 +200,21 @@ proptest! {
                 }
                 Change::All => {
                     model.clear();
-                    (dma_unmap(DmaUnmap { flags: vfio::DMA_UNMAP_FLAG_ALL, ..unmap(0, 0) }), vec![], true)
+                    let flags = vfio::DMA_UNMAP_FLAG_ALL;
+                    (dma_unmap(DmaUnmap { flags, ..unmap(0, 0) }), vec![], true)
                 }
             };
             prop_assert_eq!(fixture.ask(ask, fds).errno == 0, fits);
             let memory = fixture.function.memory();
-            let pages: u64 = model.iter().filter(|(_, _, memory)| *memory).map(|(_, pages, _)| pages).sum();
+            let pages: u64 =
+                model.iter().filter(|(_, _, memory)| *memory).map(|(_, pages, _)| pages).sum();
             prop_assert_eq!(memory.len_bytes(), pages * PAGE);
             for page in 0..48 {
-                let is_there = memory.read_array::<8>(GuestAddress(page * PAGE), &mut RegionHint::default()).is_ok();
-                let expected = model.iter().any(|(at, len, memory)| *memory && (*at..at + len).contains(&page));
+                let place = GuestAddress(page * PAGE);
+                let is_there = memory.read_array::<8>(place, &mut RegionHint::default()).is_ok();
+                let expected = model
+                    .iter()
+                    .any(|(at, len, memory)| *memory && (*at..at + len).contains(&page));
                 prop_assert_eq!(is_there, expected, "page {}", page);
             }
         }

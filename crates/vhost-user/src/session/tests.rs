@@ -260,9 +260,9 @@ fn a_position_does_not_outlive_its_ring_format() {
     fixture.ok(number(Request::SetFeatures, PACKED | PROTOCOL_FEATURES));
     fixture.ok(eventfd(Request::SetVringKick, 0));
     let state = RingState::fresh(RingFormat::Packed);
-    assert!(
-        matches!(fixture.device.events()[..], [_, Event::Start { state: from, .. }] if from == state)
-    );
+    assert!(matches!(
+        fixture.device.events()[..], [_, Event::Start { state: from, .. }] if from == state
+    ));
 }
 
 #[test]

@@ -348,12 +348,14 @@ fn formatting_asks_before_it_destroys() {
         }
         let found = probe(&mut disk).unwrap();
         assert!(matches!(found, Content::Foreign(found) if found.contains(name)), "{found:?}");
-        assert!(
-            matches!(format(&mut disk, &options), Err(FormatError::NotBlank(found)) if found.contains(name))
-        );
-        assert!(
-            matches!(Volumes::open(&mut disk), Err(OpenError::NotFormatted(found)) if found.contains(name))
-        );
+        assert!(matches!(
+            format(&mut disk, &options),
+            Err(FormatError::NotBlank(found)) if found.contains(name)
+        ));
+        assert!(matches!(
+            Volumes::open(&mut disk),
+            Err(OpenError::NotFormatted(found)) if found.contains(name)
+        ));
         format(&mut disk, &FormatOptions { force: true, ..options.clone() }).unwrap();
         assert_eq!(Volumes::open(&mut disk).unwrap().label(), "shelf");
     }

@@ -263,9 +263,9 @@ fn a_damaged_node_takes_only_the_volumes_with_it() {
     assert!(volumes.is_frozen() && volumes.read_only().unwrap().contains("checksum"));
     assert_eq!(volumes.damage()[0].place, Place::Node(root.pointer.address));
     let map = volumes.map(&mut disk, a, range(0, 1), 1);
-    assert!(
-        matches!(map, Err(VolumeError::Damaged { id, what }) if id == a && what.contains("checksum"))
-    );
+    assert!(matches!(
+        map, Err(VolumeError::Damaged { id, what }) if id == a && what.contains("checksum")
+    ));
     let b = volumes.find("b").unwrap().id;
     assert_eq!(mapping(&mut volumes, &mut disk, b).len(), 2);
     assert!(matches!(volumes.delete(&mut disk, b), Err(VolumeError::StoreDamaged(_))));

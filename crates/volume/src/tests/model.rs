@@ -44,7 +44,8 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (volume(), first(), count()).prop_map(|(v, f, c)| Step::Write(v, f, c)),
         6 => (volume(), first(), count()).prop_map(|(v, f, c)| Step::Scatter(v, f, c)),
         5 => (volume(), first(), count()).prop_map(|(v, f, c)| Step::Unmap(v, f, c)),
-        3 => (volume(), first(), count(), volume(), first()).prop_map(|(v, f, c, w, t)| Step::Share(v, f, c, w, t)),
+        3 => (volume(), first(), count(), volume(), first())
+            .prop_map(|(v, f, c, w, t)| Step::Share(v, f, c, w, t)),
         1 => (volume(), 1..BLOCKS).prop_map(|(v, b)| Step::Resize(v, b)),
         2 => (volume(), first(), count()).prop_map(|(v, f, c)| Step::Grant(v, f, c)),
         1 => Just(Step::Release),
@@ -376,7 +377,8 @@ proptest! {
     ) {
         let mut world = World::new(block_bytes);
         for step in steps {
-            let looks = matches!(step, Step::Commit | Step::Reopen | Step::CommitLater | Step::Delete(_));
+            let looks =
+                matches!(step, Step::Commit | Step::Reopen | Step::CommitLater | Step::Delete(_));
             world.step(step);
             if looks {
                 clean(&world.volumes, &mut world.disk);

@@ -139,8 +139,8 @@ fn xml(parts: &Parts<'_>) -> String {
     <type arch='x86_64' machine='q35'>hvm</type>
     <kernel>{kernel}</kernel>
     <initrd>{initramfs}</initrd>
-    <cmdline>console=ttyS1 quiet maxcpus=1 panic=-1 mitigations=off no_timer_check tsc=reliable SIDECORE_POLLED=0 \
-         SIDECORE_PART=orders SIDECORE_SLOT={FIRST_SLOT:02x}</cmdline>
+    <cmdline>console=ttyS1 quiet maxcpus=1 panic=-1 mitigations=off no_timer_check tsc=reliable \
+         SIDECORE_POLLED=0 SIDECORE_PART=orders SIDECORE_SLOT={FIRST_SLOT:02x}</cmdline>
   </os>
   <features><acpi/></features>
   <cpu mode='{cpu}'/>

@@ -90,7 +90,8 @@ impl Place {
         }
         // The run needs no cgroups, security modules or udev of the host.
         let qemu = format!(
-            "user = \"{USER}\"\ngroup = \"{USER}\"\nsecurity_driver = \"none\"\nremember_owner = 0\n\
+            "user = \"{USER}\"\ngroup = \"{USER}\"\nsecurity_driver = \"none\"\n\
+             remember_owner = 0\n\
              stdio_handler = \"file\"\nnamespaces = []\n"
         );
         fs::write("/etc/libvirt/qemu.conf", qemu)?;
@@ -128,10 +129,13 @@ impl Place {
             format!(
                 "control_socket = \"control.sock\"\n[[sidecore]]\nname = \"sc0\"\n\
                  [[store]]\nname = \"file\"\ntype = \"file\"\npath = \"disk.img\"\ndirect = false\n\
-                 [[controller]]\nname = \"pool\"\nstore = \"file\"\nformat = \"blank\"\ncommit_interval_ms = 3600000\n\
-                 [[store]]\nname = \"{DISK}\"\ntype = \"volume\"\ncontroller = \"pool\"\nvolume = \"{DISK}\"\n\
+                 [[controller]]\nname = \"pool\"\nstore = \"file\"\nformat = \"blank\"\n\
+                 commit_interval_ms = 3600000\n\
+                 [[store]]\nname = \"{DISK}\"\ntype = \"volume\"\ncontroller = \"pool\"\n\
+                 volume = \"{DISK}\"\n\
                  size = \"{DISK_MIB}MiB\"\n\
-                 [[device]]\nname = \"{DISK}\"\nstore = \"{DISK}\"\nsocket = \"{DISK}.sock\"\nsocket_owner = \"{USER}\"\n\
+                 [[device]]\nname = \"{DISK}\"\nstore = \"{DISK}\"\nsocket = \"{DISK}.sock\"\n\
+                 socket_owner = \"{USER}\"\n\
                  [[store]]\nname = \"memory\"\ntype = \"ram\"\nsize = \"1MiB\"\n\
                  [[device]]\nname = \"{OTHER}\"\nstore = \"memory\"\nsocket = \"{OTHER}.sock\"\n"
             ),

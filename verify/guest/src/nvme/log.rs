@@ -37,8 +37,8 @@ mod tests {
 
     #[test]
     fn information_is_no_fault_and_a_warning_about_nvme_is() {
-        let said = "<6>[    1.0] nvme nvme0: pci function 0000:01:00.0|<6>[ 1.1] nvme nvme0: 1/0/1 default/read/poll \
-                    queues|<4>[ 2.0] kvm: no hardware support|";
+        let said = "<6>[    1.0] nvme nvme0: pci function 0000:01:00.0|<6>[ 1.1] nvme nvme0: 1/0/1 \
+                    default/read/poll queues|<4>[ 2.0] kvm: no hardware support|";
         assert_eq!(lines(said), 3);
         assert!(faults(said).is_empty(), "{:?}", faults(said));
         assert_eq!(faults("<4>[ 3.0] nvme nvme0: missing or invalid SUBNQN field.|").len(), 1);

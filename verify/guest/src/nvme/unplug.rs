@@ -30,8 +30,9 @@ pub(super) fn can_unplug(session: &mut Session<'_>, emulator: &Emulator) -> Resu
     words.extend(emulator.command.iter().cloned());
     // The function's server maps the memory. Without ACPI, and with the port switched off because
     // no guest runs, QEMU unplugs without asking a guest.
-    let options = "-object memory-backend-memfd,id=memory,size=64M,share=on -machine q35,memory-backend=memory -m 64M \
-                   -accel tcg -global ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off -S -display none -nodefaults \
+    let options = "-object memory-backend-memfd,id=memory,size=64M,share=on -machine \
+                   q35,memory-backend=memory -m 64M -accel tcg -global \
+                   ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off -S -display none -nodefaults \
                    -no-user-config";
     words.extend(options.split_whitespace().map(str::to_owned));
     words.extend(["-qmp".to_owned(), format!("unix:{},server=on,wait=off", text(&control)?)]);

@@ -88,7 +88,8 @@ fn interrupts(lines: &str) -> Result<u64> {
 /// The report.
 pub(super) fn table(ways: &[Way]) -> String {
     let mut text = String::from(
-        "Random reads of 4 KiB, one at a time, by the guest's nvme driver; interrupts are those of its queues for I/O, and\n\
+        "Random reads of 4 KiB, one at a time, by the guest's nvme driver; interrupts are those of \
+         its queues for I/O, and\n\
          doorbells those that needed a message to the daemon:\n\n",
     );
     let mut line = |cells: [&str; 6]| {
@@ -126,7 +127,8 @@ pub(super) fn faults(ways: &[Way]) -> Vec<String> {
             _ => return None,
         };
         Some(format!(
-            "nvme/{way}: {commands} commands took {interrupts} interrupts and {kicks} messages; {must}"
+            "nvme/{way}: {commands} commands took {interrupts} interrupts and {kicks} messages; \
+             {must}"
         ))
     };
     ways.iter().filter_map(fault).collect()
@@ -160,8 +162,8 @@ mod tests {
 
     #[test]
     fn the_lines_of_all_queues_are_summed() {
-        let lines = " 26:  9  0  PCI-MSIX-0000:01:00.0  0-edge  nvme0q0| 27:  5  2  PCI-MSIX-0000:01:00.0  1-edge  nvme0q1|\
-                     28:  1  0  PCI-MSI 3-edge  nvme0q12|";
+        let lines = " 26:  9  0  PCI-MSIX-0000:01:00.0  0-edge  nvme0q0| 27:  5  2  \
+                     PCI-MSIX-0000:01:00.0  1-edge  nvme0q1|28:  1  0  PCI-MSI 3-edge  nvme0q12|";
         assert_eq!(interrupts(lines).unwrap(), 8);
         assert_eq!(interrupts("").unwrap(), 0);
     }

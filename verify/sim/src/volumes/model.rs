@@ -331,7 +331,8 @@ pub fn compare(
                     Ok(stamp) if cells.allows(cell, sector, place, when, *stamp) => {}
                     Ok(stamp) | Err(stamp) => {
                         return wrong(format!(
-                            "its sector {sector} is {}{}; {when:?}; written there was, in order,\n{}",
+                            "its sector {sector} is {}{}; {when:?}; written there was, in order,\n\
+                             {}",
                             stamps.describe(*stamp),
                             if content.is_err() { ", and not alone" } else { "" },
                             cells.describe(cell, sector, stamps)

@@ -107,8 +107,8 @@ fn the_tables_of_the_manual_are_those_of_the_page() {
 
 #[test]
 fn a_table_has_the_metrics_of_the_page() {
-    let page = "# HELP a_x Some | thing.\n# TYPE a_x gauge\na_x{one=\"1\",two=\"2\"} 3\n# HELP b_y Other.\n# TYPE b_y \
-                counter\nb_y 1\n";
+    let page = "# HELP a_x Some | thing.\n# TYPE a_x gauge\na_x{one=\"1\",two=\"2\"} 3\n\
+                # HELP b_y Other.\n# TYPE b_y counter\nb_y 1\n";
     let manual = format!("# A\n{BEGIN}b_ a_{BEGIN_END}old\n{END}rest\n");
     let table = "| `a_x` | gauge | one, two | Some \\| thing. |\n| `b_y` | counter | | Other. |\n";
     let head = "| metric | type | labels | meaning |\n| --- | --- | --- | --- |\n";

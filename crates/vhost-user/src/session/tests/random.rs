@@ -26,7 +26,8 @@ proptest! {
         let mut fixture = Fixture::ready(SPLIT);
         for (code, payload, fds) in messages {
             let words = [code, 0x9, payload.len() as u32].map(u32::to_ne_bytes);
-            let header = crate::message::Header::parse(words.as_flattened().try_into().unwrap()).unwrap();
+            let header =
+                crate::message::Header::parse(words.as_flattened().try_into().unwrap()).unwrap();
             let fds = (0..fds).map(|_| memfd("bytes", 4096)).collect();
             if let Ok(message) = Message::parse(header, &payload, fds) {
                 let _ = fixture.send(message);
