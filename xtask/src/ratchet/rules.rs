@@ -40,7 +40,7 @@ pub(super) type Violations = Vec<(usize, String)>;
 pub(super) fn check(file: &Path, text: &str) -> Vec<(&'static str, Violations)> {
     let mut found = vec![("columns", Vec::new()), ("subjects", subjects(text))];
     if file.extension().is_some_and(|extension| extension == "rs") {
-        found[0].1 = wide_comments(text);
+        found[0].1 = wide_lines(text);
         found.extend([
             ("functions", long_functions(text)),
             ("lines", long_file(text)),
@@ -52,12 +52,10 @@ pub(super) fn check(file: &Path, text: &str) -> Vec<(&'static str, Violations)> 
     found
 }
 
-/// Wide lines of comments. The width of code is rustfmt's business.
-fn wide_comments(text: &str) -> Violations {
-    lines(text)
-        .filter(|(_, line)| line.trim_start().starts_with("//") && is_too_wide(line))
-        .map(shorten)
-        .collect()
+/// Wide lines of Rust. Code counts too: rustfmt leaves an expression as it is, and says nothing,
+/// if a literal in it does not fit.
+fn wide_lines(text: &str) -> Violations {
+    lines(text).filter(|(_, line)| is_too_wide(line)).map(shorten).collect()
 }
 
 /// Wide lines of Markdown, but for tables and blocks of code, which cannot be wrapped.
@@ -80,7 +78,8 @@ fn wide_prose(text: &str) -> Violations {
     wide
 }
 
-/// Whether the line is too wide and can be wrapped: a link or a path alone cannot.
+/// Whether the line is too wide and can be wrapped: a link, a path or a literal without spaces
+/// cannot if it is alone.
 fn is_too_wide(line: &str) -> bool {
     let mut words =
         line.split_whitespace().filter(|word| !["//", "///", "//!", "-", "*"].contains(word));
@@ -190,10 +189,11 @@ mod tests {
     }
 
     #[test]
-    fn a_wide_comment_counts_and_wide_code_and_a_lone_link_do_not() {
+    fn wide_comments_and_wide_code_count_and_a_lone_link_does_not() {
         let wide = "word ".repeat(21);
         assert_eq!(count("a.rs", &format!("    /// {wide}\n"), "columns"), 1);
-        assert_eq!(count("a.rs", &format!("let text = \"{wide}\";\n"), "columns"), 0);
+        assert_eq!(count("a.rs", &format!("let text = \"{wide}\";\n"), "columns"), 1);
+        assert_eq!(count("a.rs", &format!("    \"{}\",\n", "x".repeat(100)), "columns"), 0);
         assert_eq!(
             count("a.rs", &format!("//! <https://example.org/{}>\n", "x".repeat(100)), "columns"),
             0
@@ -231,7 +231,8 @@ mod tests {
 
     #[test]
     fn only_the_first_word_of_a_paragraph_is_an_opener() {
-        let text = "/// What it does.\nfn f() {}\n// The queue knows\n// what it does.\n//\n// Who asks?\nlet who = 1;\n";
+        let text = "/// What it does.\nfn f() {}\n// The queue knows\n// what it does.\n\
+                    //\n// Who asks?\nlet who = 1;\n";
         assert_eq!(count("a.rs", text, "openers"), 2);
     }
 
