@@ -5,13 +5,14 @@
 //! has no action that needs it. The next plan, after the answer, has the other actions. A plan is
 //! empty when no action is possible.
 
+mod check;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::AssemblyError;
-use crate::spec::{
-    ControllerSpec, DeviceSpec, QUEUES_MAX, SidecoreSpec, Spec, StoreKind, StoreSpec,
-};
+use crate::spec::{ControllerSpec, DeviceSpec, SidecoreSpec, Spec, StoreKind, StoreSpec};
+pub(crate) use check::check;
 
 /// The progress of a part whose opening can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -426,77 +427,9 @@ impl Stale {
     }
 }
 
-/// Refuses a specification whose parts do not fit together: duplicate names and sockets, names of
-/// missing parts, stores that lead to themselves, and impossible numbers of queues.
-pub(crate) fn check(next: &Spec) -> Result<(), AssemblyError> {
-    for (index, device) in next.devices.iter().enumerate() {
-        for other in next.devices.iter().take(index) {
-            let name = device.name.clone();
-            if other.name == name {
-                return Err(AssemblyError::Duplicate { kind: "device", name });
-            }
-            if other.socket.components().eq(device.socket.components()) {
-                let (socket, other) = (device.socket.clone(), other.name.clone());
-                return Err(AssemblyError::SocketTaken { name, socket, other });
-            }
-        }
-    }
-    next.devices.iter().try_for_each(|device| check_queues(next, device))?;
-    let devices = next.devices.iter().map(|device| (subject(device), device.store.as_str()));
-    let controllers = next.controllers.iter();
-    let controllers =
-        controllers.map(|spec| (format!("controller \"{}\"", spec.name), spec.store.as_str()));
-    devices.chain(controllers).try_for_each(|(user, store)| check_below(next, user, store))
-}
-
 /// The name of a device in error messages.
 pub(crate) fn subject(device: &DeviceSpec) -> String {
     format!("device \"{}\"", device.name)
-}
-
-fn check_queues(next: &Spec, device: &DeviceSpec) -> Result<(), AssemblyError> {
-    let wrong = |why| Err(AssemblyError::Device { name: device.name.clone(), why });
-    let runs = |name: &&String| next.sidecores.iter().any(|sidecore| sidecore.name == **name);
-    if let Some(name) = device.sidecores.iter().find(|name| !runs(name)) {
-        return Err(AssemblyError::Unknown {
-            user: subject(device),
-            kind: "sidecore",
-            name: name.clone(),
-        });
-    }
-    if !(1..=QUEUES_MAX).contains(&device.queues) {
-        return wrong("it needs 1 to 64 queues");
-    }
-    if device.sidecores.is_empty() { wrong("it has no sidecore") } else { Ok(()) }
-}
-
-/// Follows a store to its bottom, through the controllers whose functions lie on the way.
-fn check_below(next: &Spec, mut user: String, store: &str) -> Result<(), AssemblyError> {
-    let mut name = store;
-    let mut above = BTreeSet::new();
-    loop {
-        let unknown = |user, kind, name: &str| {
-            Err(AssemblyError::Unknown { user, kind, name: name.to_owned() })
-        };
-        let Some(store) = find_store(next, name) else { return unknown(user, "store", name) };
-        if !above.insert(name) {
-            return Err(AssemblyError::Cycle { name: name.to_owned() });
-        }
-        user = format!("store \"{name}\"");
-        name = match (store.kind.inner(), store.kind.controller()) {
-            (Some(inner), _) => inner,
-            (None, None) => return Ok(()),
-            (None, Some(controller)) => {
-                match next.controllers.iter().find(|spec| spec.name == controller) {
-                    None => return unknown(user, "controller", controller),
-                    Some(spec) => {
-                        user = format!("controller \"{controller}\"");
-                        &spec.store
-                    }
-                }
-            }
-        };
-    }
 }
 
 #[cfg(test)]

@@ -56,6 +56,39 @@ fn pool() -> Spec {
     }
 }
 
+/// Each device of 4,096 is on top of a longer chain of stores, and the last one has a fault.
+#[test]
+fn a_check_of_many_devices_takes_a_few_steps_for_each() {
+    const DEVICES: usize = 4096;
+    let chain = |index: usize| match index {
+        0 => store("s0", ram()),
+        _ => store(&format!("s{index}"), shared(&format!("s{}", index - 1))),
+    };
+    let on = |index: usize| device(&format!("d{index}"), &format!("s{index}"), "sc0");
+    let mut spec = Spec {
+        sidecores: vec![sidecore("sc0")],
+        stores: (0..DEVICES).map(chain).collect(),
+        controllers: Vec::new(),
+        devices: (0..DEVICES).map(on).collect(),
+    };
+    for _ in 0..2 {
+        let mut checker = check::Checker::of(&spec);
+        checker.check(&spec).unwrap();
+        // The device, its sidecore, its store, and the store below that.
+        assert!(checker.steps <= 4 * DEVICES, "{} steps", checker.steps);
+        // From the end of the chain, the first device walks all of it, and the others nothing.
+        spec.devices.reverse();
+    }
+    let last = &mut spec.devices[DEVICES - 1];
+    last.socket = "/run//d0.sock".into();
+    let refused = check(&spec).unwrap_err();
+    assert!(
+        matches!(&refused, AssemblyError::SocketTaken { name, other, .. }
+        if name == "d4095" && other == "d0"),
+        "{refused}"
+    );
+}
+
 /// Applies a plan and returns its actions as text.
 fn step(state: &mut State, next: &Spec) -> Vec<String> {
     let actions = plan(state, next);
