@@ -39,7 +39,8 @@ install: ## Copy programs, unit and documentation below DESTDIR and PREFIX (/usr
 	sed -e 's|@bindir@|$(BINDIR)|' -e 's|@sysconfdir@|$(SYSCONFDIR)|' -e 's|@docdir@|$(DOCDIR)|' \
 	    packaging/sidecored.service > "$(DESTDIR)$(UNITDIR)/sidecored.service"
 	chmod 644 "$(DESTDIR)$(UNITDIR)/sidecored.service"
-	install -m 644 README.md ARCHITECTURE.md SECURITY.md CHANGELOG.md LICENSE "$(DESTDIR)$(DOCDIR)"
+	install -m 644 README.md ARCHITECTURE.md CONTRIBUTING.md SECURITY.md CHANGELOG.md LICENSE \
+	    "$(DESTDIR)$(DOCDIR)"
 	find docs -type f -exec install -D -m 644 {} "$(DESTDIR)$(DOCDIR)/{}" \;
 
 uninstall: ## Remove what `make install` copied

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::shell;
 use crate::workspace::Workspace;
+use crate::{links, shell};
 
 const PREFIX: &str = "/usr";
 
@@ -51,6 +51,8 @@ fn install(workspace: &Workspace, root: &Path, build: &Path) -> Result<()> {
             metadata.permissions().mode()
         );
     }
+    links::check_tree(&root.join("usr/share/doc/sidecore"))
+        .context("an installed page has a link to a file that is not installed")?;
     let unit = std::fs::read_to_string(root.join("usr/lib/systemd/system/sidecored.service"))?;
     let starts = "ExecStart=/usr/bin/sidecored --config /etc/sidecore/disks.toml";
     ensure!(unit.lines().any(|line| line == starts), "the unit does not have the line {starts}");

@@ -10,14 +10,31 @@ use crate::workspace::Workspace;
 
 /// Fails on a link of a tracked page to a file or heading that is not there.
 pub fn check(workspace: &Workspace) -> Result<()> {
-    let files = tidy::tracked_files()?;
+    check_pages(&workspace.root, &tidy::tracked_files()?)
+}
+
+/// Fails on a link of a page below `root` to a file or heading that is not there.
+pub fn check_tree(root: &Path) -> Result<()> {
+    let (mut files, mut directories) = (Vec::new(), vec![root.to_owned()]);
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(&directory)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                directories.push(path);
+            } else {
+                files.push(path.strip_prefix(root)?.to_owned());
+            }
+        }
+    }
+    check_pages(root, &files)
+}
+
+fn check_pages(root: &Path, files: &[PathBuf]) -> Result<()> {
     let pages =
         files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "md"));
-    let text = |file: &PathBuf| {
-        Some((file.clone(), std::fs::read_to_string(workspace.root.join(file)).ok()?))
-    };
-    let broken =
-        broken(&pages.filter_map(text).collect(), |file| workspace.root.join(file).exists());
+    let text =
+        |file: &PathBuf| Some((file.clone(), std::fs::read_to_string(root.join(file)).ok()?));
+    let broken = broken(&pages.filter_map(text).collect(), |file| root.join(file).exists());
     if !broken.is_empty() {
         bail!("{}", broken.join("\n  "));
     }
