@@ -93,3 +93,41 @@ impl Buffers {
 fn too_long(len_bytes: u32, slot_bytes: u32) -> ClientError {
     ClientError::Request(format!("{len_bytes} bytes, a slot has {slot_bytes}"))
 }
+
+/// The methods of a queue that concern its buffers alone, and its notification.
+macro_rules! buffer_methods {
+    ($Queue:ident) => {
+        impl $Queue {
+            /// Size of a slot's data buffer in bytes.
+            #[must_use]
+            pub fn slot_bytes(&self) -> u32 {
+                self.data.slot_bytes()
+            }
+
+            /// How it learns of completions.
+            #[must_use]
+            #[inline]
+            pub fn notify(&self) -> Notify {
+                self.notify
+            }
+
+            /// Copies out of the slot's buffer; returns how many bytes there were.
+            pub fn read_data(&self, slot: Slot, offset_bytes: u32, to: &mut [u8]) -> usize {
+                self.data.read(slot, offset_bytes, to)
+            }
+
+            /// Copies into the slot's buffer; returns how many bytes fitted.
+            pub fn write_data(&mut self, slot: Slot, offset_bytes: u32, from: &[u8]) -> usize {
+                self.data.write(slot, offset_bytes, from)
+            }
+
+            /// The sum of the 64-bit words of the slot's buffer: what a client costs that looks at
+            /// its data.
+            #[must_use]
+            pub fn sum_data(&self, slot: Slot) -> u64 {
+                self.data.sum(slot)
+            }
+        }
+    };
+}
+pub(crate) use buffer_methods;

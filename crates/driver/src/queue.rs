@@ -13,7 +13,7 @@ use sidecore_spec_virtio::blk::{
 use sidecore_units::Sector;
 
 use crate::arena::Part;
-use crate::buffers::Buffers;
+use crate::buffers::{Buffers, buffer_methods};
 use crate::error::ClientError;
 use crate::event;
 use crate::options::Notify;
@@ -85,6 +85,8 @@ pub(crate) struct Parts {
     pub like_kernel: bool,
 }
 
+buffer_methods!(BlkQueue);
+
 impl BlkQueue {
     pub(crate) fn new(parts: Parts) -> Self {
         let slots = parts.ring.slots();
@@ -117,19 +119,6 @@ impl BlkQueue {
     #[must_use]
     pub fn slots(&self) -> u16 {
         self.ring.slots()
-    }
-
-    /// Size of a slot's data buffer in bytes.
-    #[must_use]
-    pub fn slot_bytes(&self) -> u32 {
-        self.data.slot_bytes()
-    }
-
-    /// How it learns of completions.
-    #[must_use]
-    #[inline]
-    pub fn notify(&self) -> Notify {
-        self.notify
     }
 
     /// The counts so far.
@@ -357,23 +346,6 @@ impl BlkQueue {
             Notify::Polled => self.spin(timeout),
             Notify::Interrupt => self.sleep(timeout),
         }
-    }
-
-    /// Copies out of the slot's buffer; returns how many bytes there were.
-    pub fn read_data(&self, slot: Slot, offset_bytes: u32, to: &mut [u8]) -> usize {
-        self.data.read(slot, offset_bytes, to)
-    }
-
-    /// Copies into the slot's buffer; returns how many bytes fitted.
-    pub fn write_data(&mut self, slot: Slot, offset_bytes: u32, from: &[u8]) -> usize {
-        self.data.write(slot, offset_bytes, from)
-    }
-
-    /// The sum of the 64-bit words of the slot's buffer: what a client costs that looks at its
-    /// data.
-    #[must_use]
-    pub fn sum_data(&self, slot: Slot) -> u64 {
-        self.data.sum(slot)
     }
 
     /// The slot's buffer, in guest addresses.

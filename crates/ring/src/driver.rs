@@ -12,7 +12,7 @@
 //!
 //! ```
 //! use sidecore_memory::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
-//! use sidecore_ring::driver::{Buffer, DriverRing, RingAreas};
+//! use sidecore_ring::driver::{Buffer, DriverRing};
 //! use sidecore_ring::{RingFormat, RingLayout};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -26,16 +26,7 @@
 //!     file: file.into(),
 //!     file_offset_bytes: 0,
 //! }])?;
-//! let areas = RingAreas::of(RingFormat::Split, 64);
-//! let layout = RingLayout {
-//!     format: RingFormat::Split,
-//!     size: 64,
-//!     descriptor_area: UserAddress(0x10_0000),
-//!     driver_area: UserAddress(0x10_0000 + areas.driver_offset_bytes as u64),
-//!     device_area: UserAddress(0x10_0000 + areas.device_offset_bytes as u64),
-//!     event_idx: false,
-//!     indirect: false,
-//! };
+//! let layout = RingLayout::compact(UserAddress(0x10_0000), RingFormat::Split, 64);
 //! let mut ring = DriverRing::new(&memory, &layout, 32, 2, None)?;
 //! ring.describe(7, &[Buffer::to_device(0x8000, 16), Buffer::from_device(0x9000, 1)])?;
 //! ring.push(7)?;
@@ -206,6 +197,24 @@ impl RingAreas {
             driver_offset_bytes,
             device_offset_bytes,
             total_bytes,
+        }
+    }
+}
+
+impl RingLayout {
+    /// The layout of [`RingAreas`] from this address on, without the features of rings.
+    #[must_use]
+    pub fn compact(start: UserAddress, format: RingFormat, size: u16) -> Self {
+        let areas = RingAreas::of(format, size);
+        let at = |offset_bytes: usize| UserAddress(start.0.saturating_add(offset_bytes as u64));
+        Self {
+            format,
+            size,
+            descriptor_area: start,
+            driver_area: at(areas.driver_offset_bytes),
+            device_area: at(areas.device_offset_bytes),
+            event_idx: false,
+            indirect: false,
         }
     }
 }

@@ -2,9 +2,7 @@
 //! lying one.
 
 use sidecore_memory::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
-use sidecore_ring::driver::{
-    Buffer, DriverRing, IndirectTables, RawDescriptor, RawRing, RingAreas,
-};
+use sidecore_ring::driver::{Buffer, DriverRing, IndirectTables, RawDescriptor, RawRing};
 use sidecore_ring::{Chain, DeviceRing, RingError, RingFormat, RingLayout, RingState, was_used};
 use sidecore_spec_virtio::{descriptor, packed};
 
@@ -30,16 +28,7 @@ fn memory() -> GuestMemory {
 }
 
 fn layout(format: RingFormat, size: u16, event_idx: bool, indirect: bool) -> RingLayout {
-    let areas = RingAreas::of(format, size);
-    RingLayout {
-        format,
-        size,
-        descriptor_area: UserAddress(0),
-        driver_area: UserAddress(areas.driver_offset_bytes as u64),
-        device_area: UserAddress(areas.device_offset_bytes as u64),
-        event_idx,
-        indirect,
-    }
+    RingLayout { event_idx, indirect, ..RingLayout::compact(UserAddress(0), format, size) }
 }
 
 struct Rig {

@@ -5,13 +5,6 @@ use std::os::fd::OwnedFd;
 use crate::message::{HEADER_BYTES, Header, MAX_FDS, Message, MessageError};
 use sidecore_spec_nvme::vfio_user::Command;
 
-/// One end of a vfio-user socket.
-pub type Connection = sidecore_peer::Connection<Codec>;
-/// The reason why a connection ends.
-pub type ConnectionError = sidecore_peer::ErrorOf<Codec>;
-/// The result of a read.
-pub type Received = sidecore_peer::Received<Message>;
-
 /// The codec of vfio-user's messages.
 #[derive(Debug)]
 pub struct Codec;
@@ -50,6 +43,13 @@ impl sidecore_peer::Codec for Codec {
         message.fds
     }
 }
+
+/// One end of a vfio-user socket.
+pub type Connection = sidecore_peer::Connection<Codec>;
+/// The reason why a connection ends.
+pub type ConnectionError = sidecore_peer::ErrorOf<Codec>;
+/// The result of a read.
+pub type Received = sidecore_peer::Received<Message>;
 
 #[cfg(test)]
 mod tests;

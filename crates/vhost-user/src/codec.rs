@@ -4,13 +4,6 @@ use std::os::fd::OwnedFd;
 
 use crate::message::{HEADER_BYTES, Header, MAX_FDS, Message, MessageError, Request};
 
-/// One end of a vhost-user socket.
-pub type Connection = sidecore_peer::Connection<Codec>;
-/// The reason why a connection ends.
-pub type ConnectionError = sidecore_peer::ErrorOf<Codec>;
-/// The result of a read.
-pub type Received = sidecore_peer::Received<Message>;
-
 /// The codec of vhost-user's messages.
 #[derive(Debug)]
 pub struct Codec;
@@ -55,6 +48,13 @@ impl sidecore_peer::Codec for Codec {
         message.fds
     }
 }
+
+/// One end of a vhost-user socket.
+pub type Connection = sidecore_peer::Connection<Codec>;
+/// The reason why a connection ends.
+pub type ConnectionError = sidecore_peer::ErrorOf<Codec>;
+/// The result of a read.
+pub type Received = sidecore_peer::Received<Message>;
 
 #[cfg(test)]
 mod tests;

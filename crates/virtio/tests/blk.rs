@@ -12,7 +12,7 @@ use sidecore_block::{
 };
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 use sidecore_reactor::{Arm, CoreContext, EventFd, IdleMode, Pollable, Polled, Unit};
-use sidecore_ring::driver::{Buffer, DriverRing, RawDescriptor, RawRing, RingAreas};
+use sidecore_ring::driver::{Buffer, DriverRing, RawDescriptor, RawRing};
 use sidecore_ring::{RingFormat, RingLayout, RingState};
 use sidecore_spec_virtio::blk::feature;
 use sidecore_spec_virtio::blk::request_type::{DISCARD, FLUSH, GET_ID, IN, OUT, WRITE_ZEROES};
@@ -92,15 +92,10 @@ impl Rig {
     fn new(setup: Setup) -> Self {
         let (memory, file) = memory();
         let device = Arc::new(BlkDevice::new("disk", setup.options, setup.store.geometry()));
-        let areas = RingAreas::of(setup.format, SIZE);
         let layout = RingLayout {
-            format: setup.format,
-            size: SIZE,
-            descriptor_area: UserAddress(0),
-            driver_area: UserAddress(areas.driver_offset_bytes as u64),
-            device_area: UserAddress(areas.device_offset_bytes as u64),
             event_idx: true,
             indirect: true,
+            ..RingLayout::compact(UserAddress(0), setup.format, SIZE)
         };
         let (kick, call, err) =
             (EventFd::new().unwrap(), EventFd::new().unwrap(), EventFd::new().unwrap());

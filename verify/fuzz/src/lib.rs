@@ -7,7 +7,6 @@ mod input;
 pub use input::Input;
 
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
-use sidecore_ring::driver::RingAreas;
 use sidecore_ring::{RingFormat, RingLayout};
 
 /// The entries of a ring: few, so that an input reaches all of them.
@@ -48,15 +47,10 @@ pub fn guest_memory() -> GuestMemory {
 #[must_use]
 pub fn ring_layout(setup: u8) -> RingLayout {
     let format = if setup & 1 == 0 { RingFormat::Split } else { RingFormat::Packed };
-    let areas = RingAreas::of(format, RING_SIZE);
     RingLayout {
-        format,
-        size: RING_SIZE,
-        descriptor_area: UserAddress(0),
-        driver_area: UserAddress(areas.driver_offset_bytes as u64),
-        device_area: UserAddress(areas.device_offset_bytes as u64),
         event_idx: setup & 2 != 0,
         indirect: setup & 4 != 0,
+        ..RingLayout::compact(UserAddress(0), format, RING_SIZE)
     }
 }
 

@@ -12,7 +12,7 @@ use super::identify::NvmeNamespaceInfo;
 use super::options::{DataPointers, NvmeOptions};
 use super::plan::{PAGE, Plan, QueueParts};
 use super::status::NvmeStatus;
-use crate::buffers::Buffers;
+use crate::buffers::{Buffers, buffer_methods};
 use crate::error::ClientError;
 use crate::event;
 use crate::options::Notify;
@@ -82,6 +82,8 @@ pub(crate) struct QueueAddresses {
     pub completions: u64,
     pub completion_entries: u32,
 }
+
+buffer_methods!(NvmeQueue);
 
 impl NvmeQueue {
     pub(crate) fn new(
@@ -166,19 +168,6 @@ impl NvmeQueue {
     #[must_use]
     pub fn slots(&self) -> u16 {
         u16::try_from(self.slots.in_flight.len()).unwrap_or(u16::MAX)
-    }
-
-    /// Size of a slot's data buffer in bytes.
-    #[must_use]
-    pub fn slot_bytes(&self) -> u32 {
-        self.data.slot_bytes()
-    }
-
-    /// How it learns of completions.
-    #[must_use]
-    #[inline]
-    pub fn notify(&self) -> Notify {
-        self.notify
     }
 
     /// Whether its doorbells are stores, and not messages.
@@ -276,23 +265,6 @@ impl NvmeQueue {
             Notify::Polled => Ok(self.spin(timeout)),
             Notify::Interrupt => self.sleep(timeout),
         }
-    }
-
-    /// Copies out of the slot's buffer; returns how many bytes there were.
-    pub fn read_data(&self, slot: Slot, offset_bytes: u32, to: &mut [u8]) -> usize {
-        self.data.read(slot, offset_bytes, to)
-    }
-
-    /// Copies into the slot's buffer; returns how many bytes fitted.
-    pub fn write_data(&mut self, slot: Slot, offset_bytes: u32, from: &[u8]) -> usize {
-        self.data.write(slot, offset_bytes, from)
-    }
-
-    /// The sum of the 64-bit words of the slot's buffer: what a client costs that looks at its
-    /// data.
-    #[must_use]
-    pub fn sum_data(&self, slot: Slot) -> u64 {
-        self.data.sum(slot)
     }
 
     /// Where the controller finds the slot's buffer.

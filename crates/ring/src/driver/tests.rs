@@ -28,16 +28,7 @@ fn memory() -> GuestMemory {
 }
 
 fn layout(format: RingFormat, size: u16, event_idx: bool, indirect: bool) -> RingLayout {
-    let areas = RingAreas::of(format, size);
-    RingLayout {
-        format,
-        size,
-        descriptor_area: UserAddress(USER_BASE),
-        driver_area: UserAddress(USER_BASE + areas.driver_offset_bytes as u64),
-        device_area: UserAddress(USER_BASE + areas.device_offset_bytes as u64),
-        event_idx,
-        indirect,
-    }
+    RingLayout { event_idx, indirect, ..RingLayout::compact(UserAddress(USER_BASE), format, size) }
 }
 
 /// A ring and, over the same memory, the words that a device would touch.
