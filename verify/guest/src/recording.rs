@@ -88,7 +88,8 @@ fn draw(title: &str, lines: &[(f64, &str, String)]) -> String {
          r=\"5\"/><circle cx=\"48\" cy=\"13\" r=\"5\"/></g>\n\
          <g clip-path=\"url(#screen)\"><g class=\"lines\">\n",
         offset(lines.len()),
-        height - BAR
+        // Without the margin below, where the next line would show its upper half.
+        ROWS as f64 * LINE
     );
     for (index, (_, class, line)) in lines.iter().enumerate() {
         let y = BAR + (index + 1) as f64 * LINE - 4.0;
@@ -174,7 +175,13 @@ mod tests {
         assert_eq!((frames[0].0, frames.last().unwrap().0), (0.0, 100.0));
         assert_eq!(frames.last().unwrap().1, offset(304));
         assert!(svg.len() < MAX_BYTES);
+        assert!(svg.contains(&whole_rows()));
         roxmltree::Document::parse(&super::svg("make demo", &[], "")).unwrap();
+    }
+
+    /// The end of the screen's clip path, below the last whole row.
+    fn whole_rows() -> String {
+        format!("height=\"{:.0}\"/></clipPath>", ROWS as f64 * LINE)
     }
 
     #[test]
@@ -190,6 +197,7 @@ mod tests {
         assert!(svg.len() < MAX_BYTES, "{} bytes", svg.len());
         let texts = texts(&svg);
         assert_eq!(texts[0], "$ make demo");
+        assert!(svg.contains(&whole_rows()));
         assert!(texts.iter().filter(|text| text.contains(": ok: ")).count() > 20);
         assert!(!texts.iter().any(|text| text.contains("NOT SO")));
         let path = texts.iter().find_map(|text| machine_path(text));
