@@ -1,6 +1,6 @@
 //! Memory that a sidecore shares with an untrusted peer.
 //!
-//! This crate has four types, and contains everything `unsafe` about them:
+//! This crate has five types, and contains everything `unsafe` about them:
 //!
 //! * [`GuestMemory`]: the regions of a guest's RAM that are mapped into this process. The table is
 //!   immutable; a change makes a new table. A clone is a reference count.
@@ -10,6 +10,7 @@
 //!   it to the same table again costs one comparison.
 //! * [`Arena`]: this process's own memory (a RAM disk, a bounce pool), on huge pages if possible.
 //! * [`SharedPages`]: this process's own memory that a peer maps (doorbells).
+//! * [`Words`]: atomics at a place in such memory, of which rings are made.
 //!
 //! The peer may write to shared memory at any moment. Therefore this crate never makes a Rust
 //! reference to shared memory: scalars are read once, volatile, and bulk data is copied by code
@@ -46,6 +47,7 @@ mod shared_pages;
 pub mod sigbus;
 mod table;
 mod window;
+mod words;
 
 pub use arena::{Arena, PageKind, Part};
 pub use reaper::MemoryFile;
@@ -55,3 +57,4 @@ pub use table::{
     GuestAddress, GuestMemory, MAX_REGIONS, MemoryError, RegionHint, RegionSpec, UserAddress,
 };
 pub use window::Window;
+pub use words::{Word, Words};

@@ -44,6 +44,25 @@ impl Mapping {
         offset_bytes: u64,
         len_bytes: usize,
     ) -> io::Result<Arc<Self>> {
+        let mut mapping = Self::of_file(file, offset_bytes, len_bytes)?;
+        let watch = Watch::begin(mapping.base, len_bytes).ok_or_else(|| {
+            io::Error::other("too many guest memory regions are mapped in this process")
+        })?;
+        mapping.peers = Some(Peers { watch, place: Place::new() });
+        Ok(Arc::new(mapping))
+    }
+
+    /// Maps `len_bytes` that the kernel shares through `file`. The last user unmaps them at once:
+    /// until then a socket's rings keep the socket.
+    pub(crate) fn kernel(
+        file: BorrowedFd<'_>,
+        offset_bytes: u64,
+        len_bytes: usize,
+    ) -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self::of_file(file, offset_bytes, len_bytes)?))
+    }
+
+    fn of_file(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: usize) -> io::Result<Self> {
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing that
         // exists.
         let base = unsafe {
@@ -56,12 +75,7 @@ impl Mapping {
                 offset_bytes,
             )?
         };
-        let mut mapping = Self::own(base, len_bytes)?;
-        let watch = Watch::begin(mapping.base, len_bytes).ok_or_else(|| {
-            io::Error::other("too many guest memory regions are mapped in this process")
-        })?;
-        mapping.peers = Some(Peers { watch, place: Place::new() });
-        Ok(Arc::new(mapping))
+        Self::own(base, len_bytes)
     }
 
     /// Maps `len_bytes` of zeroed private memory with `extra` flags.

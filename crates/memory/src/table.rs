@@ -1,6 +1,6 @@
 //! The table of guest memory regions, and address translation.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -160,6 +160,28 @@ impl GuestMemory {
     pub fn map(specs: Vec<RegionSpec>) -> Result<Self, MemoryError> {
         let regions = specs.into_iter().map(Region::map).collect::<Result<Vec<_>, _>>()?;
         Self::from_regions(regions)
+    }
+
+    /// Maps `len_bytes` that the kernel shares with this process through `file` from `offset_bytes`
+    /// on, such as the rings of a packet socket. Both addresses of the memory begin at zero.
+    ///
+    /// # Errors
+    /// The kernel does not map the file in this size, or `len_bytes` is zero.
+    pub fn map_kernel_rings(
+        file: BorrowedFd<'_>,
+        offset_bytes: u64,
+        len_bytes: usize,
+    ) -> Result<Self, MemoryError> {
+        // The file is this process's own, so it is neither checked nor asked for its size.
+        let mapping = Mapping::kernel(file, offset_bytes, len_bytes).map_err(MemoryError::Map)?;
+        Self::from_regions(vec![Region {
+            guest_base: 0,
+            len_bytes: len_bytes as u64,
+            host_base: mapping.base(),
+            user_base: 0,
+            page_bytes: sidecore_units::PAGE_BYTES,
+            mapping,
+        }])
     }
 
     /// This table with one more region; mapped regions stay mapped.
@@ -499,7 +521,8 @@ fn check_disjoint(
     Ok(())
 }
 
-/// Copies a few bytes to or from shared memory, volatile: each byte is read once and written once.
+/// Copies bytes to or from shared memory: each is read once and written once. Few are copied by
+/// volatile accesses, which start at once, many by one instruction.
 ///
 /// # Safety
 /// Both ranges must be valid for `count` bytes and must not overlap.
@@ -514,6 +537,11 @@ unsafe fn copy_bytes(to: *mut u8, from: *const u8, count: usize) {
             to.cast::<u64>().write_unaligned(low);
             to.cast::<u64>().add(1).write_unaligned(high);
         }
+        return;
+    }
+    if count >= crate::copy::CACHE_LINE_BYTES {
+        // SAFETY: the caller's.
+        unsafe { crate::copy::copy(to, from, count) };
         return;
     }
     for index in 0..count {

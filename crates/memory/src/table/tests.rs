@@ -27,6 +27,45 @@ fn the_smallest_pages_are_told() {
 }
 
 #[test]
+fn rings_of_the_kernel_begin_at_address_zero() {
+    // A file that the kernel maps, as it does the socket that has rings.
+    let file = memfd(8192);
+    let memory = GuestMemory::map_kernel_rings(file.as_fd(), 0, 8192).unwrap();
+    // More than a cache line, which is copied in another way than a few bytes.
+    let bytes: Vec<u8> = (0..200).collect();
+    memory.write_slice(GuestAddress(4000), &bytes, &mut RegionHint::default()).unwrap();
+    let mut seen = [0; 200];
+    rustix::io::pread(&file, &mut seen, 4000).unwrap();
+    assert_eq!((seen.as_slice(), memory.len_bytes()), (bytes.as_slice(), 8192));
+    let second = GuestMemory::map_kernel_rings(file.as_fd(), 4096, 4096).unwrap();
+    assert_eq!(second.read_array(GuestAddress(0), &mut RegionHint::default()).unwrap(), [96, 97]);
+    assert!(GuestMemory::map_kernel_rings(file.as_fd(), 0, 0).is_err());
+    let (pipe, _other_end) = rustix::pipe::pipe().unwrap();
+    assert!(matches!(
+        GuestMemory::map_kernel_rings(pipe.as_fd(), 0, 4096),
+        Err(MemoryError::Map(_))
+    ));
+}
+
+#[test]
+fn words_are_inside_of_memory_and_aligned() {
+    use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+    use crate::Words;
+
+    let memory = GuestMemory::map(vec![spec(0, 0, 0x1000)]).unwrap();
+    let words = Words::<AtomicU32>::new(&memory, UserAddress(0xffc), 1, 4).unwrap();
+    words.words()[0].store(0x0403_0201_u32.to_le(), Ordering::Relaxed);
+    assert!(words.get(1).is_none());
+    assert_eq!(
+        memory.read_array(GuestAddress(0xffc), &mut RegionHint::default()).unwrap(),
+        [1, 2, 3, 4]
+    );
+    assert!(Words::<AtomicU64>::new(&memory, UserAddress(0xffc), 1, 4).is_err(), "not aligned");
+    assert!(Words::<AtomicU64>::new(&memory, UserAddress(0xff8), 2, 8).is_err(), "past the end");
+}
+
+#[test]
 fn bytes_cross_from_one_region_into_the_next() {
     let memory = GuestMemory::map(vec![
         spec(0x3000, 0x9000_0000, 0x1000),
