@@ -45,6 +45,7 @@ const ARROWS: &[(&str, Uses)] = &[
     ("vhost-user", Only(&["spec-virtio", "peer", "socket", "virtio", "ring", "memory", "units"])),
     ("vfio-user", Only(&["spec-nvme", "peer", "socket", "nvme", "memory", "units"])),
     ("linux", Only(&["reactor", "block", "memory", "units"])),
+    ("link", Only(&["linux", "socket", "memory", "reactor", "telemetry", "units"])),
     ("sidecore", Only(&["linux", "reactor", "units"])),
     (
         "assembly",

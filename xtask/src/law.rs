@@ -29,6 +29,7 @@ const PEER_FACING: &[&str] = &[
     "nvme",
     "socket",
     "peer",
+    "link",
     "vhost-user",
     "vfio-user",
     "control",

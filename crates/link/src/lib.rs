@@ -1,0 +1,51 @@
+//! Frames to and from a wire: the seam between the remote channel and its media, and the links.
+//!
+//! # Architecture
+//!
+//! A [`Link`] belongs to one sidecore, which polls it, arms it before it sleeps and is woken by its
+//! descriptor. Frames travel in batches, in vectors that the caller owns and reuses; dynamic
+//! dispatch is paid once a batch. The bytes stay where they are: in the link's memory, which lends
+//! a received [`Frame`] and an empty transmit [`Buffer`] and gets both back.
+//!
+//! | link | wire | peers |
+//! | --- | --- | --- |
+//! | [`SimulatedLink`] | a [`Network`] with faults that follow from a seed | any station |
+//!
+//! # Alignment
+//!
+//! A link is told how long the headers are that its frames begin with
+//! ([`LinkOptions::header_bytes`]) and leaves so much room in front of each frame that the payload
+//! behind the header begins a page (a sector, where a page does not fit into a frame). So whole
+//! blocks of payload can be given to a store, or be filled by it, with no edges to copy.
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::todo,
+        clippy::unimplemented
+    )
+)]
+
+mod address;
+#[cfg(feature = "contract")]
+pub mod contract;
+mod frame;
+mod link;
+mod options;
+mod simulated;
+mod stats;
+
+pub use address::{EthernetAddress, LinkAddress, NotAnAddress};
+pub use frame::{Buffer, Frame, PIECES_MAX, Piece, Pieces, dropped_frames};
+pub use link::{Link, LinkState};
+pub use options::{
+    DEFAULT_FRAME_BYTES, FRAME_BYTES_MAX, FRAME_BYTES_MIN, HEADER_BYTES_MAX, LinkError,
+    LinkOptions, Properties, RING_FRAMES_MAX,
+};
+pub use simulated::{Faults, Network, NetworkCounts, SimulatedLink};
+pub use stats::{LinkCounts, LinkStats};

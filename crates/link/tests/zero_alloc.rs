@@ -1,0 +1,28 @@
+//! No link allocates for a frame.
+
+use sidecore_counting_alloc::{CountingAllocator, allocations};
+use sidecore_link::contract::{Pair, exchange};
+use sidecore_link::{EthernetAddress, Faults, LinkOptions, Network};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+const HEADER_BYTES: usize = 82;
+
+fn options() -> LinkOptions {
+    LinkOptions { receive_frames: 64, transmit_frames: 32, ..LinkOptions::new(HEADER_BYTES) }
+}
+
+fn check(mut pair: Pair) {
+    exchange(&mut pair, 200);
+    let before = allocations();
+    exchange(&mut pair, 20_000);
+    assert_eq!(allocations() - before, 0);
+}
+
+#[test]
+fn a_simulated_link_allocates_nothing_for_a_frame() {
+    let network = Network::new(1, Faults::default());
+    let link = |last| network.link(EthernetAddress([2, 0, 0, 0, 0, last]), &options()).unwrap();
+    check(Pair::new(link(1), link(2)));
+}
