@@ -158,6 +158,10 @@ impl Slot {
         Self(number)
     }
 
+    pub(crate) const fn number(&self) -> u32 {
+        self.0
+    }
+
     pub(crate) const fn into_number(self) -> u32 {
         let number = self.0;
         std::mem::forget(self);
@@ -251,6 +255,10 @@ impl Buffer {
         let len_bytes = self.len_bytes as usize;
         let to = self.to?;
         (1..=self.capacity_bytes()).contains(&len_bytes).then_some((to, len_bytes))
+    }
+
+    pub(crate) const fn slot(&self) -> u32 {
+        self.slot.number()
     }
 
     pub(crate) fn into_slot(self) -> u32 {

@@ -9,6 +9,7 @@
 //!
 //! | link | wire | peers |
 //! | --- | --- | --- |
+//! | [`MemoryLink`] | rings in memory that two processes share | one, on the same host |
 //! | [`SimulatedLink`] | a [`Network`] with faults that follow from a seed | any station |
 //!
 //! # Alignment
@@ -17,6 +18,13 @@
 //! ([`LinkOptions::header_bytes`]) and leaves so much room in front of each frame that the payload
 //! behind the header begins a page (a sector, where a page does not fit into a frame). So whole
 //! blocks of payload can be given to a store, or be filled by it, with no edges to copy.
+//!
+//! # Hostile peers
+//!
+//! A peer of a [`MemoryLink`] can write to the memory of frames at any time. Frames are therefore
+//! read by copies ([`Pieces::read`]) or given to stores as scatter-gather lists
+//! ([`Pieces::push_to`]), as guest memory is, and are never a Rust slice. Each word of a shared
+//! ring is read once and checked. What makes no sense closes that link and no other.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),
@@ -36,6 +44,7 @@ mod address;
 pub mod contract;
 mod frame;
 mod link;
+mod memory;
 mod options;
 mod simulated;
 mod stats;
@@ -43,6 +52,7 @@ mod stats;
 pub use address::{EthernetAddress, LinkAddress, NotAnAddress};
 pub use frame::{Buffer, Frame, PIECES_MAX, Piece, Pieces, dropped_frames};
 pub use link::{Link, LinkState};
+pub use memory::{MemoryLink, OFFER_BYTES};
 pub use options::{
     DEFAULT_FRAME_BYTES, FRAME_BYTES_MAX, FRAME_BYTES_MIN, HEADER_BYTES_MAX, LinkError,
     LinkOptions, Properties, RING_FRAMES_MAX,

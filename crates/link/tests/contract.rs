@@ -1,6 +1,9 @@
-//! Simulated links keep the contract.
+//! The links that need no interface keep the contract.
 
-use sidecore_link::{EthernetAddress, Faults, LinkOptions, Network, contract};
+use std::os::unix::net::UnixStream;
+
+use sidecore_link::{EthernetAddress, Faults, LinkOptions, MemoryLink, Network, contract};
+use sidecore_reactor::{EventFd, MakeSignal};
 use sidecore_units::Nanos;
 
 const HEADER_BYTES: usize = 82;
@@ -35,4 +38,32 @@ fn simulated_links_keep_the_contract() {
             });
         }
     }
+}
+
+fn check_memory(frame_bytes: usize, receive: usize, transmit: usize, make_signal: MakeSignal) {
+    contract::check(&|| {
+        let (one, other) = UnixStream::pair().unwrap();
+        let host =
+            MemoryLink::offer(one.into(), &options(frame_bytes, receive, transmit), make_signal)
+                .unwrap();
+        let client = MemoryLink::join(other.into(), HEADER_BYTES, make_signal).unwrap();
+        // The IOhost is the left one in one run, the client in the other.
+        if transmit > receive {
+            contract::Pair::new(client, host)
+        } else {
+            contract::Pair::new(host, client)
+        }
+    });
+}
+
+#[test]
+fn memory_links_keep_the_contract() {
+    for (frame_bytes, receive, transmit) in SHAPES {
+        check_memory(frame_bytes, receive, transmit, EventFd::peer_signal);
+    }
+}
+
+#[test]
+fn memory_links_keep_the_contract_with_signals_that_never_wait() {
+    check_memory(8_100, 32, 64, sidecore_linux::peer_event);
 }

@@ -1,8 +1,10 @@
 //! No link allocates for a frame.
 
+use std::os::unix::net::UnixStream;
+
 use sidecore_counting_alloc::{CountingAllocator, allocations};
 use sidecore_link::contract::{Pair, exchange};
-use sidecore_link::{EthernetAddress, Faults, LinkOptions, Network};
+use sidecore_link::{EthernetAddress, Faults, LinkOptions, MemoryLink, Network};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -25,4 +27,14 @@ fn a_simulated_link_allocates_nothing_for_a_frame() {
     let network = Network::new(1, Faults::default());
     let link = |last| network.link(EthernetAddress([2, 0, 0, 0, 0, last]), &options()).unwrap();
     check(Pair::new(link(1), link(2)));
+}
+
+#[test]
+fn a_memory_link_allocates_nothing_for_a_frame() {
+    let (one, other) = UnixStream::pair().unwrap();
+    let host = MemoryLink::offer(one.into(), &options(), sidecore_linux::peer_event).unwrap();
+    check(Pair::new(
+        host,
+        MemoryLink::join(other.into(), HEADER_BYTES, sidecore_linux::peer_event).unwrap(),
+    ));
 }
