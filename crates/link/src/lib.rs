@@ -9,6 +9,7 @@
 //!
 //! | link | wire | peers |
 //! | --- | --- | --- |
+//! | [`PacketLink`] | an Ethernet interface, through the rings of a packet socket | any station |
 //! | [`MemoryLink`] | rings in memory that two processes share | one, on the same host |
 //! | [`SimulatedLink`] | a [`Network`] with faults that follow from a seed | any station |
 //!
@@ -46,6 +47,7 @@ mod frame;
 mod link;
 mod memory;
 mod options;
+mod packet;
 mod simulated;
 mod stats;
 
@@ -57,5 +59,6 @@ pub use options::{
     DEFAULT_FRAME_BYTES, FRAME_BYTES_MAX, FRAME_BYTES_MIN, HEADER_BYTES_MAX, LinkError,
     LinkOptions, Properties, RING_FRAMES_MAX,
 };
+pub use packet::{PacketLink, PacketOptions};
 pub use simulated::{Faults, Network, NetworkCounts, SimulatedLink};
 pub use stats::{LinkCounts, LinkStats};

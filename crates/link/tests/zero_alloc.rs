@@ -4,7 +4,12 @@ use std::os::unix::net::UnixStream;
 
 use sidecore_counting_alloc::{CountingAllocator, allocations};
 use sidecore_link::contract::{Pair, exchange};
-use sidecore_link::{EthernetAddress, Faults, LinkOptions, MemoryLink, Network};
+use sidecore_link::{
+    EthernetAddress, Faults, LinkOptions, MemoryLink, Network, PacketLink, PacketOptions,
+};
+
+mod veth;
+use veth::{LEFT, RIGHT, Veth};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -37,4 +42,19 @@ fn a_memory_link_allocates_nothing_for_a_frame() {
         host,
         MemoryLink::join(other.into(), HEADER_BYTES, sidecore_linux::peer_event).unwrap(),
     ));
+}
+
+#[test]
+fn a_packet_link_allocates_nothing_for_a_frame() {
+    let Some(veth) = Veth::new(9_000) else { return };
+    let link = |end: &str| {
+        let options = PacketOptions {
+            interface: end.to_owned(),
+            ethertype: 0x88b5,
+            link: options(),
+            bypass_qdisc: true,
+        };
+        veth.within(end, || PacketLink::open(&options).unwrap())
+    };
+    check(Pair::new(link(LEFT), link(RIGHT)));
 }

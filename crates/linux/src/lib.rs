@@ -11,6 +11,8 @@
 //! * [`HeldSignals`]: a time in which signals do not end this process.
 //! * [`user_id`] and [`group_id`]: look up users and groups by name.
 //! * [`Clock`]: the time, for the price of reading a register.
+//! * [`PacketSocket`]: frames of an Ethernet interface, through rings in memory.
+//! * [`ServiceManager`] and [`take_kept`]: who started this process, and keeps
 //! * [`ServiceManager`] and [`take_kept`]: the program that started this process, and keeps
 //!   descriptors for the next one.
 //!
@@ -29,6 +31,7 @@ mod file_size_limit;
 mod held_signals;
 mod host_file;
 mod memory_file;
+mod packet_socket;
 mod peer_event;
 mod pin;
 mod service_manager;
@@ -45,6 +48,7 @@ pub use host_file::{
     ExtentFlaw, HostExtent, HostFile, HostFileError, HostFileOptions, LeaseState, lease_break_time,
 };
 pub use memory_file::{MemoryFile, boot_id};
+pub use packet_socket::{Interface, PacketRing, PacketSetup, PacketSocket};
 pub use peer_event::peer_event;
 pub use pin::pin_memory;
 pub use service_manager::{EnvironmentError, KeptDescriptor, ServiceManager, take_kept};

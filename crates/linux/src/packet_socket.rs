@@ -1,0 +1,331 @@
+//! A packet socket with rings (packet(7), Documentation/networking/packet_mmap.rst in the kernel's
+//! source), TPACKET_V2.
+//!
+//! The unsafe part of it is here: options, addresses and requests that have no safe wrapper. The
+//! rings themselves are [`GuestMemory`], whose accesses are checked.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, netdevice, sockopt};
+use sidecore_memory::GuestMemory;
+use sidecore_units::PAGE_BYTES;
+
+/// Memory that the kernel allocates at once for a ring, if a slot is not larger.
+const BLOCK_BYTES: u32 = 256 << 10;
+/// Offset of the ethertype in a frame.
+const ETHERTYPE_AT: u32 = 12;
+
+/// An Ethernet interface, as it was when it was looked up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// The kernel's number for it.
+    pub index: u32,
+    /// The longest payload of a frame.
+    pub mtu_bytes: u32,
+    /// Its own address.
+    pub address: [u8; 6],
+}
+
+/// The shape of one of a socket's rings: slots of one size in blocks that the kernel allocates. A
+/// slot does not cross the end of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacketRing {
+    slot_bytes: u32,
+    block_bytes: u32,
+    blocks: u32,
+}
+
+impl PacketRing {
+    /// A ring of at least `slots` slots of `slot_bytes`, which is a multiple of 16.
+    #[must_use]
+    pub fn new(slot_bytes: u32, slots: u32) -> Self {
+        let page = PAGE_BYTES as u32;
+        let block_bytes = BLOCK_BYTES.max(slot_bytes.next_multiple_of(page));
+        let per_block = block_bytes / slot_bytes.max(1);
+        Self { slot_bytes, block_bytes, blocks: slots.div_ceil(per_block.max(1)) }
+    }
+
+    /// Number of slots.
+    #[must_use]
+    pub fn slots(&self) -> u32 {
+        self.per_block() * self.blocks
+    }
+
+    /// Size in bytes.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        u64::from(self.block_bytes) * u64::from(self.blocks)
+    }
+
+    /// Where a slot begins in the ring.
+    #[must_use]
+    pub fn slot_at(&self, slot: u32) -> u64 {
+        let (block, index) = (slot / self.per_block(), slot % self.per_block());
+        u64::from(block) * u64::from(self.block_bytes)
+            + u64::from(index) * u64::from(self.slot_bytes)
+    }
+
+    fn per_block(&self) -> u32 {
+        (self.block_bytes / self.slot_bytes.max(1)).max(1)
+    }
+
+    fn request(&self) -> libc::tpacket_req {
+        libc::tpacket_req {
+            tp_block_size: self.block_bytes,
+            tp_block_nr: self.blocks,
+            tp_frame_size: self.slot_bytes,
+            tp_frame_nr: self.slots(),
+        }
+    }
+}
+
+/// The shape of a socket.
+#[derive(Clone, Copy, Debug)]
+pub struct PacketSetup {
+    /// The ring for received frames.
+    pub receive: PacketRing,
+    /// The ring for frames to send, which lies behind it in memory.
+    pub transmit: PacketRing,
+    /// Bytes between a slot's header and a received frame, more than the least (`PACKET_RESERVE`).
+    pub reserve_bytes: u32,
+    /// Frames go to the driver's queue at once, and not through the interface's queueing discipline
+    /// (`PACKET_QDISC_BYPASS`).
+    pub bypass_qdisc: bool,
+}
+
+/// A raw packet socket on one interface, for the frames of one protocol.
+#[derive(Debug)]
+pub struct PacketSocket(OwnedFd);
+
+impl PacketSocket {
+    /// A socket that receives nothing yet.
+    ///
+    /// # Errors
+    /// The process lacks CAP_NET_RAW, or the kernel packet sockets.
+    pub fn new() -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        // Without a protocol: no frame can come in before the filter is there.
+        Ok(Self(rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?))
+    }
+
+    /// Looks an interface up, in this thread's network namespace.
+    ///
+    /// # Errors
+    /// There is no interface of this name, or it is no Ethernet.
+    pub fn interface(&self, name: &str) -> io::Result<Interface> {
+        let index = netdevice::name_to_index(&self.0, name)?;
+        let mtu = self.ask(name, libc::SIOCGIFMTU)?;
+        // SAFETY: SIOCGIFMTU has set this field.
+        let mtu = unsafe { mtu.ifr_ifru.ifru_mtu };
+        let hardware = self.ask(name, libc::SIOCGIFHWADDR)?;
+        // SAFETY: SIOCGIFHWADDR has set this field.
+        let hardware = unsafe { hardware.ifr_ifru.ifru_hwaddr };
+        if hardware.sa_family != libc::ARPHRD_ETHER {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                format!("{name} is no Ethernet interface"),
+            ));
+        }
+        let mut address = [0; 6];
+        for (byte, from) in address.iter_mut().zip(hardware.sa_data) {
+            *byte = from as u8;
+        }
+        Ok(Interface { index, mtu_bytes: u32::try_from(mtu).unwrap_or(0), address })
+    }
+
+    fn ask(&self, name: &str, request: libc::c_ulong) -> io::Result<libc::ifreq> {
+        // SAFETY: a zeroed request is a valid one.
+        let mut answer: libc::ifreq = unsafe { std::mem::zeroed() };
+        // The last byte stays zero.
+        if name.len() >= answer.ifr_name.len() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{name} is no name of an interface"),
+            ));
+        }
+        for (to, from) in answer.ifr_name.iter_mut().zip(name.bytes()) {
+            *to = from as libc::c_char;
+        }
+        // SAFETY: both requests read the name and write the union behind it.
+        let code = unsafe { libc::ioctl(self.0.as_raw_fd(), request as _, &raw mut answer) };
+        if code < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
+    }
+
+    /// Makes the rings and maps them: first the receive ring, then the transmit ring.
+    ///
+    /// # Errors
+    /// The kernel has no memory for them, or lacks an option.
+    pub fn set_up(&self, setup: &PacketSetup) -> io::Result<GuestMemory> {
+        let yes: libc::c_int = 1;
+        self.set(libc::PACKET_VERSION, &(libc::tpacket_versions::TPACKET_V2 as libc::c_int))?;
+        self.set(libc::PACKET_RESERVE, &setup.reserve_bytes)?;
+        // The frame's place in a transmit slot is ours to choose.
+        self.set(libc::PACKET_TX_HAS_OFF, &yes)?;
+        // A slot that the kernel cannot send is skipped, and does not stop the ring.
+        self.set(libc::PACKET_LOSS, &yes)?;
+        if setup.bypass_qdisc {
+            self.set(libc::PACKET_QDISC_BYPASS, &yes)?;
+        }
+        self.set(libc::PACKET_RX_RING, &setup.receive.request())?;
+        self.set(libc::PACKET_TX_RING, &setup.transmit.request())?;
+        // All frames of the ring are accounted to the socket; four times that, so that it is
+        // writable again, and wakes, whenever a slot is.
+        let send_bytes =
+            usize::try_from(setup.transmit.len_bytes()).unwrap_or(usize::MAX).saturating_mul(4);
+        let send_bytes = send_bytes.min(1 << 30);
+        if sockopt::set_socket_send_buffer_size_force(&self.0, send_bytes).is_err() {
+            sockopt::set_socket_send_buffer_size(&self.0, send_bytes)?;
+        }
+        let len_bytes = setup.receive.len_bytes() + setup.transmit.len_bytes();
+        let len_bytes = usize::try_from(len_bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        GuestMemory::map_kernel_rings(self.0.as_fd(), 0, len_bytes).map_err(io::Error::other)
+    }
+
+    /// Receives, from now on, frames of `ethertype` that arrive at the interface for this host.
+    ///
+    /// # Errors
+    /// The interface is gone.
+    pub fn bind(&self, interface: &Interface, ethertype: u16) -> io::Result<()> {
+        self.attach(&own_frames(ethertype))?;
+        // SAFETY: a zeroed address is a valid one.
+        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_protocol = ethertype.to_be();
+        address.sll_ifindex =
+            i32::try_from(interface.index).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+        // SAFETY: the kernel reads `len` bytes of the address.
+        let code = unsafe { libc::bind(self.0.as_raw_fd(), (&raw const address).cast(), len) };
+        if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Receives nothing any more. The socket lives on as long as its rings are mapped.
+    ///
+    /// # Errors
+    /// The kernel is out of memory.
+    pub fn receive_nothing(&self) -> io::Result<()> {
+        self.attach(&[statement(libc::BPF_RET | libc::BPF_K, 0)])
+    }
+
+    /// Has the kernel send the slots that are ready. Returns the bytes of the frames that it took.
+    ///
+    /// # Errors
+    /// The interface is down or gone, or cannot take more for now: the slots stay ready.
+    pub fn transmit(&self) -> io::Result<usize> {
+        Ok(rustix::net::send(&self.0, &[], SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?)
+    }
+
+    /// Frames that found no free slot since the last call.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn take_drops(&self) -> io::Result<u32> {
+        let mut stats = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
+        let mut len = size_of::<libc::tpacket_stats>() as libc::socklen_t;
+        // SAFETY: the kernel writes at most `len` bytes to `stats`, and the size to `len`.
+        let code = unsafe {
+            let (option, stats) = (libc::PACKET_STATISTICS, (&raw mut stats).cast());
+            libc::getsockopt(self.0.as_raw_fd(), libc::SOL_PACKET, option, stats, &raw mut len)
+        };
+        if code < 0 { Err(io::Error::last_os_error()) } else { Ok(stats.tp_drops) }
+    }
+
+    /// The error that has happened to the socket since the last call, such as `ENETDOWN`.
+    pub fn take_error(&self) -> Option<io::Error> {
+        sockopt::socket_error(&self.0).ok().and_then(Result::err).map(io::Error::from)
+    }
+
+    fn attach(&self, filter: &[libc::sock_filter]) -> io::Result<()> {
+        let program = libc::sock_fprog {
+            len: u16::try_from(filter.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
+            filter: filter.as_ptr().cast_mut(),
+        };
+        // SAFETY: the kernel reads the program and its `len` instructions, and writes nothing.
+        unsafe { self.set_raw(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program) }
+    }
+
+    /// Sets an option of packet sockets whose value is one of the C types without pointers.
+    fn set<T: Copy>(&self, option: libc::c_int, value: &T) -> io::Result<()> {
+        // SAFETY: the kernel reads `value`, which names no other memory.
+        unsafe { self.set_raw(libc::SOL_PACKET, option, value) }
+    }
+
+    /// # Safety
+    /// Memory that `value` points to is what the option reads or writes there.
+    unsafe fn set_raw<T: Copy>(
+        &self,
+        level: libc::c_int,
+        option: libc::c_int,
+        value: &T,
+    ) -> io::Result<()> {
+        let (at, len) = (std::ptr::from_ref(value).cast(), size_of::<T>() as libc::socklen_t);
+        // SAFETY: the kernel reads `len` bytes at `at`; the rest is the caller's.
+        let code = unsafe { libc::setsockopt(self.0.as_raw_fd(), level, option, at, len) };
+        if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+impl AsFd for PacketSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Accepts frames of `ethertype` that arrive, and are for this host or for several.
+fn own_frames(ethertype: u16) -> [libc::sock_filter; 7] {
+    let packet_type = (libc::SKF_AD_OFF + libc::SKF_AD_PKTTYPE) as u32;
+    let equals = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    [
+        statement(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, packet_type),
+        jump(equals, u32::from(libc::PACKET_OTHERHOST), 4, 0),
+        jump(equals, u32::from(libc::PACKET_OUTGOING), 3, 0),
+        statement(libc::BPF_LD | libc::BPF_H | libc::BPF_ABS, ETHERTYPE_AT),
+        jump(equals, u32::from(ethertype), 0, 1),
+        statement(libc::BPF_RET | libc::BPF_K, u32::MAX),
+        statement(libc::BPF_RET | libc::BPF_K, 0),
+    ]
+}
+
+fn statement(code: u32, k: u32) -> libc::sock_filter {
+    jump(code, k, 0, 0)
+}
+
+/// An instruction that goes on `jt` places further if it is true, else `jf`.
+fn jump(code: u32, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+    libc::sock_filter { code: code as u16, jt, jf, k }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_lie_in_blocks_and_do_not_overlap() {
+        for slot_bytes in [2048, 8192, 12_288, 20_480, 135_168, 262_144, 266_240] {
+            let ring = PacketRing::new(slot_bytes, 100);
+            assert!((100..230).contains(&ring.slots()), "{slot_bytes}: {}", ring.slots());
+            let starts: Vec<_> = (0..ring.slots()).map(|slot| ring.slot_at(slot)).collect();
+            assert!(starts.windows(2).all(|pair| pair[0] + u64::from(slot_bytes) <= pair[1]));
+            assert!(starts[starts.len() - 1] + u64::from(slot_bytes) <= ring.len_bytes());
+            assert!(starts.iter().all(|start| {
+                start / u64::from(ring.block_bytes)
+                    == (start + u64::from(slot_bytes) - 1) / u64::from(ring.block_bytes)
+            }));
+            assert_eq!(ring.block_bytes % 4096, 0);
+        }
+    }
+
+    #[test]
+    fn interfaces_are_found_by_name_and_others_refused() {
+        let socket = match PacketSocket::new() {
+            Ok(socket) => socket,
+            Err(error) => return sidecore_skip::skip(format_args!("no packet socket: {error}")),
+        };
+        let error = socket.interface("lo").unwrap_err();
+        assert!(error.to_string().contains("no Ethernet"), "{error}");
+        assert!(socket.interface("no-such-one").is_err());
+        assert!(socket.interface("a-name-that-is-far-too-long").is_err());
+        assert!(socket.interface("").is_err());
+    }
+}
