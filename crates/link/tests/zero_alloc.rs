@@ -5,7 +5,8 @@ use std::os::unix::net::UnixStream;
 use sidecore_counting_alloc::{CountingAllocator, allocations};
 use sidecore_link::contract::{Pair, exchange};
 use sidecore_link::{
-    EthernetAddress, Faults, LinkOptions, MemoryLink, Network, PacketLink, PacketOptions,
+    EthernetAddress, Faults, LinkOptions, MemoryLink, Network, PacketLink, PacketOptions, UdpLink,
+    UdpOptions,
 };
 
 mod veth;
@@ -57,4 +58,14 @@ fn a_packet_link_allocates_nothing_for_a_frame() {
         veth.within(end, || PacketLink::open(&options).unwrap())
     };
     check(Pair::new(link(LEFT), link(RIGHT)));
+}
+
+#[test]
+fn a_udp_link_allocates_nothing_for_a_frame() {
+    for coalesce in [false, true] {
+        let options =
+            UdpOptions { address: "127.0.0.1:0".parse().unwrap(), link: options(), coalesce };
+        let link = || UdpLink::open(&options).unwrap();
+        check(Pair::new(link(), link()));
+    }
 }

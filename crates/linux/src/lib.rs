@@ -12,6 +12,7 @@
 //! * [`user_id`] and [`group_id`]: look up users and groups by name.
 //! * [`Clock`]: the time, for the price of reading a register.
 //! * [`PacketSocket`]: frames of an Ethernet interface, through rings in memory.
+//! * [`DatagramSocket`]: datagrams in batches.
 //! * [`ServiceManager`] and [`take_kept`]: who started this process, and keeps
 //! * [`ServiceManager`] and [`take_kept`]: the program that started this process, and keeps
 //!   descriptors for the next one.
@@ -24,6 +25,7 @@ mod accounts;
 mod clock;
 pub mod core_time;
 pub mod cpu;
+mod datagram_socket;
 mod end_requests;
 mod epoll;
 mod file;
@@ -38,6 +40,7 @@ mod service_manager;
 
 pub use accounts::{group_id, user_id};
 pub use clock::Clock;
+pub use datagram_socket::{Arrived, DatagramSocket, Departure, Place};
 pub use end_requests::{EndRequest, EndRequests};
 pub use epoll::EpollSleeper;
 
