@@ -10,6 +10,7 @@
 //! | link | wire | peers |
 //! | --- | --- | --- |
 //! | [`PacketLink`] | an Ethernet interface, through the rings of a packet socket | any station |
+//! | [`XdpLink`] | an Ethernet interface, through AF_XDP | any station |
 //! | [`UdpLink`] | a UDP port | any host |
 //! | [`MemoryLink`] | rings in memory that two processes share | one, on the same host |
 //! | [`SimulatedLink`] | a [`Network`] with faults that follow from a seed | any station |
@@ -52,6 +53,7 @@ mod packet;
 mod simulated;
 mod stats;
 mod udp;
+mod xdp;
 
 pub use address::{EthernetAddress, LinkAddress, NotAnAddress};
 pub use frame::{Buffer, Frame, PIECES_MAX, Piece, Pieces, dropped_frames};
@@ -65,3 +67,4 @@ pub use packet::{PacketLink, PacketOptions};
 pub use simulated::{Faults, Network, NetworkCounts, SimulatedLink};
 pub use stats::{LinkCounts, LinkStats};
 pub use udp::{UdpLink, UdpOptions};
+pub use xdp::{XdpLink, XdpOptions};

@@ -6,7 +6,7 @@ use sidecore_counting_alloc::{CountingAllocator, allocations};
 use sidecore_link::contract::{Pair, exchange};
 use sidecore_link::{
     EthernetAddress, Faults, LinkOptions, MemoryLink, Network, PacketLink, PacketOptions, UdpLink,
-    UdpOptions,
+    UdpOptions, XdpLink, XdpOptions,
 };
 
 mod veth;
@@ -67,5 +67,20 @@ fn a_udp_link_allocates_nothing_for_a_frame() {
             UdpOptions { address: "127.0.0.1:0".parse().unwrap(), link: options(), coalesce };
         let link = || UdpLink::open(&options).unwrap();
         check(Pair::new(link(), link()));
+    }
+}
+
+#[test]
+fn an_xdp_link_allocates_nothing_for_a_frame() {
+    let Some(veth) = Veth::new(9_000) else { return };
+    let link = |end: &str| {
+        let link = options();
+        let options =
+            XdpOptions { interface: end.to_owned(), queue: 0, ethertype: 0x88b5, link, mode: None };
+        veth.within(end, || XdpLink::open(&options))
+    };
+    match (link(LEFT), link(RIGHT)) {
+        (Ok(left), Ok(right)) => check(Pair::new(left, right)),
+        (Err(error), _) | (_, Err(error)) => sidecore_skip::skip(error),
     }
 }

@@ -13,6 +13,7 @@
 //! * [`Clock`]: the time, for the price of reading a register.
 //! * [`PacketSocket`]: frames of an Ethernet interface, through rings in memory.
 //! * [`DatagramSocket`]: datagrams in batches.
+//! * [`XdpSocket`]: frames of an interface, through AF_XDP.
 //! * [`ServiceManager`] and [`take_kept`]: who started this process, and keeps
 //! * [`ServiceManager`] and [`take_kept`]: the program that started this process, and keeps
 //!   descriptors for the next one.
@@ -37,6 +38,7 @@ mod packet_socket;
 mod peer_event;
 mod pin;
 mod service_manager;
+mod xdp_socket;
 
 pub use accounts::{group_id, user_id};
 pub use clock::Clock;
@@ -55,3 +57,7 @@ pub use packet_socket::{Interface, PacketRing, PacketSetup, PacketSocket};
 pub use peer_event::peer_event;
 pub use pin::pin_memory;
 pub use service_manager::{EnvironmentError, KeptDescriptor, ServiceManager, take_kept};
+pub use xdp_socket::{
+    CHUNK_BYTES, KERNEL_HEADROOM_BYTES, NEEDS_WAKE_UP, XdpMapped, XdpMode, XdpRing, XdpRings,
+    XdpSocket, XdpStatistics,
+};
