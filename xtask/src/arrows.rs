@@ -34,6 +34,7 @@ const ARROWS: &[(&str, Uses)] = &[
     ("extent", Only(&["telemetry", "units"])),
     ("volume", Only(&["extent", "units"])),
     ("controller", Only(&["volume", "extent", "block", "memory", "reactor", "telemetry", "units"])),
+    ("vrio", Only(&["spec-virtio", "block", "telemetry", "units"])),
     ("virtio", Only(&["spec-virtio", "ring", "block", "memory", "reactor", "units"])),
     (
         "nvme",

@@ -24,6 +24,7 @@ const PEER_FACING: &[&str] = &[
     "extent",
     "volume",
     "controller",
+    "vrio",
     "virtio",
     "nvme-subsystem",
     "nvme",

@@ -1,0 +1,627 @@
+//! Requests: which may be sent, their attempts, and their ends.
+
+use sidecore_block::{BlockError, Operation};
+use sidecore_units::Nanos;
+
+use super::entry::{Entry, Origin};
+use super::slots::Slot;
+use super::{Core, OWN_REQUESTS, OnDisconnect};
+use crate::channel::{Channel, padded};
+use crate::request::result_of;
+use crate::segmentation::{bits, segment_bytes};
+use crate::wire::{AnswerBody, Kind, RequestBody, answer_state, request_flag, status};
+use crate::{Data, Reason, Request, Rule, Seal, Segmentation, Transmit};
+
+/// The error of a request that has waited for an IOhost for too long (Linux' ETIMEDOUT).
+const TIMED_OUT: BlockError = BlockError::Io { errno: 110 };
+/// So many of the engine's own requests are left to replays; the others are flushes'.
+const REPLAYS_MAX: u16 = OWN_REQUESTS - 8;
+/// Tries after which a client gives up that neglects to leave errors to the owner.
+const TRIES_MAX: u32 = 4;
+
+/// How an entry fared that was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Start {
+    /// It has a slot now.
+    Started,
+    /// It has ended without one.
+    Ended,
+    /// It waits.
+    Waits,
+}
+
+impl Core {
+    /// Makes an entry of a request; `None` if there is none left.
+    pub(super) fn accept(
+        &mut self,
+        origin: Origin,
+        device: usize,
+        request: Request,
+    ) -> Option<u16> {
+        let is_own = !matches!(origin, Origin::Guest { .. });
+        if is_own && self.own_requests >= OWN_REQUESTS {
+            return None;
+        }
+        let index = self.blank.pop()?;
+        let order = self.next_order;
+        self.next_order = order.wrapping_add(1);
+        let entry = self.entries.get_mut(usize::from(index))?;
+        *entry = Entry { origin, device, request, order, ..Entry::default() };
+        if request.operation.is_write() {
+            self.writes.add(index, origin == Origin::Replay, (device, order), &request);
+        }
+        self.own_requests = self.own_requests.saturating_add(u16::from(is_own));
+        Some(index)
+    }
+
+    /// Makes an entry blank again, and returns it as it was.
+    fn release(&mut self, index: u16) -> Option<Entry> {
+        let entry = self.entries.get_mut(usize::from(index)).map(std::mem::take)?;
+        if entry.request.operation.is_write() {
+            self.writes.remove(index);
+        }
+        let is_own = !matches!(entry.origin, Origin::Guest { .. });
+        self.own_requests = self.own_requests.saturating_sub(u16::from(is_own));
+        self.blank.push(index);
+        Some(entry)
+    }
+
+    /// Starts what can be started of the waiting entries, in their order.
+    pub(super) fn start_waiting(&mut self, data: &mut impl Data) {
+        for _ in 0..self.waiting.len() {
+            let Some(index) = self.waiting.pop_front() else { return };
+            if self.start(index, data) == Start::Waits {
+                self.waiting.push_back(index);
+            }
+        }
+    }
+
+    /// Sends writes of the replay logs again, in the order of their answers.
+    pub(super) fn replay(&mut self, data: &mut impl Data) {
+        for device in 0..self.devices.len() {
+            while let Some(position) = self.next_replay(device) {
+                if self.own_requests >= REPLAYS_MAX {
+                    return;
+                }
+                let Some(log) = self.devices.get(device).map(|device| &device.log) else { break };
+                let Some((record, request)) = log.at(position) else { break };
+                let Some(index) = self.accept(Origin::Replay, device, request) else { return };
+                if let Some(entry) = self.entries.get_mut(usize::from(index)) {
+                    entry.record = Some(record);
+                }
+                match self.start(index, data) {
+                    Start::Started => self.replay_started(device, 1),
+                    Start::Ended => self.replay_started(device, 0),
+                    Start::Waits => {
+                        // The next one would overtake it.
+                        self.release(index);
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The position of the write that is to be replayed next.
+    fn next_replay(&self, device: usize) -> Option<u64> {
+        let device = self.devices.get(device)?;
+        let replay = device.replay.filter(|replay| replay.next < replay.end)?;
+        if self.options.neglected.keeps(Rule::ReplayOrder) {
+            return Some(replay.next);
+        }
+        // From the last one to the first.
+        let base = device.log.base();
+        replay.end.checked_sub(replay.next.checked_sub(base)?.checked_add(1)?)
+    }
+
+    fn replay_started(&mut self, device: usize, unanswered: usize) {
+        let Some(device) = self.devices.get_mut(device) else { return };
+        if let Some(replay) = &mut device.replay {
+            replay.next = replay.next.saturating_add(1);
+            replay.unanswered = replay.unanswered.saturating_add(unanswered);
+            self.stats.replayed.add(1);
+        }
+        device.end_replay();
+        self.looks_again |= device.replay.is_none();
+    }
+
+    /// Gives an entry a slot, if nothing is in its way.
+    fn start(&mut self, index: u16, data: &mut impl Data) -> Start {
+        let Some(entry) = self.entries.get(usize::from(index)).copied() else {
+            return Start::Ended;
+        };
+        let Some(device) = self.devices.get_mut(entry.device) else { return Start::Ended };
+        let neglected = self.options.neglected;
+        let may_go = match entry.origin {
+            Origin::Replay => device.is_attached,
+            _ => device.is_ready() || (device.is_attached && !neglected.keeps(Rule::ReplayFirst)),
+        };
+        if !may_go {
+            return Start::Waits;
+        }
+        let request = entry.request;
+        let refusal = match request.operation {
+            Operation::Flush => device.lost.take().map_or(Ok(()), Err),
+            _ => request.check(&device.entry),
+        };
+        let segment = segment_bytes(self.frame_bytes, self.tag_bytes, device.entry.block_bytes);
+        let cut = Segmentation::new(request.data_bytes(), segment, device.entry.block_bytes);
+        let cut = match (refusal, cut) {
+            (Ok(()), Some(cut)) => cut,
+            (Err(error), _) => return self.refuse(index, error),
+            (Ok(()), None) => return self.refuse(index, BlockError::OutOfBounds),
+        };
+        if neglected.keeps(Rule::Overlap) && self.is_held_back(index, &entry) {
+            return Start::Waits;
+        }
+        let asked_frames = if request.operation == Operation::Read { cut.count() } else { 1 };
+        let all_asked = self.asked_frames.saturating_add(asked_frames);
+        let has_room = self.asked_frames == 0 || all_asked <= self.options.receive_frames;
+        if !has_room && neglected.keeps(Rule::ReceiveRing) {
+            return Start::Waits;
+        }
+        let Some(number) = self.free_slots.lowest(self.slot_limit) else { return Start::Waits };
+        match self.keep(index, &entry, data) {
+            Start::Started => {}
+            other => return other,
+        }
+        self.give_slot(index, number, Slot { cut, asked_frames, ..Slot::default() });
+        Start::Started
+    }
+
+    fn refuse(&mut self, index: u16, error: BlockError) -> Start {
+        self.end(index, Err(error));
+        Start::Ended
+    }
+
+    /// Whether an entry overlaps a write that was accepted before it and is unanswered.
+    fn is_held_back(&mut self, index: u16, entry: &Entry) -> bool {
+        if let Some((behind, order)) = entry.behind
+            && self.writes.has(behind, order)
+        {
+            return true;
+        }
+        let is_replay = entry.origin == Origin::Replay;
+        let behind = self.writes.in_the_way(is_replay, (entry.device, entry.order), &entry.request);
+        let Some(entry) = self.entries.get_mut(usize::from(index)) else { return false };
+        entry.behind = behind;
+        if behind.is_some() && !std::mem::replace(&mut entry.was_held_back, true) {
+            self.stats.held_back.add(1);
+        }
+        behind.is_some()
+    }
+
+    /// Keeps a private copy of a write that may be lost after its answer.
+    fn keep(&mut self, index: u16, entry: &Entry, data: &mut impl Data) -> Start {
+        let request = &entry.request;
+        let Some(device) = self.devices.get_mut(entry.device) else { return Start::Ended };
+        if request.operation == Operation::Flush {
+            let covers = device.log.end();
+            if let Some(entry) = self.entries.get_mut(usize::from(index)) {
+                entry.covers = covers;
+            }
+            return Start::Started;
+        }
+        let Origin::Guest { tag } = entry.origin else { return Start::Started };
+        if entry.record.is_some() || !device.keeps_writes() || !request.operation.is_write() {
+            return Start::Started;
+        }
+        if request.fua {
+            // It is durable, so there is no need to keep it. But an older write must not come back
+            // over it in a replay: that one is made durable before.
+            let overlaps = device.log.overlaps(request);
+            return if overlaps { self.make_room(index, entry.device) } else { Start::Started };
+        }
+        let data_bytes =
+            if request.operation == Operation::Write { request.data_bytes() } else { 0 };
+        let Some(record) = device.log.reserve(request, data_bytes) else {
+            return self.make_room(index, entry.device);
+        };
+        device
+            .log
+            .write(record, data_bytes, |offset_bytes, piece| data.fill(tag, offset_bytes, piece));
+        if let Some(entry) = self.entries.get_mut(usize::from(index)) {
+            entry.record = Some(record);
+        }
+        Start::Started
+    }
+
+    /// Flushes, so that the replay log is empty for the write at `index`.
+    fn make_room(&mut self, index: u16, number: usize) -> Start {
+        let Some(device) = self.devices.get_mut(number) else { return Start::Ended };
+        if device.is_flushing || device.log.base() == device.log.end() {
+            return Start::Waits;
+        }
+        if let Some(error) = device.lost.take() {
+            // The last flush failed: so does the write that needs it.
+            return self.refuse(index, error);
+        }
+        // Without an entry for it, one of the engine's own requests ends first.
+        if let Some(flush) = self.accept(Origin::OwnFlush, number, Request::FLUSH) {
+            self.stats.own_flushes.add(1);
+            self.waiting.push_back(flush);
+            self.looks_again = true;
+            if let Some(device) = self.devices.get_mut(number) {
+                device.is_flushing = true;
+            }
+        }
+        Start::Waits
+    }
+
+    fn give_slot(&mut self, index: u16, number: u16, fresh: Slot) {
+        let timeout = self.round_trip.timeout(&self.options.timing);
+        let Some(entry) = self.entries.get_mut(usize::from(index)) else { return };
+        let Some(slot) = self.slots.get_mut(usize::from(number)) else { return };
+        entry.slot = Some(number);
+        let has_payload = entry.request.has_payload();
+        *slot = Slot {
+            sequence: slot.sequence.wrapping_add(1),
+            entry: Some(index),
+            segments: if has_payload { fresh.cut.all() } else { 0 },
+            owes_frame: !has_payload,
+            timeout,
+            due: Nanos::MAX,
+            is_listed: slot.is_listed,
+            ..fresh
+        };
+        self.free_slots.take(number);
+        self.asked_frames = self.asked_frames.saturating_add(fresh.asked_frames);
+        self.list(number);
+    }
+
+    fn list(&mut self, number: u16) {
+        let Some(slot) = self.slots.get_mut(usize::from(number)) else { return };
+        if slot.owes() && !slot.is_listed {
+            slot.is_listed = true;
+            self.sending.push_back(number);
+        }
+    }
+
+    /// Sends frames of slots, as far as the link has room.
+    pub(super) fn send_slots<S: Seal>(
+        &mut self,
+        now: Nanos,
+        channel: &mut Channel<S>,
+        link: &mut impl Transmit,
+        data: &mut impl Data,
+    ) {
+        while let Some(number) = self.sending.front().copied() {
+            if !self.send_slot(now, number, channel, link, data) {
+                return;
+            }
+            self.sending.pop_front();
+            if let Some(slot) = self.slots.get_mut(usize::from(number)) {
+                slot.is_listed = false;
+            }
+        }
+    }
+
+    fn send_slot<S: Seal>(
+        &mut self,
+        now: Nanos,
+        number: u16,
+        channel: &mut Channel<S>,
+        link: &mut impl Transmit,
+        data: &mut impl Data,
+    ) -> bool {
+        let Some(slot) = self.slots.get_mut(usize::from(number)) else { return true };
+        let Some(entry) = slot.entry.and_then(|index| self.entries.get(usize::from(index))) else {
+            return true;
+        };
+        let Some(device) = self.devices.get(entry.device) else { return true };
+        let body = request_body(number, slot, entry, (device.number, device.entry.epoch));
+        let may_be_lost = slot.cut.count() > 1 || slot.attempt > 0;
+        for segment in bits(slot.segments) {
+            let Some((offset_bytes, len)) = slot.cut.range(segment) else { continue };
+            let rest = slot.segments & slot.segments.wrapping_sub(1);
+            // The last one asks for what is missing then.
+            let ask = if rest == 0 && may_be_lost { request_flag::ASK } else { 0 };
+            let body = RequestBody { offset_bytes, flags: body.flags | ask, ..body }.encode();
+            let fill =
+                |payload: &mut [u8]| match (entry.request.operation, entry.record, entry.origin) {
+                    (Operation::Write, Some(record), _) => {
+                        device.log.read(record, offset_bytes, payload)
+                    }
+                    (Operation::Write, None, Origin::Guest { tag }) => {
+                        data.fill(tag, offset_bytes, payload)
+                    }
+                    _ => padded(&entry.request.range().encode())(payload),
+                };
+            if !channel.send(
+                link,
+                Kind::Request,
+                Some(&body),
+                usize::try_from(len).unwrap_or(0),
+                fill,
+            ) {
+                return false;
+            }
+            slot.segments = rest;
+        }
+        if slot.owes_frame {
+            if !channel.send(link, Kind::Request, Some(&body.encode()), 0, |_| ()) {
+                return false;
+            }
+            slot.owes_frame = false;
+        }
+        slot.sent_at = now;
+        slot.due = now.after(slot.timeout);
+        self.next_due = self.next_due.min(slot.due);
+        true
+    }
+
+    /// Begins the next attempt of each request whose timer has ended.
+    pub(super) fn expire(&mut self, now: Nanos) {
+        self.next_due = Nanos::MAX;
+        for number in 0..u16::try_from(self.slots.len()).unwrap_or(u16::MAX) {
+            let Some(slot) = self.slots.get_mut(usize::from(number)) else { return };
+            let Some(index) = slot.entry.filter(|_| !slot.owes()) else { continue };
+            if slot.due > now {
+                self.next_due = self.next_due.min(slot.due);
+                continue;
+            }
+            if slot.tries >= TRIES_MAX && !self.options.neglected.keeps(Rule::OwnersErrors) {
+                self.end(index, Err(BlockError::EIO));
+                continue;
+            }
+            let has_payload = self
+                .entries
+                .get(usize::from(index))
+                .is_some_and(|entry| entry.request.has_payload());
+            slot.next_attempt(has_payload, &self.options);
+            let counter =
+                if slot.is_acknowledged { &self.stats.asks } else { &self.stats.retransmissions };
+            counter.add(1);
+            self.list(number);
+        }
+    }
+
+    /// Takes an ANSWER.
+    pub(super) fn answer(
+        &mut self,
+        now: Nanos,
+        is_newest: bool,
+        body: &AnswerBody,
+        payload: &[u8],
+        data: &mut impl Data,
+    ) -> Result<(), Reason> {
+        self.limits(is_newest, body.slot_limit, body.devices_version);
+        let index = self.named(now, body)?;
+        let entry = self.entries.get(usize::from(index)).ok_or(Reason::Unasked)?;
+        let slot = self.slots.get_mut(usize::from(body.slot)).ok_or(Reason::Unasked)?;
+        if entry.request.operation != Operation::Read {
+            if !payload.is_empty() {
+                return Err(Reason::Segment);
+            }
+            self.end(index, result_of(body.status));
+            return Ok(());
+        }
+        if body.attempt != slot.attempt && self.options.neglected.keeps(Rule::Attempts) {
+            return Err(Reason::Attempt);
+        }
+        if body.status != status::OK {
+            self.end(index, result_of(body.status));
+            return Ok(());
+        }
+        let segment = slot.cut.index_of(body.offset_bytes, payload.len());
+        let segment =
+            segment.filter(|_| body.len_bytes == slot.cut.len_bytes()).ok_or(Reason::Segment)?;
+        let bit = 1_u64.checked_shl(segment).unwrap_or(0);
+        if slot.received & bit != 0 {
+            return Err(Reason::Duplicate);
+        }
+        slot.received |= bit;
+        slot.due = now.after(slot.timeout);
+        if let Origin::Guest { tag } = entry.origin {
+            data.store(tag, body.offset_bytes, payload);
+        }
+        if slot.received == slot.cut.all() {
+            self.end(index, Ok(()));
+        }
+        Ok(())
+    }
+
+    /// Takes a BUSY.
+    pub(super) fn busy(
+        &mut self,
+        now: Nanos,
+        is_newest: bool,
+        body: &AnswerBody,
+        payload: &[u8],
+    ) -> Result<(), Reason> {
+        self.limits(is_newest, body.slot_limit, body.devices_version);
+        if !payload.is_empty() {
+            return Err(Reason::Malformed);
+        }
+        let index = self.named(now, body)?;
+        let has_payload =
+            self.entries.get(usize::from(index)).is_some_and(|entry| entry.request.has_payload());
+        let ask_after = self.options.timing.ask_after;
+        let slot = self.slots.get_mut(usize::from(body.slot)).ok_or(Reason::Unasked)?;
+        if body.attempt != slot.attempt {
+            return Err(Reason::Attempt);
+        }
+        match body.state {
+            answer_state::ASSEMBLING if has_payload => {
+                slot.segments |= body.segments & slot.cut.all();
+                slot.due = now.after(slot.timeout);
+            }
+            answer_state::EXECUTING => {
+                if !slot.is_acknowledged {
+                    slot.timeout = ask_after;
+                    slot.tries = 0;
+                }
+                slot.is_acknowledged = true;
+                slot.segments = 0;
+                slot.due = now.after(slot.timeout);
+            }
+            _ => return Err(Reason::Malformed),
+        }
+        self.next_due = self.next_due.min(slot.due);
+        self.list(body.slot);
+        Ok(())
+    }
+
+    /// The entry of the request that an ANSWER or a BUSY names. Measures the round trip, too.
+    fn named(&mut self, now: Nanos, body: &AnswerBody) -> Result<u16, Reason> {
+        let slot = self.slots.get_mut(usize::from(body.slot)).ok_or(Reason::Unasked)?;
+        let index = slot.entry.filter(|_| slot.sequence == body.sequence).ok_or(Reason::Unasked)?;
+        let entry = self.entries.get(usize::from(index)).ok_or(Reason::Unasked)?;
+        let device = self.devices.get(entry.device).filter(|device| device.number == body.device);
+        let device = device.ok_or(Reason::Unasked)?;
+        if device.entry.epoch != body.epoch {
+            return Err(Reason::Epoch);
+        }
+        if body.attempt == slot.attempt
+            && !slot.owes()
+            && !std::mem::replace(&mut slot.is_measured, true)
+        {
+            let taken = now.since(slot.sent_at);
+            self.round_trip.sample(taken.since(Nanos(body.held_ns.into())));
+        }
+        Ok(index)
+    }
+
+    /// Ends a request.
+    pub(super) fn end(&mut self, index: u16, result: Result<(), BlockError>) {
+        let Some(entry) = self.release(index) else { return };
+        self.looks_again = true;
+        if let Some(number) = entry.slot {
+            self.free_slot(number);
+        }
+        let flush_covers = self.options.neglected.keeps(Rule::FlushCovers);
+        let Some(device) = self.devices.get_mut(entry.device) else { return };
+        if entry.request.operation == Operation::Flush && result.is_ok() {
+            let covers = if flush_covers { entry.covers } else { device.log.end() };
+            device.log.covered(covers);
+        }
+        match entry.origin {
+            Origin::Guest { tag } => {
+                match entry.record {
+                    Some(record) if result.is_ok() => device.log.answered(record),
+                    Some(record) => device.log.cancel(record),
+                    None => {}
+                }
+                self.guest_requests = self.guest_requests.saturating_sub(1);
+                self.stats.requests.add(1);
+                self.completed.push_back((tag, result));
+            }
+            Origin::Replay => {
+                if let Some(replay) = &mut device.replay {
+                    replay.unanswered =
+                        replay.unanswered.saturating_sub(usize::from(entry.slot.is_some()));
+                }
+                device.lost = device.lost.or(result.err());
+                device.end_replay();
+            }
+            Origin::OwnFlush => {
+                device.is_flushing = false;
+                device.lost = device.lost.or(result.err());
+            }
+            Origin::None => {}
+        }
+    }
+
+    fn free_slot(&mut self, number: u16) {
+        let Some(slot) = self.slots.get_mut(usize::from(number)) else { return };
+        self.asked_frames = self.asked_frames.saturating_sub(slot.asked_frames);
+        *slot = Slot { sequence: slot.sequence, is_listed: slot.is_listed, ..Slot::default() };
+        self.free_slots.give(number);
+    }
+
+    /// The session is over: what the caller has submitted waits for the next one, in its order, and
+    /// the engine's own requests are given up.
+    pub(super) fn requeue(&mut self) {
+        self.waiting.clear();
+        self.sending.clear();
+        self.slots.fill(Slot::default());
+        self.free_slots.reset(0);
+        self.asked_frames = 0;
+        self.next_due = Nanos::MAX;
+        for index in 0..u16::try_from(self.entries.len()).unwrap_or(u16::MAX) {
+            let Some(entry) = self.entries.get_mut(usize::from(index)) else { break };
+            match entry.origin {
+                Origin::None => {}
+                Origin::Guest { .. } => {
+                    entry.slot = None;
+                    self.waiting.push_back(index);
+                }
+                Origin::Replay | Origin::OwnFlush => {
+                    self.release(index);
+                }
+            }
+        }
+        let entries = &self.entries;
+        let order = |index: &u16| entries.get(usize::from(*index)).map_or(0, |entry| entry.order);
+        self.waiting.make_contiguous().sort_unstable_by_key(order);
+    }
+
+    /// When requests fail because the IOhost is away.
+    pub(super) fn failure_deadline(&self) -> Nanos {
+        let (OnDisconnect::Fail(after), Some(heard_at)) =
+            (self.options.on_disconnect, self.heard_at)
+        else {
+            return Nanos::MAX;
+        };
+        if self.guest_requests == 0 { Nanos::MAX } else { heard_at.after(after) }
+    }
+
+    /// Fails all requests if the IOhost has been away for too long. They may have been executed;
+    /// none of them is executed later than the first request of the next session.
+    pub(super) fn fail_late(&mut self, now: Nanos) {
+        if self.failure_deadline() <= now {
+            self.stats.timed_out.add(self.guest_requests.into());
+            self.fail(|entry| matches!(entry.origin, Origin::Guest { .. }), TIMED_OUT);
+        }
+    }
+}
+
+impl Slot {
+    /// Begins the next attempt.
+    fn next_attempt(&mut self, has_payload: bool, options: &super::ClientOptions) {
+        self.attempt = self.attempt.wrapping_add(1);
+        self.tries = self.tries.saturating_add(1);
+        self.is_measured = false;
+        self.asks = true;
+        self.timeout = Nanos(self.timeout.0.saturating_mul(2)).min(options.timing.max_timeout);
+        if !has_payload {
+            if options.neglected.keeps(Rule::Attempts) {
+                self.received = self.cut.whole_blocks(self.received);
+            }
+            self.owes_frame = true;
+        } else if self.cut.count() == 1 && !self.is_acknowledged {
+            self.segments = self.cut.all();
+        } else {
+            // Asks for what is missing, instead of sending everything again.
+            self.owes_frame = true;
+        }
+    }
+}
+
+/// The body of a request's frames, but for the offset.
+fn request_body(
+    number: u16,
+    slot: &Slot,
+    entry: &Entry,
+    (device, epoch): (u16, u64),
+) -> RequestBody {
+    let flag = |is_set: bool, flag: u16| if is_set { flag } else { 0 };
+    RequestBody {
+        device,
+        slot: number,
+        epoch,
+        sequence: slot.sequence,
+        attempt: slot.attempt,
+        flags: flag(entry.request.fua, request_flag::FUA)
+            | flag(slot.asks, request_flag::ASK)
+            | flag(entry.origin == Origin::Replay, request_flag::REPLAY),
+        offset_bytes: 0,
+        len_bytes: slot.cut.len_bytes(),
+        wanted: if entry.request.operation == Operation::Read {
+            slot.cut.all() & !slot.received
+        } else {
+            0
+        },
+        header: entry.request.header(),
+    }
+}

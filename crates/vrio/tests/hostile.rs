@@ -1,0 +1,274 @@
+//! Frames that make no sense, or that a hostile peer has made: each is dropped with its reason.
+
+mod common;
+
+use common::{CLIENT, Rig, pattern, request};
+use sidecore_block::Operation;
+use sidecore_units::Nanos;
+use sidecore_vrio::wire::{
+    AnswerBody, Ending, FrameHeader, Hello, Kind, MIN_FRAME_BYTES, RequestBody, VERSION, ending,
+};
+use sidecore_vrio::{ClientOptions, OnDisconnect, Peer, Reason, ServerOptions};
+
+fn rig() -> Rig {
+    let options = ClientOptions { on_disconnect: OnDisconnect::Stall, ..ClientOptions::default() };
+    Rig::connected(options, ServerOptions::default())
+}
+
+/// Frames that the client and the IOhost have just sent, for a write that is held by the store.
+fn caught(rig: &mut Rig) -> Vec<u8> {
+    rig.holds = true;
+    rig.write(1, 0, &pattern(1, 4096));
+    rig.client.poll(rig.now, &mut rig.to_host, &mut rig.guest);
+    let frame = rig.to_host.frames.back().unwrap().clone();
+    rig.step();
+    assert_eq!(rig.held.len(), 1);
+    frame
+}
+
+/// The reason for which the IOhost drops this frame.
+fn host_drops(rig: &mut Rig, frame: &[u8]) -> Option<Reason> {
+    let before = rig.host_counts();
+    rig.host.receive(rig.now, Peer(9), frame, &mut rig.buffers);
+    let after = rig.host_counts();
+    Reason::ALL.iter().copied().find(|reason| after.dropped(*reason) > before.dropped(*reason))
+}
+
+/// The reason for which the client drops this frame.
+fn client_drops(rig: &mut Rig, frame: &[u8]) -> Option<Reason> {
+    let before = rig.client_counts();
+    rig.client.receive(rig.now, frame, &mut rig.guest);
+    let after = rig.client_counts();
+    Reason::ALL.iter().copied().find(|reason| after.dropped(*reason) > before.dropped(*reason))
+}
+
+/// The frame with another counter and another body.
+fn with_body(frame: &[u8], counter: u64, change: impl FnOnce(&mut RequestBody)) -> Vec<u8> {
+    let mut frame = frame.to_vec();
+    frame[10..18].copy_from_slice(&counter.to_le_bytes());
+    let mut body = RequestBody::decode(frame[30..].first_chunk().unwrap());
+    change(&mut body);
+    frame[30..82].copy_from_slice(&body.encode());
+    frame
+}
+
+#[test]
+fn a_request_that_lies_about_itself_is_dropped_by_its_reason() {
+    let mut rig = rig();
+    let frame = caught(&mut rig);
+    let mut counter = 1_000;
+    let mut drops = |change: &dyn Fn(&mut RequestBody)| {
+        counter += 1;
+        host_drops(&mut rig, &with_body(&frame, counter, change))
+    };
+    assert_eq!(drops(&|body| body.device = 9), Some(Reason::Device));
+    assert_eq!(drops(&|body| body.epoch = 0), Some(Reason::Epoch));
+    assert_eq!(drops(&|body| body.epoch = u64::MAX), Some(Reason::Epoch));
+    assert_eq!(drops(&|body| body.slot = 128), Some(Reason::Slot));
+    assert_eq!(drops(&|body| body.slot = u16::MAX), Some(Reason::Slot));
+    assert_eq!(drops(&|body| body.sequence = 0), Some(Reason::Sequence));
+    assert_eq!(drops(&|body| body.sequence = 3), Some(Reason::Sequence));
+    assert_eq!(drops(&|body| body.sequence = 2), Some(Reason::Slot), "the slot has a request");
+    assert_eq!(drops(&|body| body.header.sector = 8), Some(Reason::Segment), "another request's");
+    assert_eq!(drops(&|body| body.len_bytes = 8192), Some(Reason::Segment));
+    assert_eq!(drops(&|_| ()), Some(Reason::Duplicate));
+    // In slots that are free.
+    assert_eq!(drops(&|body| (body.slot, body.sequence) = (5, 2)), Some(Reason::Sequence));
+    assert_eq!(
+        drops(&|body| (body.slot, body.sequence, body.offset_bytes) = (5, 1, 512)),
+        Some(Reason::Segment)
+    );
+    assert_eq!(
+        drops(&|body| (body.slot, body.sequence, body.header.kind) = (6, 1, 0)),
+        Some(Reason::Segment)
+    );
+    assert_eq!(rig.held.len(), 1);
+}
+
+#[test]
+fn a_request_that_the_store_must_not_see_is_answered_with_an_error() {
+    let mut rig = rig();
+    let frame = caught(&mut rig);
+    for (slot, change) in [(10, 0xffff_u32), (11, 0x1001), (12, 4), (13, 1)] {
+        let frame = with_body(&frame, 2_000 + u64::from(slot), |body| {
+            (body.slot, body.sequence) = (slot, 1);
+            match slot {
+                10 => body.header.kind = change,
+                11 => body.len_bytes = change,
+                12 => body.header.sector = u64::MAX,
+                _ => body.header.sector = (1 << 20) / 512,
+            }
+        });
+        assert_eq!(host_drops(&mut rig, &frame), None, "slot {slot}");
+    }
+    rig.execute();
+    assert_eq!(rig.held.len(), 1);
+    rig.host.poll(rig.now, &mut rig.to_client, &mut rig.buffers);
+    let statuses: Vec<u8> = rig.to_client.frames.iter().map(|frame| frame[30 + 36]).collect();
+    assert_eq!(statuses, [2, 0x82, 0x82, 0x82]);
+}
+
+#[test]
+fn frames_of_no_session_or_of_another_time_are_dropped() {
+    let mut rig = rig();
+    let frame = caught(&mut rig);
+    let mut changed = |at: usize, to: u8| {
+        let mut frame = with_body(&frame, 3_000, |_| ());
+        frame[at] ^= to;
+        host_drops(&mut rig, &frame)
+    };
+    assert_eq!(changed(0, 1), Some(Reason::Version));
+    assert_eq!(changed(1, 0x80), Some(Reason::Kind));
+    assert_eq!(
+        changed(1, Kind::Request.code() ^ Kind::Answer.code()),
+        Some(Reason::Kind),
+        "an answer to the IOhost"
+    );
+    assert_eq!(changed(9, 1), Some(Reason::Session));
+    assert_eq!(changed(18, 1), Some(Reason::Incarnation));
+    assert_eq!(host_drops(&mut rig, &frame), Some(Reason::Replayed));
+    assert_eq!(host_drops(&mut rig, &frame[..100]), Some(Reason::Truncated));
+    assert_eq!(host_drops(&mut rig, &[]), Some(Reason::Truncated));
+}
+
+#[test]
+fn an_answer_that_was_not_asked_for_changes_nothing() {
+    let mut rig = rig();
+    rig.submit(1, request(Operation::Read, 0, 4096));
+    rig.step();
+    rig.host.poll(rig.now, &mut rig.to_client, &mut rig.buffers);
+    let answer = rig.to_client.frames.pop_back().unwrap();
+    let mut counter = 500;
+    let mut drops = |change: &dyn Fn(&mut AnswerBody), payload: usize| {
+        counter += 1;
+        let mut frame = answer[..82 + payload].to_vec();
+        frame[10..18].copy_from_slice(&u64::to_le_bytes(counter));
+        frame[28..30].copy_from_slice(&(payload as u16).to_le_bytes());
+        let mut body = AnswerBody::decode(frame[30..].first_chunk().unwrap());
+        change(&mut body);
+        frame[30..82].copy_from_slice(&body.encode());
+        client_drops(&mut rig, &frame)
+    };
+    assert_eq!(drops(&|body| body.slot = 1, 4096), Some(Reason::Unasked));
+    assert_eq!(drops(&|body| body.slot = 999, 4096), Some(Reason::Unasked));
+    assert_eq!(drops(&|body| body.sequence += 1, 4096), Some(Reason::Unasked));
+    assert_eq!(drops(&|body| body.device = 3, 4096), Some(Reason::Unasked));
+    assert_eq!(drops(&|body| body.epoch += 1, 4096), Some(Reason::Epoch));
+    assert_eq!(drops(&|body| body.attempt += 1, 4096), Some(Reason::Attempt));
+    assert_eq!(drops(&|body| body.len_bytes = 8192, 4096), Some(Reason::Segment));
+    assert_eq!(drops(&|body| body.offset_bytes = 512, 3584), Some(Reason::Segment));
+    assert_eq!(drops(&|_| (), 4095), Some(Reason::Segment));
+    assert_eq!(drops(&|_| (), 0), Some(Reason::Segment));
+    rig.client.receive(rig.now, &answer, &mut rig.guest);
+    assert_eq!(rig.wait(1), Ok(()));
+    assert_eq!(client_drops(&mut rig, &answer), Some(Reason::Replayed));
+}
+
+fn hello(change: impl FnOnce(&mut Hello)) -> Vec<u8> {
+    let mut hello = Hello {
+        client: CLIENT,
+        life: 1,
+        number: 1,
+        version_min: VERSION,
+        version_max: VERSION,
+        frame_bytes: MIN_FRAME_BYTES,
+        slots: 4,
+        ..Hello::default()
+    };
+    change(&mut hello);
+    let payload_bytes = MIN_FRAME_BYTES as u16 - FrameHeader::BYTES as u16;
+    let header = FrameHeader {
+        version: VERSION,
+        kind: Kind::Hello.code(),
+        payload_bytes,
+        ..FrameHeader::default()
+    };
+    let mut frame = header.encode().to_vec();
+    frame.extend(hello.encode());
+    frame.resize(MIN_FRAME_BYTES as usize, 0);
+    frame
+}
+
+/// The next frame that the IOhost sends.
+fn reply(rig: &mut Rig) -> Option<(Kind, Vec<u8>)> {
+    rig.host.poll(rig.now, &mut rig.to_client, &mut rig.buffers);
+    let frame = rig.to_client.frames.pop_front()?;
+    Some((Kind::from_code(frame[1]), frame))
+}
+
+#[test]
+fn a_client_without_an_invitation_gets_no_session() {
+    let mut rig = rig();
+    assert_eq!(host_drops(&mut rig, &hello(|hello| hello.client[0] ^= 1)), Some(Reason::Client));
+    let (kind, frame) = reply(&mut rig).unwrap();
+    let ending = Ending::decode(frame[30..].first_chunk().unwrap());
+    assert_eq!((kind, ending.code, ending.number), (Kind::Ending, ending::UNKNOWN_CLIENT, 1));
+    assert_eq!(host_drops(&mut rig, &hello(|hello| hello.queue = 2)), Some(Reason::Client));
+    reply(&mut rig);
+    assert_eq!(host_drops(&mut rig, &hello(|hello| hello.version_min = 2)), Some(Reason::Version));
+    assert_eq!(reply(&mut rig).unwrap().0, Kind::Ending);
+    for frame_bytes in [0, MIN_FRAME_BYTES - 1, MIN_FRAME_BYTES + 1, u32::MAX] {
+        assert_eq!(
+            host_drops(&mut rig, &hello(|hello| hello.frame_bytes = frame_bytes)),
+            Some(Reason::Malformed)
+        );
+    }
+    assert!(reply(&mut rig).is_none());
+}
+
+#[test]
+fn an_old_hello_ends_no_session() {
+    let mut rig = rig();
+    let session = rig.host.server(0).unwrap().session();
+    // Of an earlier life, and of a later number: a challenge, which its sender does not get any
+    // more.
+    for (life, number) in [(77, 1), (77, u64::MAX), (1, 2)] {
+        assert_eq!(
+            host_drops(&mut rig, &hello(|hello| (hello.life, hello.number) = (life, number))),
+            None
+        );
+        assert_eq!(reply(&mut rig).unwrap().0, Kind::Challenge);
+        let guess = hello(|hello| (hello.life, hello.number, hello.cookie) = (life, number, 1));
+        host_drops(&mut rig, &guess);
+        assert_eq!(reply(&mut rig).unwrap().0, Kind::Challenge);
+    }
+    assert_eq!(rig.host.server(0).unwrap().session(), session);
+    assert_eq!(rig.read(1, 0, 512), [0; 512]);
+}
+
+#[test]
+fn an_ending_that_anyone_can_send_is_looked_into_and_not_believed() {
+    let mut rig = rig();
+    rig.step();
+    let header = FrameHeader {
+        version: VERSION,
+        kind: Kind::Ending.code(),
+        payload_bytes: Ending::BYTES as u16,
+        ..FrameHeader::default()
+    };
+    let mut frame = header.encode().to_vec();
+    frame.extend(Ending { code: ending::UNKNOWN_SESSION, ..Ending::default() }.encode());
+    rig.write(1, 0, &[1; 512]);
+    assert_eq!(rig.wait(1), Ok(()));
+    rig.client.receive(rig.now, &frame, &mut rig.guest);
+    assert!(rig.client.is_connected(), "the IOhost has been heard just now");
+    rig.now = rig.now.after(Nanos::from_millis(100));
+    rig.client.receive(rig.now, &frame, &mut rig.guest);
+    assert!(!rig.client.is_connected());
+    assert_eq!(rig.read(2, 0, 512), [1; 512]);
+}
+
+#[test]
+fn a_flood_of_forged_frames_costs_a_session_and_no_request() {
+    let mut rig = rig();
+    let frame = caught(&mut rig);
+    for counter in 0..10_000 {
+        let noise = with_body(&frame, 5_000 + counter, |body| body.sequence = counter as u32);
+        rig.host.receive(rig.now, Peer(9), &noise, &mut rig.buffers);
+        rig.host.receive(rig.now, Peer(8), &hello(|hello| hello.life = counter), &mut rig.buffers);
+    }
+    // The window is far ahead of the client now, as it cannot be with a seal.
+    rig.holds = false;
+    assert_eq!(rig.wait(1), Ok(()));
+    assert_eq!(rig.read(2, 0, 4096), pattern(1, 4096));
+}
