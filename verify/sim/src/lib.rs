@@ -30,6 +30,11 @@
 //!
 //! # Shares
 //!
+//! [`fairness`] has two functions compete, on one sidecore or two, and says what each was served.
+//!
+//! # Remote devices
+//!
+//! [`remote`] has a client and an IOhost on a network that does its worst, both of which may die.
 //! [`fairness`] lets two functions compete, on one sidecore or two, and measures the service of
 //! each.
 #![forbid(unsafe_code)]
@@ -40,6 +45,7 @@ mod guest;
 mod history;
 mod many;
 mod random;
+pub mod remote;
 mod violation;
 pub mod volumes;
 mod world;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{Args, Parser, Subcommand};
-use sidecore_sim::{Total, Violation, controller, run_many, volumes};
+use sidecore_sim::{Total, Violation, controller, remote, run_many, volumes};
 
 /// Runs simulations from seeds. The same seed and options give the same run.
 #[derive(Parser)]
@@ -36,6 +36,8 @@ enum Command {
     Volumes(Histories),
     /// The same for a whole controller, with guests on its virtual functions.
     Controller(Histories),
+    /// A client and an IOhost of the remote channel; steps are requests.
+    Remote(Histories),
 }
 
 #[derive(Args)]
@@ -78,6 +80,14 @@ fn main() -> ExitCode {
                 bug: None,
             };
             run("controller", &histories, &|seed| controller::run(seed, &options))
+        }
+        Command::Remote(histories) => {
+            let default = remote::Options::default();
+            let options = remote::Options {
+                requests: histories.steps.unwrap_or(default.requests),
+                neglect: None,
+            };
+            run("remote", &histories, &|seed| remote::run(seed, &options))
         }
     }
 }

@@ -1,0 +1,37 @@
+//! A client and an IOhost of the remote channel, on a network that does its worst.
+//!
+//! # Real and simulated
+//!
+//! Both engines of `sidecore-vrio` are the production code. Simulated are time, the guest, the
+//! link, the [network](network), and the IOhost's [store](store), which executes requests in any
+//! order and keeps writes in a cache until they are flushed.
+//!
+//! # A history
+//!
+//! A seed gives block and frame sizes, a kind of network, and how often things break. The guest
+//! writes, reads, flushes, discards, with requests that overlap; its memory changes when a write is
+//! answered. Frames are lost (up to 30 %), doubled, delayed, damaged; paths are cut in one
+//! direction or both. The IOhost's process dies, or its machine loses power; the client's machine
+//! dies, too. At the end the network heals, all requests have to end, and the whole device is read;
+//! then the IOhost loses its power once more, and the device is read again.
+//!
+//! # Properties
+//!
+//! [`model`] says what a read may return: each write takes effect once, in the order of acceptance
+//! where writes overlap, and is there when it was answered, whatever the IOhost did. After the
+//! death of a client what it had flushed is there.
+//!
+//! # Does it notice anything?
+//!
+//! Each rule of docs/decisions/0039-remote-sessions.md can be turned off
+//! ([`Rule`](sidecore_vrio::Rule)); tests assert that a history then fails.
+
+mod guest;
+mod history;
+pub mod model;
+pub mod network;
+mod seal;
+pub mod store;
+mod world;
+
+pub use history::{Options, Outcome, run};

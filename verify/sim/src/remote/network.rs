@@ -1,0 +1,164 @@
+//! The path between a client and an IOhost.
+
+use std::collections::BTreeMap;
+
+use sidecore_units::Nanos;
+use sidecore_vrio::wire::MIN_FRAME_BYTES;
+use sidecore_vrio::{Peer, Transmit};
+
+use crate::Random;
+
+/// How bad the path is. Chances are in 1000.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Weather {
+    /// A frame is lost.
+    pub loss: u64,
+    /// A frame arrives twice.
+    pub doubles: u64,
+    /// A bit of a frame is flipped.
+    pub damage: u64,
+    /// A frame is late.
+    pub late: u64,
+    /// How late at most.
+    pub late_by: Nanos,
+}
+
+/// One end's frames, on their way to the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// From the client.
+    ToHost,
+    /// From the IOhost.
+    ToClient,
+}
+
+/// The usual time of a frame on its way.
+const HOP_NS: u64 = 10_000;
+
+/// Frames on their way.
+#[derive(Debug)]
+pub struct Network {
+    random: Random,
+    /// How bad it is now.
+    pub weather: Weather,
+    /// Until when frames are lost, for each way.
+    cut_until: [Nanos; 2],
+    /// Until when large frames are lost.
+    narrow_until: Nanos,
+    frames: BTreeMap<(Nanos, u64), (Way, Vec<u8>)>,
+    sent: u64,
+}
+
+impl Network {
+    /// A path without frames.
+    #[must_use]
+    pub fn new(random: Random, weather: Weather) -> Self {
+        Self {
+            random,
+            weather,
+            cut_until: [Nanos::ZERO; 2],
+            narrow_until: Nanos::ZERO,
+            frames: BTreeMap::new(),
+            sent: 0,
+        }
+    }
+
+    /// All frames of this way are lost until `until`.
+    pub fn cut(&mut self, way: Way, until: Nanos) {
+        self.cut_until[way as usize] = until;
+    }
+
+    /// Frames that are larger than the smallest ones are lost until `until`.
+    pub fn narrow(&mut self, until: Nanos) {
+        self.narrow_until = until;
+    }
+
+    /// From now on the path is perfect.
+    pub fn heal(&mut self) {
+        self.narrow_until = Nanos::ZERO;
+        self.weather = Weather::default();
+        self.cut_until = [Nanos::ZERO; 2];
+    }
+
+    /// When the next frame arrives.
+    #[must_use]
+    pub fn next(&self) -> Nanos {
+        self.frames.first_key_value().map_or(Nanos::MAX, |((at, _), _)| *at)
+    }
+
+    /// Takes a frame that has arrived by `now`.
+    pub fn take(&mut self, now: Nanos) -> Option<(Way, Vec<u8>)> {
+        (self.next() <= now).then(|| self.frames.pop_first()).flatten().map(|(_, frame)| frame)
+    }
+
+    fn chance(&mut self, of_1000: u64) -> bool {
+        of_1000 > 0 && self.random.below(1000) < of_1000
+    }
+
+    fn send(&mut self, now: Nanos, way: Way, mut frame: Vec<u8>) {
+        let Weather { loss, doubles, damage, late, late_by } = self.weather;
+        let is_too_large = now < self.narrow_until && frame.len() > MIN_FRAME_BYTES as usize;
+        if is_too_large || now < self.cut_until[way as usize] || self.chance(loss) {
+            return;
+        }
+        if self.chance(doubles) {
+            self.arrive(now, way, frame.clone(), late, late_by);
+        }
+        if self.chance(damage) {
+            let bit = self.random.below(frame.len() as u64 * 8);
+            frame[(bit / 8) as usize] ^= 1 << (bit % 8);
+        }
+        self.arrive(now, way, frame, late, late_by);
+    }
+
+    fn arrive(&mut self, now: Nanos, way: Way, frame: Vec<u8>, late: u64, late_by: Nanos) {
+        let mut after = HOP_NS;
+        if late_by > Nanos::ZERO {
+            after += self.random.below(HOP_NS);
+            if self.chance(late) {
+                after += self.random.below(late_by.0.max(1));
+            }
+        }
+        self.sent += 1;
+        self.frames.insert((now.after(Nanos(after)), self.sent), (way, frame));
+    }
+}
+
+/// One end's link: a ring whose buffers still have former frames in them.
+#[derive(Debug)]
+pub struct Link<'a> {
+    /// The path.
+    pub network: &'a mut Network,
+    /// The way of what is sent.
+    pub way: Way,
+    /// When it is sent.
+    pub now: Nanos,
+    /// The ring's buffer.
+    pub buffer: &'a mut Vec<u8>,
+    /// Size of the frame in the buffer.
+    pub len_bytes: usize,
+    /// Copies of the frames that were sent, if they are wanted.
+    pub copies: Option<&'a mut Vec<Vec<u8>>>,
+}
+
+impl Transmit for Link<'_> {
+    fn buffer(&mut self, len_bytes: usize) -> Option<&mut [u8]> {
+        // Sometimes the ring is full.
+        if self.network.weather.late_by > Nanos::ZERO && self.network.random.once_in(64) {
+            return None;
+        }
+        self.len_bytes = len_bytes;
+        if self.buffer.len() < len_bytes {
+            self.buffer.resize(len_bytes, 0xee);
+        }
+        self.buffer.get_mut(..len_bytes)
+    }
+
+    fn commit(&mut self, _to: Peer) {
+        let frame = self.buffer[..self.len_bytes].to_vec();
+        if let Some(copies) = &mut self.copies {
+            copies.push(frame.clone());
+        }
+        self.network.send(self.now, self.way, frame);
+    }
+}
