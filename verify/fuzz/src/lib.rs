@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod input;
+pub mod vrio;
 
 pub use input::Input;
 
