@@ -18,7 +18,7 @@
 //!
 //! Each request that [`Client::submit`] takes ends in one [`Event::Completed`]. Each write is
 //! executed once with effect, whatever the link does, and an answered write is there after any
-//! restart of the IOhost, whether it was flushed or not. docs/decisions/0039-remote-sessions.md has
+//! restart of the IOhost, whether it was flushed or not. docs/decisions/0040-remote-sessions.md has
 //! the rules and their reasons; `verify/sim` turns each of them off and sees that it was needed.
 //!
 //! # Hostile peers

@@ -1,6 +1,6 @@
 //! Switches that turn rules off, for simulations.
 
-/// A rule of docs/decisions/0039-remote-sessions.md that an engine can neglect.
+/// A rule of docs/decisions/0040-remote-sessions.md that an engine can neglect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// 1: a client asks for no more frames than its receive ring holds.

@@ -23,7 +23,7 @@
 //!
 //! # Does it notice anything?
 //!
-//! Each rule of docs/decisions/0039-remote-sessions.md can be turned off
+//! Each rule of docs/decisions/0040-remote-sessions.md can be turned off
 //! ([`Rule`](sidecore_vrio::Rule)); tests assert that a history then fails.
 
 mod guest;
