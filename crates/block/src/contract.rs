@@ -86,6 +86,7 @@ pub fn check(open: Open<'_>, options: &Options) {
     applies_overlapping_writes_in_order_of_completion(open, options);
     mixes_overlapping_writes_in_flight_but_invents_nothing(open, options);
     shows_flushed_data_to_others(open, options);
+    writes_through_where_it_says_so(open, options);
     zeroes_exactly_the_range(open, options);
     discards_nothing_beside_the_range(open, options);
     discards_to_zeroes_where_it_says_so(open, options);
@@ -249,6 +250,30 @@ pub fn shows_flushed_data_to_others(open: Open<'_>, options: &Options) {
     assert_eq!(harness.run_one(flush), Ok(()), "flush");
     let mut other = Harness::new(&device, options.depth);
     assert!(other.load(0, bytes.len()) == bytes, "another channel does not see flushed data");
+}
+
+/// Where the channel says so, a write that is to be durable completes, comes back as it was, and is
+/// seen by others. That it is durable takes a power cut to see.
+pub fn writes_through_where_it_says_so(open: Open<'_>, options: &Options) {
+    let device = open();
+    let mut harness = Harness::new(&device, options.depth);
+    if !harness.channel.takes_write_through() {
+        return;
+    }
+    let block = harness.block();
+    let bytes = pattern(11, usize::try_from(3 * block).unwrap());
+    harness.poke(SCRATCH, &bytes);
+    let mut writes: Batch = (0..3)
+        .map(|index| {
+            harness.request(Operation::Write, index * block, &[(SCRATCH + index * block, block)])
+        })
+        .collect();
+    for write in &mut writes {
+        write.write_through = true;
+    }
+    assert!(harness.run(writes).iter().all(Result::is_ok));
+    let mut other = Harness::new(&device, options.depth);
+    assert!(other.load(0, bytes.len()) == bytes, "another channel does not see what was written");
 }
 
 /// Write-zeroes makes the range read as zeros and nothing beside it, whether

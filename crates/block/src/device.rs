@@ -139,6 +139,14 @@ pub trait BlockChannel {
         self.poll(now, completed);
     }
 
+    /// Whether the channel makes a write durable by itself that asks for it
+    /// ([`BlockRequest::write_through`](crate::BlockRequest::write_through)), which is cheaper than
+    /// a flush behind the write. The answer stays the same for the channel's life. By default no
+    /// such write is submitted.
+    fn takes_write_through(&self) -> bool {
+        false
+    }
+
     /// The requests in flight and the time of the next poll. Asked when a turn found nothing, so it
     /// takes constant time.
     fn readiness(&self) -> Readiness;

@@ -64,6 +64,10 @@ impl<J: FnMut(&BlockRequest) -> Result<(), BlockError>> BlockChannel for FilterC
         self.pass_on(now);
     }
 
+    fn takes_write_through(&self) -> bool {
+        self.inner.takes_write_through()
+    }
+
     fn readiness(&self) -> Readiness {
         // A refusal needs no event to be handed back.
         let next = if self.refused.is_empty() { Next::OnWake } else { Next::Now };

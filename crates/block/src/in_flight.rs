@@ -67,7 +67,7 @@ pub enum Flush {
     /// None.
     #[default]
     Never,
-    /// Behind the request, which completes with it.
+    /// Behind the request, which completes with it; or the store writes through, if it can.
     After,
     /// In front of it.
     Before,
@@ -102,6 +102,8 @@ pub struct InFlight<C> {
     context: PhantomData<C>,
     /// `None` while there is no store.
     channel: Option<Box<dyn BlockChannel>>,
+    /// See [`BlockChannel::takes_write_through`].
+    takes_write_through: bool,
     /// Blank requests.
     pool: Batch,
     /// Submitted and not yet taken by the channel.
@@ -131,6 +133,7 @@ impl<C: Context> InFlight<C> {
         Self {
             context: PhantomData,
             channel: None,
+            takes_write_through: false,
             pool: Batch::new(),
             queued: Batch::new(),
             completed: Batch::new(),
@@ -179,6 +182,8 @@ impl<C: Context> InFlight<C> {
         &mut self,
         channel: Option<Box<dyn BlockChannel>>,
     ) -> Option<Box<dyn BlockChannel>> {
+        self.takes_write_through =
+            channel.as_ref().is_some_and(|channel| channel.takes_write_through());
         std::mem::replace(&mut self.channel, channel)
     }
 
@@ -222,8 +227,13 @@ impl<C: Context> InFlight<C> {
     /// Queues a request for the store, with the flush that it needs.
     #[inline]
     pub fn submit(&mut self, mut request: Box<BlockRequest>, context: C, flush: Flush) {
+        request.write_through = false;
         request.phase = match flush {
             Flush::Never => Phase::Last,
+            Flush::After if request.operation.is_write() && self.takes_write_through => {
+                request.write_through = true;
+                Phase::Last
+            }
             Flush::After => Phase::ThenFlush,
             Flush::Before => {
                 let operation = std::mem::replace(&mut request.operation, Operation::Flush);
@@ -431,6 +441,9 @@ mod tests {
     #[derive(Default)]
     struct Script {
         asked: Vec<Operation>,
+        /// Those of `asked` that are durable when they complete.
+        write_through: Vec<Operation>,
+        takes_write_through: bool,
         held: Batch,
         /// Holds requests until [`Store::release`].
         holds: bool,
@@ -450,6 +463,8 @@ mod tests {
         fn submit(&mut self, _now: Nanos, batch: &mut Batch) {
             let mut script = self.0.borrow_mut();
             script.asked.extend(batch.iter().map(|request| request.operation));
+            let write_through = batch.iter().filter(|request| request.write_through);
+            script.write_through.extend(write_through.map(|request| request.operation));
             script.held.append(batch);
         }
 
@@ -463,6 +478,10 @@ mod tests {
                 request.result = error.map_or(Ok(()), Err);
                 completed.push(request);
             }
+        }
+
+        fn takes_write_through(&self) -> bool {
+            self.0.borrow().takes_write_through
         }
 
         fn readiness(&self) -> Readiness {
@@ -539,6 +558,29 @@ mod tests {
         assert_eq!(store.asked(), [Operation::Flush, Operation::Read]);
         let stats = engine.stats();
         assert_eq!((stats.writes.get(), stats.reads.get(), stats.flushes.get()), (1, 1, 0));
+    }
+
+    #[test]
+    fn a_store_that_writes_through_is_asked_for_no_flush_behind_a_write() {
+        let (mut engine, store) = engine(2);
+        submit(&mut engine, 1, Operation::Write, Flush::After);
+        poll(&mut engine);
+        assert_eq!(store.asked(), [Operation::Write, Operation::Flush]);
+        assert_eq!(store.0.borrow().write_through, []);
+        store.0.borrow_mut().takes_write_through = true;
+        engine.set_channel(Some(Box::new(store.clone())));
+        for (flush, operation) in [
+            (Flush::After, Operation::Write),
+            (Flush::Never, Operation::Write),
+            (Flush::After, Operation::Discard),
+            (Flush::Before, Operation::Read),
+        ] {
+            submit(&mut engine, 2, operation, flush);
+            assert_eq!(poll(&mut engine), [(2, operation, Ok(()))]);
+        }
+        let (write, discard) = (Operation::Write, Operation::Discard);
+        assert_eq!(store.asked(), [write, write, discard, Operation::Flush, Operation::Read]);
+        assert_eq!(store.0.borrow().write_through, [write, discard]);
     }
 
     #[test]

@@ -105,6 +105,11 @@ pub struct BlockRequest {
     pub len_bytes: u64,
     /// The guest's memory, for reads and writes; empty otherwise.
     pub segments: Segments,
+    /// Whether a write is durable when it completes ("force unit access"). [`InFlight`] sets it for
+    /// a channel that [takes](crate::BlockChannel::takes_write_through) it, and flushes otherwise.
+    ///
+    /// [`InFlight`]: crate::InFlight
+    pub write_through: bool,
     /// The front end's name for it; `None` while it rests in a pool.
     pub tag: Option<Tag>,
     /// The front end's [`Context`](crate::Context); stores and stages leave it alone.
@@ -129,6 +134,7 @@ impl BlockRequest {
             offset_bytes: 0,
             len_bytes: 0,
             segments: Segments::with_capacity(max_segments),
+            write_through: false,
             tag: None,
             context: [0; 2],
             phase: Phase::Last,

@@ -88,6 +88,10 @@ impl BlockChannel for DelayChannel {
         self.inner.poll(now, completed);
     }
 
+    fn takes_write_through(&self) -> bool {
+        self.inner.takes_write_through()
+    }
+
     fn readiness(&self) -> Readiness {
         let next = self.waiting.front().map_or(Next::OnWake, |(due, _)| Next::At(*due));
         self.inner.readiness().behind(self.waiting.len().saturating_add(self.due.len()), next)
