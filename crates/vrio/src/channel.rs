@@ -131,7 +131,8 @@ impl<S: Seal> Channel<S> {
             session: self.session,
             counter,
             incarnation: self.incarnation,
-            flags: 0,
+            phase: 0,
+            queue: 0,
             payload_bytes: u16::try_from(payload_bytes).unwrap_or(u16::MAX),
         };
         let was_sent = send(&mut self.seal, link, self.peer, &header, body, fill);

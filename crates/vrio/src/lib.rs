@@ -41,7 +41,9 @@
 
 mod channel;
 mod client;
+pub mod handshake;
 mod link;
+pub mod port;
 mod request;
 mod round_trip;
 mod rules;
@@ -53,7 +55,8 @@ mod window;
 pub mod wire;
 
 pub use client::{Client, ClientOptions, Event, OnDisconnect, SubmitError, Timing};
-pub use link::{Data, Peer, Transmit};
+pub use link::{Data, Transmit};
+pub use port::Peer;
 pub use request::Request;
 pub use rules::{Neglected, Rule};
 pub use seal::{Plain, Seal};

@@ -1,8 +1,6 @@
 //! The seams to a link and to the data of requests.
 
-/// A link's name for where a frame goes or came from: a MAC address, a place in a table of sockets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Peer(pub u64);
+use crate::Peer;
 
 /// Sends frames.
 pub trait Transmit {

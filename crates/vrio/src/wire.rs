@@ -38,6 +38,11 @@ pub const BODY_BYTES: usize = 52;
 /// front it is 96 bytes, so that a link can align payloads by its headroom.
 pub const DATA_HEADER_BYTES: usize = FrameHeader::BYTES + BODY_BYTES;
 
+/// Where a frame's head has the phase of its key: see [`FrameHeader::phase`].
+pub const PHASE_AT: usize = 26;
+/// Where a frame's head has the receiver's link queue: see [`FrameHeader::queue`].
+pub const QUEUE_AT: usize = 27;
+
 codes! {
     /// The kinds of frames.
     pub enum Kind: u8, "vRIO ", "kind" {
@@ -90,8 +95,11 @@ layout! {
         pub counter: u64 = 10,
         /// The incarnation of the IOhost that the session is with; 0 in HELLO.
         pub incarnation: u64 = 18,
-        /// Reserved: the key phase.
-        pub flags: u16 = 26,
+        /// The phase of the sender's key, which the seal gives it.
+        pub phase: u8 = 26,
+        /// The receiver's link queue that owns the session, so that a filter in front of the queues
+        /// can tell.
+        pub queue: u8 = 27,
         /// Bytes behind the header and the body, without the tag.
         pub payload_bytes: u16 = 28,
     }

@@ -111,7 +111,8 @@ pub fn write_frame(kind: Kind, (session, counter, incarnation): (u64, u64, u64),
         session: if flags & 16 == 0 { session } else { session ^ 1 << 20 },
         counter: if flags & 32 == 0 { counter } else { counter / 2 },
         incarnation,
-        flags: 0,
+        phase: 0,
+        queue: 0,
         payload_bytes: claimed as u16,
     };
     [header.encode().as_slice(), &body, &payload].concat()

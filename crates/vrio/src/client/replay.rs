@@ -3,9 +3,8 @@
 use std::collections::VecDeque;
 
 use crate::Request;
+use crate::port::{CHUNK_BYTES, Kept};
 
-/// The unit in which the log gives out memory.
-const CHUNK_BYTES: usize = 4096;
 /// The end of a chain of chunks.
 const NONE: u32 = u32::MAX;
 
@@ -102,27 +101,10 @@ impl ReplayLog {
         }
     }
 
-    /// Copies data of a record, from `offset_bytes` on.
-    pub(crate) fn read(&self, record: u16, offset_bytes: u32, to: &mut [u8]) {
-        let mut chunk = self.first(record);
-        let mut skip = usize::try_from(offset_bytes).unwrap_or(usize::MAX);
-        while skip >= CHUNK_BYTES {
-            skip = skip.saturating_sub(CHUNK_BYTES);
-            chunk = self.next.get(chunk as usize).copied().unwrap_or(NONE);
-        }
-        let mut rest = to;
-        while !rest.is_empty() {
-            let len = rest.len().min(CHUNK_BYTES.saturating_sub(skip));
-            let start = (chunk as usize).saturating_mul(CHUNK_BYTES).saturating_add(skip);
-            let Some(from) = self.bytes.get(start..).and_then(|bytes| bytes.get(..len)) else {
-                return;
-            };
-            let Some((piece, behind)) = rest.split_at_mut_checked(len) else { return };
-            piece.copy_from_slice(from);
-            rest = behind;
-            skip = 0;
-            chunk = self.next.get(chunk as usize).copied().unwrap_or(NONE);
-        }
+    /// A part of the data of a record.
+    pub(crate) fn read(&self, record: u16, offset_bytes: u32, len_bytes: u32) -> Kept<'_> {
+        let memory = (self.bytes.as_slice(), self.next.as_slice());
+        Kept::chained(memory, self.first(record), offset_bytes as usize, len_bytes as usize)
     }
 
     fn first(&self, record: u16) -> u32 {
@@ -231,8 +213,7 @@ mod tests {
         for (offset, len) in
             [(0, 20_480), (0, 512), (4095, 2), (4096, 4096), (7680, 7680), (20_479, 1)]
         {
-            let mut data = vec![0; len];
-            log.read(record, offset as u32, &mut data);
+            let data = log.read(record, offset as u32, len as u32).collect::<Vec<_>>().concat();
             assert_eq!(data, pattern(3, 20_480)[offset..][..len], "{len} at {offset}");
         }
     }

@@ -320,7 +320,13 @@ impl Core {
             let fill =
                 |payload: &mut [u8]| match (entry.request.operation, entry.record, entry.origin) {
                     (Operation::Write, Some(record), _) => {
-                        device.log.read(record, offset_bytes, payload)
+                        let kept = device.log.read(record, offset_bytes, len);
+                        let mut rest = payload;
+                        for piece in kept {
+                            let (to, behind) = rest.split_at_mut(piece.len().min(rest.len()));
+                            to.copy_from_slice(piece);
+                            rest = behind;
+                        }
                     }
                     (Operation::Write, None, Origin::Guest { tag }) => {
                         data.fill(tag, offset_bytes, payload)
