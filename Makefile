@@ -7,6 +7,7 @@ SYSCONFDIR ?= /etc
 BINDIR ?= $(PREFIX)/bin
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 DOCDIR ?= $(PREFIX)/share/doc/sidecore
+DATADIR ?= $(PREFIX)/share/sidecore
 CARGO_TARGET_DIR ?= target
 # The directory where `make build` puts the two programs.
 BUILD ?= $(CARGO_TARGET_DIR)/release
@@ -34,15 +35,17 @@ install: ## Copy programs, unit and documentation below DESTDIR and PREFIX (/usr
 	    test -x "$(BUILD)/$$program" || \
 	        { echo "make: there is no $(BUILD)/$$program to install; run \`make build\` first" >&2; exit 1; }; \
 	done
-	install -d "$(DESTDIR)$(BINDIR)" "$(DESTDIR)$(UNITDIR)" "$(DESTDIR)$(DOCDIR)"
+	install -d "$(DESTDIR)$(BINDIR)" "$(DESTDIR)$(UNITDIR)" "$(DESTDIR)$(DOCDIR)" \
+	    "$(DESTDIR)$(DATADIR)"
 	install -m 755 "$(BUILD)/sidecored" "$(BUILD)/sidecore" "$(DESTDIR)$(BINDIR)"
 	sed -e 's|@bindir@|$(BINDIR)|' -e 's|@sysconfdir@|$(SYSCONFDIR)|' -e 's|@docdir@|$(DOCDIR)|' \
 	    packaging/sidecored.service > "$(DESTDIR)$(UNITDIR)/sidecored.service"
 	chmod 644 "$(DESTDIR)$(UNITDIR)/sidecored.service"
+	install -m 644 packaging/wireshark/sidecore-vrio.lua "$(DESTDIR)$(DATADIR)"
 	install -m 644 README.md ARCHITECTURE.md CONTRIBUTING.md SECURITY.md CHANGELOG.md LICENSE \
 	    "$(DESTDIR)$(DOCDIR)"
 	find docs -type f -exec install -D -m 644 {} "$(DESTDIR)$(DOCDIR)/{}" \;
 
 uninstall: ## Remove what `make install` copied
 	rm -f "$(DESTDIR)$(BINDIR)/sidecored" "$(DESTDIR)$(BINDIR)/sidecore" "$(DESTDIR)$(UNITDIR)/sidecored.service"
-	rm -rf "$(DESTDIR)$(DOCDIR)"
+	rm -rf "$(DESTDIR)$(DOCDIR)" "$(DESTDIR)$(DATADIR)"

@@ -143,7 +143,8 @@ local e = {
 vrio.experts = e
 
 local SEAL_AUTO, SEAL_NONE, SEAL_TAG = 1, 2, 3
-vrio.prefs.seal = Pref.enum("Seal", SEAL_AUTO, "Whether payloads are sealed, with a tag behind them", {
+local SEAL_ABOUT = "Whether payloads are sealed, with a tag behind them"
+vrio.prefs.seal = Pref.enum("Seal", SEAL_AUTO, SEAL_ABOUT, {
     { 1, "By the size of the frame", SEAL_AUTO },
     { 2, "None", SEAL_NONE },
     { 3, "16 bytes", SEAL_TAG },
@@ -229,6 +230,14 @@ local function is_zero(range)
     return true
 end
 
+-- The text of a field, which ends with the field or with the first zero.
+local function text(range)
+    local bytes = range:bytes()
+    local len = 0
+    while len < bytes:len() and bytes:get_index(len) ~= 0 do len = len + 1 end
+    return len > 0 and range:range(0, len):string(ENC_UTF_8) or ""
+end
+
 local function add_reserved(tree, range)
     if range:len() > 0 and not is_zero(range) then
         tree:add_proto_expert_info(e.reserved,
@@ -238,7 +247,7 @@ end
 
 local function add(tree, field, range)
     if TEXTS[field] then
-        tree:add(field, range, range:stringz(ENC_UTF_8))
+        tree:add(field, range, text(range))
     elseif BYTES[field] then
         tree:add(field, range)
     else
@@ -317,13 +326,13 @@ end
 local function add_data(tree, kind, body, payload)
     if payload:len() == 0 then return end
     local type = body:range(36, 4):le_uint()
-    local is_range = kind == "REQUEST" and (TYPES[type] == "DISCARD" or TYPES[type] == "WRITE_ZEROES")
-    if is_range and payload:len() == 16 then
+    local is_range = TYPES[type] == "DISCARD" or TYPES[type] == "WRITE_ZEROES"
+    if kind == "REQUEST" and is_range and payload:len() == 16 then
         add_layout(tree, RANGE, payload)
     else
         tree:add(f.data, payload)
     end
-    if kind == "BUSY" then tree:add_proto_expert_info(e.payload, "A BUSY has no payload") end
+    if kind == "BUSY" then tree:add_proto_expert_info(e.payload, "BUSY has no payload") end
 end
 
 local function control_line(kind, payload)
@@ -333,7 +342,7 @@ local function control_line(kind, payload)
         local flags = payload:range(12, 4):le_uint()
         if flags % 2 == 0 then return "no such device" end
         return string.format("dev %d %s", payload:range(0, 2):le_uint(),
-            payload:range(40, 64):stringz(ENC_UTF_8))
+            text(payload:range(40, 64)))
     end
     if kind == "ENDING" then
         local code = payload:range(16, 2):le_uint()
@@ -346,7 +355,8 @@ end
 local function add_control(tree, kind, payload)
     local size, is_padded = SIZES[kind][1], SIZES[kind][2]
     if payload:len() < size or (payload:len() > size and not is_padded) then
-        tree:add_proto_expert_info(e.payload, string.format("A %s has a payload of %d bytes%s, not %d",
+        tree:add_proto_expert_info(e.payload, string.format(
+            "%s has a payload of %d bytes%s, not %d",
             kind, size, is_padded and " or more" or "", payload:len()))
         if payload:len() > 0 then tree:add(f.data, payload) end
         return "wrong size"
@@ -403,7 +413,7 @@ local function add_rest(tree, pinfo, tvb, kind, tag, session)
     elseif payload then
         line = add_control(tree:add(vrio, payload, kind), kind, payload)
     else
-        tree:add_proto_expert_info(e.payload, "A " .. kind .. " has a payload")
+        tree:add_proto_expert_info(e.payload, kind .. " has a payload")
     end
     return line
 end

@@ -39,6 +39,7 @@ fn install(workspace: &Workspace, root: &Path, build: &Path) -> Result<()> {
         ("usr/bin/sidecored", 0o755),
         ("usr/bin/sidecore", 0o755),
         ("usr/lib/systemd/system/sidecored.service", 0o644),
+        ("usr/share/sidecore/sidecore-vrio.lua", 0o644),
         ("usr/share/doc/sidecore/README.md", 0o644),
         ("usr/share/doc/sidecore/docs/config.md", 0o644),
     ] {
@@ -95,6 +96,7 @@ mod tests {
         assert!(
             !root.path().join("usr/bin/sidecore").exists()
                 && !root.path().join("usr/share/doc/sidecore").exists()
+                && !root.path().join("usr/share/sidecore").exists()
         );
     }
 }

@@ -21,8 +21,6 @@ pub struct Tool {
 pub const CPP_COMPILER: Tool =
     Tool { program: "c++", package: "g++", purpose: "building the fuzz targets" };
 
-/// What tests start: filesystems, networks, images, and a storage daemon (Debian has it in a package
-/// of QEMU's).
 /// The programs that tests start: filesystem makers, image tools, and a storage daemon, which
 /// Debian packages with QEMU.
 pub const OF_TESTS: &[Tool] = &[
@@ -31,6 +29,7 @@ pub const OF_TESTS: &[Tool] = &[
     Tool { program: "mkfs.btrfs", package: "btrfs-progs", purpose: "tests of host files" },
     Tool { program: "ip", package: "iproute2", purpose: "tests of links" },
     Tool { program: "unshare", package: "util-linux", purpose: "tests of links" },
+    Tool { program: "tshark", package: "tshark", purpose: "tests of Wireshark's dissector" },
     Tool { program: "qemu-img", package: "qemu-utils", purpose: "tests of import and export" },
     Tool {
         program: "qemu-storage-daemon",
