@@ -37,10 +37,10 @@ impl Sample {
             session: if is_handshake { 0 } else { random.next() },
             counter: if is_handshake { 0 } else { random.next() | 1 },
             incarnation: random.next(),
-            flags: random.next() as u16,
+            phase: random.next() as u8,
+            queue: random.next() as u8,
             payload_bytes: u16::try_from(payload.len()).unwrap(),
         };
-        let [phase, queue] = header.flags.to_le_bytes();
         let mut sample = Self { bytes: header.encode().to_vec(), fields: Fields::new() };
         for part in [head, payload, tag] {
             sample.bytes.extend(part);
@@ -50,9 +50,9 @@ impl Sample {
         sample.shows("vrio.session", format!("{:#018x}", header.session));
         sample.shows("vrio.counter", header.counter);
         sample.shows("vrio.incarnation", format!("{:#018x}", header.incarnation));
-        sample.shows("vrio.phase", format!("{phase:#04x}"));
-        sample.shows("vrio.phase.key", phase & 1);
-        sample.shows("vrio.queue", queue);
+        sample.shows("vrio.phase", format!("{:#04x}", header.phase));
+        sample.shows("vrio.phase.key", header.phase & 1);
+        sample.shows("vrio.queue", header.queue);
         sample.shows("vrio.payload_bytes", header.payload_bytes);
         if !tag.is_empty() {
             sample.shows("vrio.tag", hex(tag));
