@@ -60,8 +60,9 @@ pub enum LinkAddress {
     Ethernet(EthernetAddress),
     /// A UDP port of a host.
     Udp(SocketAddr),
-    /// The one peer of a link that has only one.
-    Peer,
+    /// A peer of a link through memory, by a number of the link's choice; 0 for the IOhost. A peer
+    /// that comes back has another number.
+    Peer(u32),
 }
 
 impl fmt::Display for LinkAddress {
@@ -69,7 +70,7 @@ impl fmt::Display for LinkAddress {
         match self {
             Self::Ethernet(address) => address.fmt(f),
             Self::Udp(address) => address.fmt(f),
-            Self::Peer => f.write_str("peer"),
+            Self::Peer(number) => write!(f, "peer {number}"),
         }
     }
 }

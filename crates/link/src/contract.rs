@@ -96,7 +96,7 @@ impl End {
     /// # Panics
     /// A frame does not fit.
     pub fn send(&mut self, frames: &[Vec<u8>]) -> usize {
-        self.link.buffers(frames.len(), &mut self.buffers);
+        self.link.buffers(self.peer, frames.len(), &mut self.buffers);
         let count = self.buffers.len();
         for (buffer, bytes) in self.buffers.iter_mut().zip(frames) {
             assert_eq!(
@@ -338,7 +338,7 @@ pub fn aligns_payloads(open: Open<'_>) {
     let first =
         |pieces: &crate::Pieces| pieces.part(header, usize::MAX).next().unwrap().address().0;
     let mut buffers = Vec::new();
-    left.link.buffers(8, &mut buffers);
+    left.link.buffers(left.peer, 8, &mut buffers);
     assert!(
         buffers.iter().all(|buffer| first(buffer.pieces()) % align == 0),
         "a buffer is not aligned"
@@ -358,9 +358,9 @@ pub fn lends_no_more_buffers_than_it_has(open: Open<'_>) {
     let all = left.link.properties().transmit_frames;
     let mut buffers = Vec::new();
     for _ in 0..3 {
-        left.link.buffers(2 * all, &mut buffers);
+        left.link.buffers(left.peer, 2 * all, &mut buffers);
         assert_eq!(buffers.len(), all, "buffers lent");
-        left.link.buffers(1, &mut buffers);
+        left.link.buffers(left.peer, 1, &mut buffers);
         assert_eq!(buffers.len(), all, "there is no further one");
         let mut places: Vec<_> =
             buffers.iter().map(|b| b.pieces().part(0, 1).next().unwrap().address()).collect();
@@ -378,7 +378,7 @@ pub fn sends_in_the_order_of_sending(open: Open<'_>) {
     let mut kept = Vec::new();
     for round in 0..200_usize {
         let mut buffers = Vec::new();
-        left.link.buffers(1 + round % 4, &mut buffers);
+        left.link.buffers(left.peer, 1 + round % 4, &mut buffers);
         for (index, buffer) in buffers.iter_mut().enumerate() {
             let bytes = pattern(4 * round + index, 100 + round);
             buffer.pieces().write(left.link.memory(), 0, &bytes);
@@ -463,7 +463,7 @@ pub fn drops_what_it_cannot_send(open: Open<'_>) {
     let all = left.link.properties().transmit_frames;
     for _ in 0..all {
         let mut buffers = Vec::new();
-        left.link.buffers(3, &mut buffers);
+        left.link.buffers(left.peer, 3, &mut buffers);
         assert!(!buffers.is_empty());
         let (peer, too_long) = (left.peer, left.frame_bytes() + 1);
         buffers.iter_mut().skip(1).for_each(|buffer| buffer.address(peer, 0));
@@ -523,7 +523,7 @@ pub fn leaks_nothing(open: Open<'_>) {
     let start = Instant::now();
     let mut buffers = Vec::new();
     while buffers.len() < all {
-        left.link.buffers(all - buffers.len(), &mut buffers);
+        left.link.buffers(left.peer, all - buffers.len(), &mut buffers);
         assert!(start.elapsed() < PATIENCE, "{} of {all} buffers are there", buffers.len());
         left.turn();
     }
@@ -556,7 +556,7 @@ pub fn exchange(pair: &mut Pair, exchanges: usize) {
 fn one_way(from: &mut End, to: &mut End) {
     let start = Instant::now();
     while from.buffers.is_empty() {
-        from.link.buffers(1, &mut from.buffers);
+        from.link.buffers(from.peer, 1, &mut from.buffers);
         assert!(start.elapsed() < PATIENCE, "no buffer becomes free");
     }
     from.buffers[0].pieces().write(from.link.memory(), 0, &[1; 100]);

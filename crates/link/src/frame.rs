@@ -317,8 +317,8 @@ mod tests {
         let mut buffer = Buffer::new(pieces(), 7);
         assert_eq!(buffer.frame(), None);
         for (len, fits) in [(0, false), (1, true), (35, true), (36, false), (usize::MAX, false)] {
-            buffer.address(LinkAddress::Peer, len);
-            assert_eq!(buffer.frame(), fits.then_some((LinkAddress::Peer, len)));
+            buffer.address(LinkAddress::Peer(0), len);
+            assert_eq!(buffer.frame(), fits.then_some((LinkAddress::Peer(0), len)));
         }
         assert_eq!(buffer.into_slot(), 7);
     }
@@ -326,6 +326,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "slot 3 was dropped")]
     fn a_frame_that_is_dropped_is_a_bug() {
-        drop(Frame::new(LinkAddress::Peer, pieces(), 3));
+        drop(Frame::new(LinkAddress::Peer(0), pieces(), 3));
     }
 }

@@ -45,7 +45,9 @@
 mod address;
 #[cfg(feature = "contract")]
 pub mod contract;
+mod description;
 mod frame;
+mod interface;
 mod link;
 mod memory;
 mod options;
@@ -56,14 +58,16 @@ mod udp;
 mod xdp;
 
 pub use address::{EthernetAddress, LinkAddress, NotAnAddress};
+pub use description::{LinkDescription, Medium, open};
 pub use frame::{Buffer, Frame, PIECES_MAX, Piece, Pieces, dropped_frames};
 pub use link::{Link, LinkState};
 pub use memory::{MemoryLink, OFFER_BYTES};
 pub use options::{
     DEFAULT_FRAME_BYTES, FRAME_BYTES_MAX, FRAME_BYTES_MIN, HEADER_BYTES_MAX, LinkError,
-    LinkOptions, Properties, RING_FRAMES_MAX,
+    LinkOptions, LinkQueue, Properties, QUEUE_AT, QUEUES_MAX, RING_FRAMES_MAX,
 };
 pub use packet::{PacketLink, PacketOptions};
+pub use sidecore_linux::XdpMode;
 pub use simulated::{Faults, Network, NetworkCounts, SimulatedLink};
 pub use stats::{LinkCounts, LinkStats};
 pub use udp::{UdpLink, UdpOptions};

@@ -7,7 +7,7 @@ use sidecore_memory::GuestMemory;
 use sidecore_reactor::Arm;
 use sidecore_units::Nanos;
 
-use crate::{Buffer, Frame, LinkStats, Properties};
+use crate::{Buffer, Frame, LinkAddress, LinkStats, Properties};
 
 /// Whether a link carries frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub enum LinkState {
 ///
 /// # Sending
 ///
-/// [`buffers`](Self::buffers) lends empty buffers. The caller writes a frame into each, addresses
+/// [`buffers`](Self::buffers) lends empty buffers for frames to one address. The caller writes a frame into each, addresses
 /// it and gives it to [`send`](Self::send), in any order, or back by [`cancel`](Self::cancel).
 /// Frames that are sent to one address leave in the order in which they were sent. A link without
 /// free buffers lends none: that is the back pressure.
@@ -47,7 +47,9 @@ pub trait Link: Send {
     /// The link's properties, which never change.
     fn properties(&self) -> &Properties;
 
-    /// The memory that all frames and buffers of the link lie in, for as long as a clone is held.
+    /// The memory that all frames and buffers of the link lie in, for as long as a clone is held. A
+    /// receive may change it, when a peer comes or goes: then it still has all frames and buffers
+    /// that are lent.
     fn memory(&self) -> &GuestMemory;
 
     /// The counters.
@@ -62,9 +64,9 @@ pub trait Link: Send {
     /// Takes all of `frames` back.
     fn give_back(&mut self, frames: &mut Vec<Frame>);
 
-    /// Appends up to `count` empty buffers. If there are fewer, the link wakes its sidecore when
-    /// there are more.
-    fn buffers(&mut self, count: usize, buffers: &mut Vec<Buffer>);
+    /// Appends up to `count` empty buffers for frames to `to`. If there are fewer, the link wakes
+    /// its sidecore when there are more. For a peer that is gone there are none.
+    fn buffers(&mut self, to: LinkAddress, count: usize, buffers: &mut Vec<Buffer>);
 
     /// Sends all of `buffers`, in their order. A buffer without a destination, or with a frame of
     /// no or too many bytes, is dropped and counted.

@@ -116,7 +116,7 @@ impl Incoming {
             _ => return Err(Violation),
         }
         let piece = Piece::new(self.direction.frame_at(entry.slot), entry.len_bytes);
-        Ok(Frame::new(LinkAddress::Peer, Pieces::one(piece), u32::from(entry.slot)))
+        Ok(Frame::new(LinkAddress::Peer(0), Pieces::one(piece), u32::from(entry.slot)))
     }
 
     fn give_back(&mut self, frames: &mut Vec<Frame>) {
@@ -336,7 +336,7 @@ impl MemoryLink {
         let sleeps = layout::words(memory, 0, CLIENT_SLEEPS.saturating_add(1))?;
         Ok(Self {
             properties: Properties {
-                address: LinkAddress::Peer,
+                address: LinkAddress::Peer(0),
                 frame_bytes: options.frame_bytes,
                 header_bytes: options.header_bytes,
                 payload_align_bytes: layout.shape.payload_align_bytes,
@@ -459,7 +459,7 @@ impl Link for MemoryLink {
         self.doorbell.owed = true;
     }
 
-    fn buffers(&mut self, count: usize, buffers: &mut Vec<Buffer>) {
+    fn buffers(&mut self, _to: LinkAddress, count: usize, buffers: &mut Vec<Buffer>) {
         if !self.is_up() {
             return;
         }
@@ -478,7 +478,7 @@ impl Link for MemoryLink {
         for buffer in buffers.drain(..) {
             let slot = u16::try_from(buffer.slot()).unwrap_or(u16::MAX);
             match buffer.frame() {
-                Some((LinkAddress::Peer, len_bytes)) if up => {
+                Some((LinkAddress::Peer(0), len_bytes)) if up => {
                     let _ = buffer.into_slot();
                     if let Some(away) = self.outgoing.away.get_mut(usize::from(slot)) {
                         *away = true;
@@ -488,7 +488,7 @@ impl Link for MemoryLink {
                     bytes = bytes.saturating_add(u64::from(len_bytes));
                 }
                 frame => {
-                    let sendable = matches!(frame, Some((LinkAddress::Peer, _)));
+                    let sendable = matches!(frame, Some((LinkAddress::Peer(0), _)));
                     let reason = if sendable {
                         &self.stats.dropped_refused
                     } else {

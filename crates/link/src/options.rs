@@ -15,6 +15,11 @@ pub const HEADER_BYTES_MAX: usize = 512;
 /// The most frames of a ring.
 pub const RING_FRAMES_MAX: usize = 1 << 15;
 
+/// Offset in a frame of the byte that names the receiver's link queue (docs/vrio.md, Header).
+pub const QUEUE_AT: usize = 27;
+/// The most queues of a link.
+pub const QUEUES_MAX: usize = 255;
+
 const PAGE_BYTES: usize = sidecore_units::PAGE_BYTES as usize;
 const SECTOR_BYTES: usize = sidecore_units::SECTOR_BYTES as usize;
 
@@ -61,6 +66,39 @@ impl LinkOptions {
             }
         }
         Ok(())
+    }
+}
+
+/// One of the queues of a link, each of which is polled by a sidecore of its own. A frame arrives
+/// at the queue that its byte at [`QUEUE_AT`] names, modulo the number of queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkQueue {
+    /// The number of this queue.
+    pub index: u8,
+    /// The number of queues.
+    pub count: u8,
+}
+
+impl LinkQueue {
+    /// The only queue of a link.
+    pub const ONLY: Self = Self { index: 0, count: 1 };
+
+    /// The queues of a link that has `count`.
+    ///
+    /// # Errors
+    /// There would be none, or more than a link can have.
+    pub fn all(count: usize) -> Result<impl Iterator<Item = Self>, LinkError> {
+        let wrong = LinkError::Option {
+            name: "queues",
+            value: count,
+            min: 1,
+            max: QUEUES_MAX,
+            power_of_two: false,
+        };
+        match u8::try_from(count) {
+            Ok(count) if count > 0 => Ok((0..count).map(move |index| Self { index, count })),
+            _ => Err(wrong),
+        }
     }
 }
 
@@ -111,17 +149,64 @@ pub enum LinkError {
         /// Size of all slots.
         bytes: usize,
     },
+    /// There is no such interface.
+    #[error(
+        "there is no Ethernet interface `{interface}` in this network namespace ({error}): \
+         `ip link` lists those that there are"
+    )]
+    NoInterface {
+        /// The name.
+        interface: String,
+        /// The kernel's error.
+        error: io::Error,
+    },
+    /// The process lacks a capability.
+    #[error(
+        "cannot {step} without {capabilities}: run as root, or give the daemon's unit AmbientCapabilities={capabilities}"
+    )]
+    Capability {
+        /// The step, as in "cannot ...".
+        step: &'static str,
+        /// All capabilities that the link needs.
+        capabilities: &'static str,
+    },
     /// The wire carries shorter frames than the protocol needs.
     #[error(
-        "{medium} carries frames of {frame_bytes} bytes: set its MTU to {needed_bytes} or more"
+        "{interface} has an MTU of {mtu_bytes}, and the link needs {needed_bytes}: \
+         `ip link set dev {interface} mtu {wanted_bytes}`"
     )]
     ShortFrames {
         /// The interface.
-        medium: String,
+        interface: String,
         /// Its MTU.
-        frame_bytes: usize,
+        mtu_bytes: usize,
         /// The smallest MTU that will do.
         needed_bytes: usize,
+        /// The MTU for frames as long as the options want them.
+        wanted_bytes: usize,
+    },
+    /// The interface has fewer queues than the link.
+    #[error(
+        "{interface} has {has} receive queues, and the link {wanted}: `ethtool --set-channels \
+         {interface} combined {wanted}`, or give the link {has} sidecores"
+    )]
+    Queues {
+        /// The interface.
+        interface: String,
+        /// Its queues.
+        has: usize,
+        /// Those of the link.
+        wanted: usize,
+    },
+    /// AF_XDP is not to be had.
+    #[error("no AF_XDP on {interface}: {error} ({remedy})")]
+    Xdp {
+        /// The interface.
+        interface: String,
+        /// The kernel's error.
+        error: io::Error,
+        /// A way to have it, or another link.
+        remedy: &'static str,
     },
     /// The kernel refused a step.
     #[error("cannot {step}: {error}")]
@@ -187,6 +272,20 @@ mod tests {
         );
         for transmit_frames in [0, 1, 3, 1 << 16] {
             assert!(text(LinkOptions { transmit_frames, ..good }).starts_with("transmit_frames"));
+        }
+    }
+
+    #[test]
+    fn a_link_has_as_many_queues_as_a_byte_can_count() {
+        for count in [1, 2, QUEUES_MAX] {
+            let all: Vec<_> = LinkQueue::all(count).unwrap().collect();
+            assert_eq!((all.len(), all[0].index), (count, 0));
+            assert!(all.iter().all(|queue| usize::from(queue.count) == count));
+        }
+        assert_eq!(LinkQueue::all(1).unwrap().next(), Some(LinkQueue::ONLY));
+        for count in [0, QUEUES_MAX + 1] {
+            let error = LinkQueue::all(count).map(drop).unwrap_err().to_string();
+            assert_eq!(error, format!("queues = {count}: use a number from 1 to 255"));
         }
     }
 

@@ -11,16 +11,16 @@ use std::sync::Arc;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
-use sidecore_linux::{PacketRing, PacketSetup, PacketSocket};
+use sidecore_linux::{FrameFilter, FrameShare, PacketRing, PacketSetup, PacketSocket};
 use sidecore_memory::GuestMemory;
 use sidecore_reactor::Arm;
 use sidecore_units::Nanos;
 
 use crate::frame::Pieces;
-use crate::options::{FRAME_BYTES_MIN, SlotShape};
+use crate::options::SlotShape;
 use crate::{
-    Buffer, EthernetAddress, Frame, Link, LinkAddress, LinkError, LinkOptions, LinkState,
-    LinkStats, Properties,
+    Buffer, EthernetAddress, Frame, Link, LinkAddress, LinkError, LinkOptions, LinkQueue,
+    LinkState, LinkStats, Properties, QUEUE_AT, interface,
 };
 use receiving::{Arrival, Receiving};
 use ring::Ring;
@@ -45,11 +45,21 @@ pub struct PacketOptions {
     pub interface: String,
     /// The protocol of the frames.
     pub ethertype: u16,
+    /// The queue of the link: each one has a socket, whose filter accepts its frames alone.
+    pub queue: LinkQueue,
     /// Frames and rings.
     pub link: LinkOptions,
     /// Frames go to the driver's queue at once. If not, they go through the interface's queueing
     /// discipline, whose shapers and filters then see them, and so does tcpdump.
     pub bypass_qdisc: bool,
+}
+
+impl PacketOptions {
+    fn filter(&self) -> FrameFilter {
+        let LinkQueue { index, count } = self.queue;
+        let share = FrameShare { byte_at: as_u32(QUEUE_AT), index, count };
+        FrameFilter { ethertype: self.ethertype, share: (count > 1).then_some(share) }
+    }
 }
 
 /// A link through `AF_PACKET`, TPACKET_V2: the kernel copies a received frame into the ring, and
@@ -80,21 +90,9 @@ impl PacketLink {
     /// Options out of range; no such interface, or one with too small an MTU; no CAP_NET_RAW.
     pub fn open(options: &PacketOptions) -> Result<Self, LinkError> {
         options.link.check()?;
-        let socket = PacketSocket::new().map_err(LinkError::kernel("open a packet socket"))?;
-        let interface = socket
-            .interface(&options.interface)
-            .map_err(LinkError::kernel("find the interface"))?;
-        let mtu_bytes = usize::try_from(interface.mtu_bytes).unwrap_or(0);
-        let frame_bytes = options.link.frame_bytes.min(mtu_bytes);
-        if frame_bytes < FRAME_BYTES_MIN {
-            let medium = options.interface.clone();
-            return Err(LinkError::ShortFrames {
-                medium,
-                frame_bytes,
-                needed_bytes: FRAME_BYTES_MIN,
-            });
-        }
-        let link = LinkOptions { frame_bytes, ..options.link };
+        let socket = interface::packet_socket("CAP_NET_RAW")?;
+        let (interface, link) = interface::find(&socket, &options.interface, &options.link)?;
+        let frame_bytes = link.frame_bytes;
         let shape = SlotShape::new(&link, LEAD_BYTES);
         let [slot_bytes, frame_at, frame_len] =
             [shape.slot_bytes, shape.frame_at, frame_bytes].map(as_u32);
@@ -118,7 +116,7 @@ impl PacketLink {
         let epoll = epoll::create(CreateFlags::CLOEXEC)
             .map_err(LinkError::kernel("make an epoll descriptor"))?;
         socket
-            .bind(&interface, options.ethertype)
+            .bind(&interface, &options.filter())
             .map_err(LinkError::kernel("bind a packet socket"))?;
         Ok(Self {
             properties: Properties {
@@ -288,7 +286,7 @@ impl Link for PacketLink {
         frames.drain(..).for_each(|frame| self.receiving.give_back(frame.into_slot()));
     }
 
-    fn buffers(&mut self, count: usize, buffers: &mut Vec<Buffer>) {
+    fn buffers(&mut self, _to: LinkAddress, count: usize, buffers: &mut Vec<Buffer>) {
         self.transmitting.lend(count, buffers);
     }
 

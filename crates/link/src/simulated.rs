@@ -151,7 +151,7 @@ impl Link for SimulatedLink {
         self.receive_free.extend(frames.drain(..).map(Frame::into_slot));
     }
 
-    fn buffers(&mut self, count: usize, buffers: &mut Vec<Buffer>) {
+    fn buffers(&mut self, _to: LinkAddress, count: usize, buffers: &mut Vec<Buffer>) {
         self.starved = self.transmit_free.len() < count;
         for _ in 0..count {
             let Some(slot) = self.transmit_free.pop() else {

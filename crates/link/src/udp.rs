@@ -15,9 +15,12 @@ use sidecore_units::Nanos;
 use crate::frame::{Piece, Pieces};
 use crate::options::SlotShape;
 use crate::{
-    Buffer, Frame, Link, LinkAddress, LinkError, LinkOptions, LinkState, LinkStats, Properties,
+    Buffer, Frame, Link, LinkAddress, LinkError, LinkOptions, LinkQueue, LinkState, LinkStats,
+    Properties, QUEUE_AT,
 };
 
+/// Room for what the kernel puts together: no packet is longer.
+const COALESCED_BYTES_MAX: usize = 1 << 16;
 /// The longest payload of a datagram, over IPv4 as over IPv6.
 const DATAGRAM_BYTES_MAX: usize = 65_487;
 /// Datagrams that the kernel cuts out of one message, or puts into one (udp(7)).
@@ -50,6 +53,7 @@ pub struct UdpOptions {
 pub struct UdpLink {
     properties: Properties,
     stats: Arc<LinkStats>,
+    local: SocketAddr,
     socket: DatagramSocket,
     wake: WakeSet,
     watched: bool,
@@ -59,7 +63,7 @@ pub struct UdpLink {
     transmit_at: u32,
     transmit_free: Vec<u32>,
     /// Sent, but not taken by the kernel.
-    queue: VecDeque<(Buffer, SocketAddr, u32)>,
+    queue: VecDeque<Queued>,
     /// Whether the kernel cuts messages into datagrams.
     segments: bool,
     places: Vec<Place>,
@@ -67,6 +71,16 @@ pub struct UdpLink {
     retry_at: Nanos,
     count_at: Nanos,
     seen_drops: u32,
+}
+
+/// A frame on its way to the kernel.
+#[derive(Debug)]
+struct Queued {
+    buffer: Buffer,
+    to: SocketAddr,
+    len_bytes: u32,
+    /// The receiver's queue: one message is for one queue.
+    queue: u8,
 }
 
 /// Receive buffers, each of which may have several frames in it.
@@ -179,6 +193,38 @@ impl UdpLink {
     /// # Errors
     /// Options out of range; the address is not to be had.
     pub fn open(options: &UdpOptions) -> Result<Self, LinkError> {
+        Self::open_one(options, false)
+    }
+
+    /// Opens all queues of a link, which have one address: the kernel gives each datagram to the
+    /// queue that its byte at [`QUEUE_AT`] names. Such queues do not coalesce, because the kernel
+    /// would put datagrams of several queues together.
+    ///
+    /// # Errors
+    /// As [`UdpLink::open`]; a number of queues out of range.
+    pub fn open_queues(options: &UdpOptions, count: usize) -> Result<Vec<Self>, LinkError> {
+        let queues = LinkQueue::all(count)?;
+        if count == 1 {
+            return Ok(vec![Self::open(options)?]);
+        }
+        let mut options = UdpOptions { coalesce: false, ..options.clone() };
+        // A socket that shares its address would share it with another daemon of this user, too.
+        let alone = Self::open(&options)?;
+        options.address = alone.local;
+        drop(alone);
+        let links =
+            queues.map(|_| Self::open_one(&options, true)).collect::<Result<Vec<_>, _>>()?;
+        if let Some(first) = links.first() {
+            let count = u8::try_from(count).unwrap_or(u8::MAX);
+            first
+                .socket
+                .share_by(as_u32(QUEUE_AT), count)
+                .map_err(LinkError::kernel("divide a UDP port among queues"))?;
+        }
+        Ok(links)
+    }
+
+    fn open_one(options: &UdpOptions, shared: bool) -> Result<Self, LinkError> {
         options.link.check()?;
         let LinkOptions { frame_bytes, header_bytes, receive_frames, transmit_frames } =
             options.link;
@@ -193,7 +239,7 @@ impl UdpLink {
             });
         }
         let transmit_shape = SlotShape::new(&options.link, 0);
-        let room_bytes = if options.coalesce { DATAGRAM_BYTES_MAX } else { frame_bytes };
+        let room_bytes = if options.coalesce { COALESCED_BYTES_MAX } else { frame_bytes };
         let receive_shape =
             SlotShape::new(&LinkOptions { frame_bytes: room_bytes, ..options.link }, 0);
         let transmit_at = receive_shape.slot_bytes.saturating_mul(receive_frames);
@@ -213,6 +259,7 @@ impl UdpLink {
             pages.memory().clone(),
             buffer_bytes,
             options.coalesce,
+            shared,
         )
         .map_err(LinkError::kernel("bind a UDP socket"))?;
         let address =
@@ -237,6 +284,7 @@ impl UdpLink {
                 },
             },
             stats: Arc::default(),
+            local: address,
             socket,
             wake: WakeSet::new().map_err(LinkError::kernel("make an epoll descriptor"))?,
             watched: false,
@@ -267,7 +315,8 @@ impl UdpLink {
         let mut bytes = 0_usize;
         // Whether the last message can have no more: its last datagram is shorter than the others.
         let mut complete = true;
-        for (buffer, to, len_bytes) in &self.queue {
+        let mut last_queue = 0;
+        for Queued { buffer, to, len_bytes, queue } in &self.queue {
             let index = self.places.len();
             let Some(piece) =
                 buffer.pieces().part(0, usize::try_from(*len_bytes).unwrap_or(0)).next()
@@ -283,6 +332,7 @@ impl UdpLink {
                 Some(last)
                     if !complete
                         && last.to == *to
+                        && last_queue == *queue
                         && last.places.len() < SEGMENTS_MAX
                         && sum <= DATAGRAM_BYTES_MAX
                         && segment <= last.segment_bytes =>
@@ -299,6 +349,7 @@ impl UdpLink {
                     bytes = len;
                 }
             }
+            last_queue = *queue;
             self.places.push(Place { start, len_bytes: *len_bytes });
         }
         for departure in &mut self.departures {
@@ -348,7 +399,7 @@ impl UdpLink {
     /// Takes the buffers of the first frames of the queue back.
     fn release(&mut self, frames: usize) {
         for _ in 0..frames {
-            if let Some((buffer, ..)) = self.queue.pop_front() {
+            if let Some(Queued { buffer, .. }) = self.queue.pop_front() {
                 self.transmit_free.push(buffer.into_slot());
             }
         }
@@ -425,7 +476,7 @@ impl Link for UdpLink {
         frames.drain(..).for_each(|frame| self.receiving.give_back(frame.into_slot()));
     }
 
-    fn buffers(&mut self, count: usize, buffers: &mut Vec<Buffer>) {
+    fn buffers(&mut self, _to: LinkAddress, count: usize, buffers: &mut Vec<Buffer>) {
         let shape = self.transmit_shape;
         for _ in 0..count {
             let Some(slot) = self.transmit_free.pop() else {
@@ -446,7 +497,10 @@ impl Link for UdpLink {
         let (mut count, mut bytes) = (0_u64, 0_u64);
         for buffer in buffers.drain(..) {
             if let Some((LinkAddress::Udp(to), len_bytes)) = buffer.frame() {
-                self.queue.push_back((buffer, to, as_u32(len_bytes)));
+                let mut queue = [0];
+                buffer.pieces().read(self.socket.memory(), QUEUE_AT, &mut queue);
+                let [queue] = queue;
+                self.queue.push_back(Queued { buffer, to, len_bytes: as_u32(len_bytes), queue });
                 count = count.saturating_add(1);
                 bytes = bytes.saturating_add(len_bytes as u64);
             } else {

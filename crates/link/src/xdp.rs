@@ -2,12 +2,13 @@
 
 mod ring;
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
 use sidecore_linux::{
-    CHUNK_BYTES, Interface, KERNEL_HEADROOM_BYTES, PacketSocket, XdpMode, XdpRings, XdpSocket,
+    CHUNK_BYTES, Interface, KERNEL_HEADROOM_BYTES, XdpMode, XdpProgram, XdpRings, XdpSocket,
     XdpStatistics,
 };
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, SharedPages};
@@ -17,8 +18,8 @@ use sidecore_units::Nanos;
 use crate::frame::{PIECES_MAX, Piece, Pieces};
 use crate::options::FRAME_BYTES_MIN;
 use crate::{
-    Buffer, EthernetAddress, Frame, Link, LinkAddress, LinkError, LinkOptions, LinkState,
-    LinkStats, Properties,
+    Buffer, EthernetAddress, Frame, Link, LinkAddress, LinkError, LinkOptions, LinkQueue,
+    LinkState, LinkStats, Properties, interface,
 };
 use ring::{CONTINUED, Descriptor, Ring};
 
@@ -35,8 +36,6 @@ const DOWN: &str = "the interface is down";
 pub struct XdpOptions {
     /// The interface's name.
     pub interface: String,
-    /// The interface's queue. An interface has one link: its program serves one queue.
-    pub queue: u32,
     /// The protocol of the frames.
     pub ethertype: u16,
     /// Frames and rings.
@@ -53,6 +52,8 @@ pub struct XdpLink {
     address: EthernetAddress,
     ethertype: u16,
     stats: Arc<LinkStats>,
+    /// Of all queues of the link.
+    _program: Arc<XdpProgram>,
     socket: XdpSocket,
     umem: GuestMemory,
     state: LinkState,
@@ -140,50 +141,117 @@ struct Partial {
     overflow: bool,
 }
 
+/// The capabilities that a link through AF_XDP needs.
+const CAPABILITIES: &str = "CAP_NET_RAW CAP_NET_ADMIN CAP_BPF";
+
+/// The link and its remedy, for an error of the kernel's.
+fn refused(interface: &str, mode: XdpMode, error: io::Error) -> LinkError {
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    let remedy = match errno {
+        Some(Errno::PERM | Errno::ACCESS) => {
+            let step = "open an AF_XDP socket";
+            return LinkError::Capability { step, capabilities: CAPABILITIES };
+        }
+        Some(Errno::AFNOSUPPORT) => "the kernel has none: use a link of type `packet`",
+        Some(Errno::BUSY | Errno::EXIST) => {
+            "another socket has the queue, or another program the interface: `ip link show` names \
+             it"
+        }
+        Some(Errno::NOBUFS | Errno::NOMEM) => {
+            "its memory is locked: raise LimitMEMLOCK of the daemon's unit, or use fewer frames"
+        }
+        _ if mode == XdpMode::ZeroCopy => {
+            "the driver has no zero copy, or none for so long frames: leave `mode` out, or shorten \
+             the MTU"
+        }
+        _ if mode == XdpMode::Driver => {
+            "the driver has no XDP for so long frames: leave `mode` out, or shorten the MTU"
+        }
+        _ => "use a link of type `packet`",
+    };
+    LinkError::Xdp { interface: interface.to_owned(), error, remedy }
+}
+
 impl XdpLink {
-    /// Opens a link on an interface of this thread's network namespace.
+    /// Opens a link with one queue on an interface of this thread's network namespace.
     ///
     /// # Errors
-    /// Options out of range; no such interface, or one with too small an MTU; no mode that both the
-    /// options and the interface have; no CAP_NET_ADMIN.
+    /// As [`XdpLink::open_queues`].
     pub fn open(options: &XdpOptions) -> Result<Self, LinkError> {
+        let mut links = Self::open_queues(options, 1)?;
+        links.pop().ok_or(LinkError::Offer("no queue"))
+    }
+
+    /// Opens all queues of a link on an interface of this thread's network namespace. They are the
+    /// first queues of the interface: a program can give a frame to the socket of the queue that it
+    /// arrived at, and to no other, so it is the interface that steers.
+    ///
+    /// # Errors
+    /// Options out of range; no such interface, or one with too small an MTU or too few queues; no
+    /// mode that both the options and the interface have; no capabilities.
+    pub fn open_queues(options: &XdpOptions, count: usize) -> Result<Vec<Self>, LinkError> {
         options.link.check()?;
-        let finder = PacketSocket::new().map_err(LinkError::kernel("open a packet socket"))?;
-        let interface = finder
-            .interface(&options.interface)
-            .map_err(LinkError::kernel("find the interface"))?;
-        let frame_bytes =
-            options.link.frame_bytes.min(usize::try_from(interface.mtu_bytes).unwrap_or(0));
-        if frame_bytes < FRAME_BYTES_MIN {
-            let medium = options.interface.clone();
-            return Err(LinkError::ShortFrames {
-                medium,
-                frame_bytes,
-                needed_bytes: FRAME_BYTES_MIN,
-            });
+        // Only for its check of the number.
+        drop(LinkQueue::all(count)?);
+        let name = options.interface.as_str();
+        let finder = interface::packet_socket(CAPABILITIES)?;
+        let (interface, link) = interface::find(&finder, name, &options.link)?;
+        let has = finder
+            .receive_queues(name)
+            .map_err(LinkError::kernel("count the queues of an interface"))?;
+        let has = usize::try_from(has).unwrap_or(usize::MAX);
+        if has < count {
+            return Err(LinkError::Queues { interface: name.to_owned(), has, wanted: count });
         }
-        let link = LinkOptions { frame_bytes, ..options.link };
+        if has > count {
+            tracing::warn!(
+                interface = name,
+                "the interface has {has} receive queues and the link {count}, and frames at the others do not arrive: \
+                 `ethtool --set-channels {name} combined {count}`"
+            );
+        }
         let modes = match options.mode {
             Some(mode) => vec![mode],
             None => vec![XdpMode::ZeroCopy, XdpMode::Driver, XdpMode::Generic],
         };
-        let mut refused = None;
+        let mut last = None;
         for mode in modes {
-            match Self::open_mode(options, &link, &interface, mode) {
-                Ok(link) => return Ok(link),
+            match Self::open_mode(options, &link, &interface, count, mode) {
+                Ok(links) => return Ok(links),
                 Err(error) => {
-                    tracing::debug!(interface = %options.interface, ?mode, %error, "AF_XDP mode refused");
-                    refused = Some(error);
+                    tracing::debug!(interface = name, ?mode, %error, "AF_XDP mode refused");
+                    last = Some(error);
                 }
             }
         }
-        Err(refused.unwrap_or(LinkError::Offer("no mode")))
+        Err(last.unwrap_or(LinkError::Offer("no mode")))
     }
 
     fn open_mode(
         options: &XdpOptions,
         link: &LinkOptions,
         interface: &Interface,
+        count: usize,
+        mode: XdpMode,
+    ) -> Result<Vec<Self>, LinkError> {
+        let refused = |error| refused(&options.interface, mode, error);
+        let program = XdpProgram::attach(interface, options.ethertype, as_u32(count), mode);
+        let program = Arc::new(program.map_err(refused)?);
+        (0..as_u32(count))
+            .map(|queue| {
+                let opened = Self::open_queue(options, link, interface, &program, queue, mode)?;
+                program.serve(queue, &opened.socket).map_err(refused)?;
+                Ok(opened)
+            })
+            .collect()
+    }
+
+    fn open_queue(
+        options: &XdpOptions,
+        link: &LinkOptions,
+        interface: &Interface,
+        program: &Arc<XdpProgram>,
+        queue: u32,
         mode: XdpMode,
     ) -> Result<Self, LinkError> {
         let shape = Shape::new(link.frame_bytes, link.header_bytes);
@@ -198,10 +266,10 @@ impl XdpLink {
             completion: transmit_chunks.next_power_of_two(),
         };
         let headroom = shape.start.saturating_sub(KERNEL_HEADROOM_BYTES);
-        let (queue, ethertype) = (options.queue, options.ethertype);
+        let ethertype = options.ethertype;
         let (socket, mapped) =
-            XdpSocket::open(interface.index, queue, ethertype, pages, headroom, rings, mode)
-                .map_err(LinkError::kernel("open an AF_XDP socket"))?;
+            XdpSocket::open(interface.index, queue, pages, headroom, rings, mode)
+                .map_err(|error| refused(&options.interface, mode, error))?;
         let mut fill = Ring::new(&mapped.fill, 1)?;
         for chunk in 0..receive_chunks {
             let address = u64::from(chunk).saturating_mul(u64::from(CHUNK_BYTES));
@@ -230,6 +298,7 @@ impl XdpLink {
             address,
             ethertype,
             stats: Arc::default(),
+            _program: Arc::clone(program),
             umem,
             state: LinkState::Up,
             receive: Ring::new(&mapped.receive, 2)?,
@@ -475,7 +544,7 @@ impl Link for XdpLink {
         self.publish_fill();
     }
 
-    fn buffers(&mut self, count: usize, buffers: &mut Vec<Buffer>) {
+    fn buffers(&mut self, _to: LinkAddress, count: usize, buffers: &mut Vec<Buffer>) {
         if self.free.len() < count {
             self.reap();
         }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use sidecore_link::{
-    EthernetAddress, Link, LinkAddress, LinkError, LinkOptions, LinkState, PacketLink,
+    EthernetAddress, Link, LinkAddress, LinkError, LinkOptions, LinkQueue, LinkState, PacketLink,
     PacketOptions, contract,
 };
 use sidecore_reactor::Arm;
@@ -18,6 +18,7 @@ fn options(interface: &str, frame_bytes: usize) -> PacketOptions {
     PacketOptions {
         interface: interface.to_owned(),
         ethertype: ETHERTYPE,
+        queue: LinkQueue::ONLY,
         link: LinkOptions {
             frame_bytes,
             receive_frames: 64,
@@ -63,10 +64,10 @@ fn the_interface_grants_no_longer_frames_than_its_mtu() {
     let error =
         veth.within(LEFT, || PacketLink::open(&options(LEFT, 8_100)).map(drop).unwrap_err());
     assert!(matches!(error, LinkError::ShortFrames { .. }), "{error}");
-    assert!(error.to_string().contains("set its MTU to 1232"), "{error}");
+    assert!(error.to_string().contains("`ip link set dev left mtu 8100`"), "{error}");
     let error =
         veth.within(RIGHT, || PacketLink::open(&options(LEFT, 8_100)).map(drop).unwrap_err());
-    assert!(error.to_string().contains("find the interface"), "{error}");
+    assert!(error.to_string().contains("there is no Ethernet interface `left`"), "{error}");
 }
 
 #[test]
@@ -198,7 +199,7 @@ fn only_a_frame_that_is_sent_after_its_turn_is_copied() {
     let Some(veth) = Veth::new(9_000) else { return };
     let contract::Pair { mut left, mut right } = pair(&veth, 8_100);
     let mut buffers = Vec::new();
-    left.link.buffers(4, &mut buffers);
+    left.link.buffers(left.peer, 4, &mut buffers);
     for (index, buffer) in buffers.iter_mut().enumerate() {
         buffer.pieces().write(left.link.memory(), 0, &contract::pattern(index, 5_000));
         buffer.address(left.peer, 5_000);

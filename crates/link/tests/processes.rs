@@ -29,13 +29,13 @@ fn child() {
     let mut bytes = vec![0; link.properties().frame_bytes];
     while link.state() == LinkState::Up {
         assert!(start.elapsed() < PATIENCE);
-        link.buffers(4 - buffers.len(), &mut buffers);
+        link.buffers(LinkAddress::Peer(0), 4 - buffers.len(), &mut buffers);
         link.receive(Nanos::from(start.elapsed()), buffers.len(), &mut frames);
         let mut answers: Vec<_> = buffers.drain(..frames.len()).collect();
         for (frame, answer) in frames.iter().zip(&mut answers) {
             let len = frame.pieces().read(link.memory(), 0, &mut bytes);
             answer.pieces().write(link.memory(), 0, &bytes[..len]);
-            answer.address(LinkAddress::Peer, len);
+            answer.address(LinkAddress::Peer(0), len);
         }
         link.give_back(&mut frames);
         link.send(Nanos::from(start.elapsed()), &mut answers);
@@ -63,11 +63,11 @@ fn frames_travel_between_processes_until_one_of_them_is_killed() {
     let (mut frames, mut buffers) = (Vec::new(), Vec::new());
     let (mut sent, mut received) = (0_usize, 0_usize);
     while received < 5000 {
-        link.buffers(8 - (sent - received).min(8), &mut buffers);
+        link.buffers(LinkAddress::Peer(0), 8 - (sent - received).min(8), &mut buffers);
         for buffer in &mut buffers {
             let bytes = contract::pattern(sent, 1 + sent % 8_100);
             buffer.pieces().write(link.memory(), 0, &bytes);
-            buffer.address(LinkAddress::Peer, bytes.len());
+            buffer.address(LinkAddress::Peer(0), bytes.len());
             sent += 1;
         }
         link.send(Nanos::from(start.elapsed()), &mut buffers);
@@ -91,6 +91,6 @@ fn frames_travel_between_processes_until_one_of_them_is_killed() {
     }
     assert!(matches!(link.state(), LinkState::Closed(_)));
     // A closed link has no buffers.
-    link.buffers(1, &mut buffers);
+    link.buffers(LinkAddress::Peer(0), 1, &mut buffers);
     assert!(buffers.is_empty());
 }

@@ -5,8 +5,8 @@ use std::os::unix::net::UnixStream;
 use sidecore_counting_alloc::{CountingAllocator, allocations};
 use sidecore_link::contract::{Pair, exchange};
 use sidecore_link::{
-    EthernetAddress, Faults, LinkOptions, MemoryLink, Network, PacketLink, PacketOptions, UdpLink,
-    UdpOptions, XdpLink, XdpOptions,
+    EthernetAddress, Faults, LinkOptions, LinkQueue, MemoryLink, Network, PacketLink,
+    PacketOptions, UdpLink, UdpOptions, XdpLink, XdpOptions,
 };
 
 mod veth;
@@ -52,6 +52,7 @@ fn a_packet_link_allocates_nothing_for_a_frame() {
         let options = PacketOptions {
             interface: end.to_owned(),
             ethertype: 0x88b5,
+            queue: LinkQueue::ONLY,
             link: options(),
             bypass_qdisc: true,
         };
@@ -75,8 +76,7 @@ fn an_xdp_link_allocates_nothing_for_a_frame() {
     let Some(veth) = Veth::new(9_000) else { return };
     let link = |end: &str| {
         let link = options();
-        let options =
-            XdpOptions { interface: end.to_owned(), queue: 0, ethertype: 0x88b5, link, mode: None };
+        let options = XdpOptions { interface: end.to_owned(), ethertype: 0x88b5, link, mode: None };
         veth.within(end, || XdpLink::open(&options))
     };
     match (link(LEFT), link(RIGHT)) {

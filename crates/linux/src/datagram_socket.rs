@@ -86,7 +86,8 @@ impl fmt::Debug for DatagramSocket {
 impl DatagramSocket {
     /// Binds a socket, whose kernel buffers hold about `buffer_bytes`. Its datagrams are never
     /// fragmented. If `coalesce`, the kernel delivers datagrams of one sender together (`UDP_GRO`).
-    /// `memory` has one region.
+    /// If `shared`, several sockets of this user have the address, see
+    /// [`share_by`](Self::share_by). `memory` has one region.
     ///
     /// # Errors
     /// The address is not to be had, or the kernel lacks an option.
@@ -95,6 +96,7 @@ impl DatagramSocket {
         memory: GuestMemory,
         buffer_bytes: usize,
         coalesce: bool,
+        shared: bool,
     ) -> io::Result<Self> {
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -116,6 +118,9 @@ impl DatagramSocket {
         set(socket.as_fd(), probe.0, probe.1, probe.2)?;
         if coalesce {
             set(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1)?;
+        }
+        if shared {
+            sockopt::set_socket_reuseport(&socket, true)?;
         }
         rustix::net::bind(&socket, &address)?;
         let (base, len_bytes) = memory.host_ranges().next().ok_or(io::ErrorKind::InvalidInput)?;
@@ -147,6 +152,31 @@ impl DatagramSocket {
     pub fn local_address(&self) -> io::Result<SocketAddr> {
         let address = rustix::net::getsockname(&self.socket)?;
         SocketAddr::try_from(address).map_err(|_| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Divides the datagrams for the address of this socket among the `count` sockets that share
+    /// it: each goes to the one whose number, in the order of their binding, is the byte at
+    /// `byte_at`, modulo their number. A datagram that is shorter goes to the first one.
+    ///
+    /// # Errors
+    /// The socket does not share its address.
+    pub fn share_by(&self, byte_at: u32, count: u8) -> io::Result<()> {
+        let statement = |code: u32, k| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+        // Offsets count from the payload on. A load behind the end ends the program with zero.
+        let filter = [
+            statement(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, byte_at),
+            statement(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, u32::from(count.max(1))),
+            statement(libc::BPF_RET | libc::BPF_A, 0),
+        ];
+        let program =
+            libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
+        let len = size_of::<libc::sock_fprog>() as libc::socklen_t;
+        // SAFETY: the kernel reads the program and its instructions, and writes nothing.
+        let code = unsafe {
+            let (fd, at) = (self.socket.as_raw_fd(), (&raw const program).cast());
+            libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, at, len)
+        };
+        if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
     /// Datagrams dropped by the kernel since the socket was made, for want of room or a wrong
@@ -381,7 +411,7 @@ mod tests {
 
     fn socket(address: &str) -> DatagramSocket {
         let pages = SharedPages::new("datagrams", 1 << 20).unwrap();
-        DatagramSocket::bind(address.parse().unwrap(), pages.memory().clone(), 1 << 20, true)
+        DatagramSocket::bind(address.parse().unwrap(), pages.memory().clone(), 1 << 20, true, false)
             .unwrap()
     }
 
@@ -451,6 +481,38 @@ mod tests {
             .map(|(one, at)| one.segment_bytes.min(one.len_bytes - at))
             .collect();
         assert_eq!(datagrams, [1000, 700]);
+    }
+
+    #[test]
+    fn sockets_of_one_address_share_its_datagrams_by_a_byte() {
+        let bind = |address: SocketAddr, shared| {
+            let pages = SharedPages::new("datagrams", 1 << 20).unwrap();
+            DatagramSocket::bind(address, pages.memory().clone(), 1 << 20, false, shared)
+        };
+        let mut sender = socket("127.0.0.1:0");
+        let first = bind("127.0.0.1:0".parse().unwrap(), true).unwrap();
+        let to = first.local_address().unwrap();
+        assert!(bind(to, false).is_err(), "the address is in use");
+        let mut sockets = vec![first];
+        sockets.extend((1..3).map(|_| bind(to, true).unwrap()));
+        sockets[0].share_by(27, 3).unwrap();
+        for byte in [0, 1, 2, 3, 250, 251, 255] {
+            let mut hint = RegionHint::default();
+            sender.memory().write_slice(GuestAddress(27), &[byte], &mut hint).unwrap();
+            let departure = Departure { to, places: 0..1, segment_bytes: 0 };
+            sender.send(&[departure], &[Place { start: 0, len_bytes: 100 }]).unwrap();
+            let rooms = [Place { start: 0, len_bytes: 100 }];
+            for (index, socket) in sockets.iter_mut().enumerate() {
+                let expected = usize::from(usize::from(byte % 3) == index);
+                assert_eq!(receive(socket, &rooms).len(), expected, "{byte} at socket {index}");
+            }
+        }
+        // Too short for the byte.
+        let departure = Departure { to, places: 0..1, segment_bytes: 0 };
+        sender.send(&[departure], &[Place { start: 0, len_bytes: 27 }]).unwrap();
+        assert_eq!(receive(&mut sockets[0], &[Place { start: 0, len_bytes: 100 }]).len(), 1);
+        let alone = socket("127.0.0.1:0");
+        assert!(alone.share_by(27, 3).is_err(), "it has its address for itself");
     }
 
     #[test]

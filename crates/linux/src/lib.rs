@@ -13,8 +13,7 @@
 //! * [`Clock`]: the time, for the price of reading a register.
 //! * [`PacketSocket`]: frames of an Ethernet interface, through rings in memory.
 //! * [`DatagramSocket`]: datagrams in batches.
-//! * [`XdpSocket`]: frames of an interface, through AF_XDP.
-//! * [`ServiceManager`] and [`take_kept`]: who started this process, and keeps
+//! * [`XdpSocket`] and [`XdpProgram`]: frames of an interface, through AF_XDP.
 //! * [`ServiceManager`] and [`take_kept`]: the program that started this process, and keeps
 //!   descriptors for the next one.
 //!
@@ -53,11 +52,13 @@ pub use host_file::{
     ExtentFlaw, HostExtent, HostFile, HostFileError, HostFileOptions, LeaseState, lease_break_time,
 };
 pub use memory_file::{MemoryFile, boot_id};
-pub use packet_socket::{Interface, PacketRing, PacketSetup, PacketSocket};
+pub use packet_socket::{
+    FrameFilter, FrameShare, Interface, PacketRing, PacketSetup, PacketSocket,
+};
 pub use peer_event::peer_event;
 pub use pin::pin_memory;
 pub use service_manager::{EnvironmentError, KeptDescriptor, ServiceManager, take_kept};
 pub use xdp_socket::{
-    CHUNK_BYTES, KERNEL_HEADROOM_BYTES, NEEDS_WAKE_UP, XdpMapped, XdpMode, XdpRing, XdpRings,
-    XdpSocket, XdpStatistics,
+    CHUNK_BYTES, KERNEL_HEADROOM_BYTES, NEEDS_WAKE_UP, XdpMapped, XdpMode, XdpProgram, XdpRing,
+    XdpRings, XdpSocket, XdpStatistics,
 };

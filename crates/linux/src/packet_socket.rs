@@ -15,6 +15,9 @@ use sidecore_units::PAGE_BYTES;
 const BLOCK_BYTES: u32 = 256 << 10;
 /// Offset of the ethertype in a frame.
 const ETHERTYPE_AT: u32 = 12;
+const ETHERNET_BYTES: u32 = 14;
+/// linux/sockios.h.
+const SIOCETHTOOL: libc::c_ulong = 0x8946;
 
 /// An Ethernet interface, as it was when it was looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +97,27 @@ pub struct PacketSetup {
     pub bypass_qdisc: bool,
 }
 
+/// The frames that a socket receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameFilter {
+    /// Their protocol.
+    pub ethertype: u16,
+    /// Several sockets share the frames: each has those whose byte at this offset of the payload,
+    /// modulo the number of sockets, is its own number.
+    pub share: Option<FrameShare>,
+}
+
+/// A socket's share of the frames that arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameShare {
+    /// Offset of the byte that decides, behind the Ethernet header.
+    pub byte_at: u32,
+    /// The number of this socket, below `count`.
+    pub index: u8,
+    /// The number of sockets.
+    pub count: u8,
+}
+
 /// A raw packet socket on one interface, for the frames of one protocol.
 #[derive(Debug)]
 pub struct PacketSocket(OwnedFd);
@@ -134,20 +158,44 @@ impl PacketSocket {
         Ok(Interface { index, mtu_bytes: u32::try_from(mtu).unwrap_or(0), address })
     }
 
+    /// Whether an interface can send: it is up, and has a carrier.
+    ///
+    /// # Errors
+    /// There is no interface of this name.
+    pub fn is_running(&self, name: &str) -> io::Result<bool> {
+        let answer = self.ask(name, libc::SIOCGIFFLAGS)?;
+        // SAFETY: SIOCGIFFLAGS has set this field.
+        let flags = libc::c_int::from(unsafe { answer.ifr_ifru.ifru_flags });
+        let running = libc::IFF_UP | libc::IFF_RUNNING;
+        Ok(flags & running == running)
+    }
+
+    /// The number of an interface's receive queues (ethtool(8), `--show-channels`); 1 if its driver
+    /// does not tell.
+    ///
+    /// # Errors
+    /// There is no interface of this name.
+    pub fn receive_queues(&self, name: &str) -> io::Result<u32> {
+        /// `ETHTOOL_GCHANNELS` (linux/ethtool.h).
+        const GET_CHANNELS: u32 = 0x3c;
+        // `struct ethtool_channels`: the command, four largest numbers, and those in use for
+        // receiving, sending, other interrupts, and both receiving and sending.
+        let mut channels = [0_u32; 9];
+        channels[0] = GET_CHANNELS;
+        let mut request = named(name)?;
+        request.ifr_ifru.ifru_data = channels.as_mut_ptr().cast();
+        // SAFETY: the kernel reads the name, and writes nine numbers to where the request points.
+        let code = unsafe { libc::ioctl(self.0.as_raw_fd(), SIOCETHTOOL as _, &raw mut request) };
+        if code >= 0 {
+            return Ok(channels[5].saturating_add(channels[8]).max(1));
+        }
+        let error = io::Error::last_os_error();
+        if error.raw_os_error() == Some(libc::EOPNOTSUPP) { Ok(1) } else { Err(error) }
+    }
+
     fn ask(&self, name: &str, request: libc::c_ulong) -> io::Result<libc::ifreq> {
-        // SAFETY: a zeroed request is a valid one.
-        let mut answer: libc::ifreq = unsafe { std::mem::zeroed() };
-        // The last byte stays zero.
-        if name.len() >= answer.ifr_name.len() {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("{name} is no name of an interface"),
-            ));
-        }
-        for (to, from) in answer.ifr_name.iter_mut().zip(name.bytes()) {
-            *to = from as libc::c_char;
-        }
-        // SAFETY: both requests read the name and write the union behind it.
+        let mut answer = named(name)?;
+        // SAFETY: all requests that are used here read the name and write the union behind it.
         let code = unsafe { libc::ioctl(self.0.as_raw_fd(), request as _, &raw mut answer) };
         if code < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
     }
@@ -182,16 +230,16 @@ impl PacketSocket {
         GuestMemory::map_kernel_rings(self.0.as_fd(), 0, len_bytes).map_err(io::Error::other)
     }
 
-    /// Receives, from now on, frames of `ethertype` that arrive at the interface for this host.
+    /// Receives, from now on, frames that pass `filter` and arrive at the interface for this host.
     ///
     /// # Errors
     /// The interface is gone.
-    pub fn bind(&self, interface: &Interface, ethertype: u16) -> io::Result<()> {
-        self.attach(&own_frames(ethertype))?;
+    pub fn bind(&self, interface: &Interface, filter: &FrameFilter) -> io::Result<()> {
+        self.attach(&own_frames(filter))?;
         // SAFETY: a zeroed address is a valid one.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         address.sll_family = libc::AF_PACKET as u16;
-        address.sll_protocol = ethertype.to_be();
+        address.sll_protocol = filter.ethertype.to_be();
         address.sll_ifindex =
             i32::try_from(interface.index).map_err(|_| io::ErrorKind::InvalidInput)?;
         let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
@@ -272,19 +320,51 @@ impl AsFd for PacketSocket {
     }
 }
 
-/// Accepts frames of `ethertype` that arrive, and are for this host or for several.
-fn own_frames(ethertype: u16) -> [libc::sock_filter; 7] {
+/// A request about the interface of this name.
+fn named(name: &str) -> io::Result<libc::ifreq> {
+    // SAFETY: a zeroed request is a valid one.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // The last byte stays zero.
+    if name.len() >= request.ifr_name.len() {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{name} is no name of an interface"),
+        ));
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    Ok(request)
+}
+
+/// Accepts frames that arrive, are for this host or for several, and pass the filter.
+fn own_frames(filter: &FrameFilter) -> Vec<libc::sock_filter> {
     let packet_type = (libc::SKF_AD_OFF + libc::SKF_AD_PKTTYPE) as u32;
     let equals = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-    [
-        statement(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, packet_type),
-        jump(equals, u32::from(libc::PACKET_OTHERHOST), 4, 0),
-        jump(equals, u32::from(libc::PACKET_OUTGOING), 3, 0),
+    let load_byte = libc::BPF_LD | libc::BPF_B | libc::BPF_ABS;
+    // Instructions between the last comparison with the protocol and the rejection.
+    let rest = if filter.share.is_some() { 4 } else { 1 };
+    let mut program = vec![
+        statement(load_byte, packet_type),
+        jump(equals, u32::from(libc::PACKET_OTHERHOST), rest + 3, 0),
+        jump(equals, u32::from(libc::PACKET_OUTGOING), rest + 2, 0),
         statement(libc::BPF_LD | libc::BPF_H | libc::BPF_ABS, ETHERTYPE_AT),
-        jump(equals, u32::from(ethertype), 0, 1),
+        jump(equals, u32::from(filter.ethertype), 0, rest),
+    ];
+    if let Some(share) = filter.share {
+        let modulo = libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K;
+        program.extend([
+            // A frame that is too short for the byte is rejected.
+            statement(load_byte, ETHERNET_BYTES + share.byte_at),
+            statement(modulo, u32::from(share.count.max(1))),
+            jump(equals, u32::from(share.index), 0, 1),
+        ]);
+    }
+    program.extend([
         statement(libc::BPF_RET | libc::BPF_K, u32::MAX),
         statement(libc::BPF_RET | libc::BPF_K, 0),
-    ]
+    ]);
+    program
 }
 
 fn statement(code: u32, k: u32) -> libc::sock_filter {

@@ -12,12 +12,14 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use sidecore_memory::{GuestMemory, SharedPages};
 
+use crate::Interface;
+
 /// The unit of the frames' memory: no chunk is larger than a page.
 pub const CHUNK_BYTES: u32 = 4096;
 /// Bytes that the kernel leaves in front of a received frame (`XDP_PACKET_HEADROOM`).
 pub const KERNEL_HEADROOM_BYTES: u32 = 256;
 
-/// How long the kernel may take to free the queue of a socket that was closed.
+/// How long the queue of a socket that was closed may be in use.
 const FREED_WITHIN: Duration = Duration::from_secs(1);
 
 const SOL_XDP: libc::c_int = 283;
@@ -40,7 +42,7 @@ mod place {
     pub const COMPLETION: u64 = 0x1_8000_0000;
 }
 /// How a socket is bound.
-mod bind {
+mod bind_flag {
     pub const COPY: u16 = 1 << 1;
     pub const ZEROCOPY: u16 = 1 << 2;
     pub const NEED_WAKEUP: u16 = 1 << 3;
@@ -191,16 +193,13 @@ struct Instruction {
     immediate: i32,
 }
 
-/// A socket on one queue of an interface, and the program on the interface that gives it the frames
-/// of one protocol. All others go to the network stack.
+/// A socket on one queue of an interface, which gets its frames from an [`XdpProgram`].
 #[derive(Debug)]
 pub struct XdpSocket {
     socket: OwnedFd,
     /// The memory of frames, which the kernel has pinned.
     _pages: SharedPages,
     mode: XdpMode,
-    /// Detaches the program when it is closed.
-    _link: OwnedFd,
 }
 
 impl XdpSocket {
@@ -209,12 +208,12 @@ impl XdpSocket {
     /// kernel's are left in front of a received frame. The mode is `mode`, or no socket.
     ///
     /// # Errors
-    /// The process lacks CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF; the kernel or the interface's
-    /// driver does not know the mode, or frames of several buffers.
+    /// The process lacks CAP_NET_RAW, or the permission to lock so much memory; the kernel or the
+    /// interface's driver does not know the mode, or frames of several buffers; another socket has
+    /// the queue.
     pub fn open(
         interface: u32,
         queue: u32,
-        ethertype: u16,
         pages: SharedPages,
         headroom_bytes: u32,
         rings: XdpRings,
@@ -271,19 +270,18 @@ impl XdpSocket {
             fill: map(&offsets.fill, place::FILL, rings.fill, 8)?,
             completion: map(&offsets.completion, place::COMPLETION, rings.completion, 8)?,
         };
-        let copies = if mode == XdpMode::ZeroCopy { bind::ZEROCOPY } else { bind::COPY };
+        let copies = if mode == XdpMode::ZeroCopy { bind_flag::ZEROCOPY } else { bind_flag::COPY };
         let address = Address {
             family: libc::AF_XDP as u16,
-            flags: copies | bind::NEED_WAKEUP | bind::SG,
+            flags: copies | bind_flag::NEED_WAKEUP | bind_flag::SG,
             interface,
             queue,
             shared: 0,
         };
-        bind_when_free(socket.as_fd(), &address)?;
-        let link = attach(socket.as_fd(), interface, queue, ethertype, mode)?;
+        when_free(|| bind(socket.as_fd(), &address))?;
         let granted: u32 = get(socket.as_fd(), option::OPTIONS)?;
         let mode = if granted & OPTIONS_ZEROCOPY != 0 { XdpMode::ZeroCopy } else { mode };
-        Ok((Self { socket, _pages: pages, mode, _link: link }, mapped))
+        Ok((Self { socket, _pages: pages, mode }, mapped))
     }
 
     /// The mode that the kernel has granted.
@@ -331,23 +329,26 @@ impl AsFd for XdpSocket {
     }
 }
 
-/// Binds a socket. The kernel frees the queue of a socket that was closed some time after the close
-/// (`xp_put_pool`), so a queue that is in use is tried again for a while.
-fn bind_when_free(socket: BorrowedFd<'_>, address: &Address) -> io::Result<()> {
-    let end = Instant::now() + FREED_WITHIN;
+/// Binds a socket.
+fn bind(socket: BorrowedFd<'_>, address: &Address) -> io::Result<()> {
     let len = size_of::<Address>() as libc::socklen_t;
+    // SAFETY: the kernel reads `len` bytes of the address.
+    let code = unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(address).cast(), len) };
+    if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Tries again for a while what is in use. The kernel frees the queue of a socket some time after
+/// its close (`xp_put_pool`), and a child of this process has its descriptors until it executes
+/// another program.
+fn when_free<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let end = Instant::now() + FREED_WITHIN;
     loop {
-        // SAFETY: the kernel reads `len` bytes of the address.
-        let code =
-            unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(address).cast(), len) };
-        if code >= 0 {
-            return Ok(());
+        match attempt() {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            other => return other,
         }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::ResourceBusy || Instant::now() >= end {
-            return Err(error);
-        }
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -372,20 +373,73 @@ fn get<T: Copy + Default>(socket: BorrowedFd<'_>, option: libc::c_int) -> io::Re
     if code < 0 { Err(io::Error::last_os_error()) } else { Ok(value) }
 }
 
-/// Runs a program on the interface that gives the socket its frames. They end with the descriptor.
-fn attach(
-    socket: BorrowedFd<'_>,
-    interface: u32,
-    queue: u32,
-    ethertype: u16,
-    mode: XdpMode,
-) -> io::Result<OwnedFd> {
-    // In each structure: the fields of `union bpf_attr` for that command, as far as they are used.
-    let map = [bpf::MAP_TYPE_XSKMAP, 4, 4, queue.saturating_add(1), 0];
-    // SAFETY: numbers only.
-    let map = unsafe { call(bpf::MAP_CREATE, &map)? };
-    let program = program(map.as_raw_fd(), ethertype);
-    let license = c"Apache-2.0";
+/// A program on an interface. It gives frames of one protocol that are for this station, or for
+/// several, to the socket of the queue that they arrive at, and all others to the network stack.
+#[derive(Debug)]
+pub struct XdpProgram {
+    /// The socket of each queue.
+    map: OwnedFd,
+    /// Detaches the program when it is closed.
+    _link: OwnedFd,
+}
+
+impl XdpProgram {
+    /// Attaches a program to an interface whose address is `address`, for its first `queues`
+    /// queues. It ends with the value, and with the process however that ends. May wait a second for
+    /// a program that was detached just now.
+    ///
+    /// # Errors
+    /// The process lacks CAP_NET_ADMIN and CAP_BPF; the driver does not know the mode, or frames of
+    /// several buffers; there is another program.
+    pub fn attach(
+        interface: &Interface,
+        ethertype: u16,
+        queues: u32,
+        mode: XdpMode,
+    ) -> io::Result<Self> {
+        // In each structure: the fields of `union bpf_attr` for that command, as far as they are
+        // used.
+        let map = [bpf::MAP_TYPE_XSKMAP, 4, 4, queues.max(1), 0];
+        // SAFETY: numbers only.
+        let map = unsafe { call(bpf::MAP_CREATE, &map)? };
+        let program = program(map.as_raw_fd(), ethertype, interface.address);
+        let loaded = load(&program)?;
+        let flags =
+            if mode == XdpMode::Generic { bpf::FLAGS_SKB_MODE } else { bpf::FLAGS_DRV_MODE };
+        let create = [loaded.as_raw_fd() as u32, interface.index, bpf::ATTACH_XDP, flags];
+        // SAFETY: numbers only.
+        let link = when_free(|| unsafe { call(bpf::LINK_CREATE, &create) })?;
+        Ok(Self { map, _link: link })
+    }
+
+    /// Gives the frames of a queue to its socket.
+    ///
+    /// # Errors
+    /// The program has no such queue.
+    pub fn serve(&self, queue: u32, socket: &XdpSocket) -> io::Result<()> {
+        #[repr(C)]
+        #[derive(Clone, Copy)]
+        struct Update {
+            map: u32,
+            padding: u32,
+            key: u64,
+            value: u64,
+            flags: u64,
+        }
+        let value = socket.as_fd().as_raw_fd() as u32;
+        let update = Update {
+            map: self.map.as_raw_fd() as u32,
+            padding: 0,
+            key: (&raw const queue).expose_provenance() as u64,
+            value: (&raw const value).expose_provenance() as u64,
+            flags: 0,
+        };
+        // SAFETY: the kernel reads key and value, 4 bytes each.
+        unsafe { command(bpf::MAP_UPDATE_ELEM, &update) }.map(drop)
+    }
+}
+
+fn load(program: &[Instruction]) -> io::Result<OwnedFd> {
     #[repr(C)]
     #[derive(Clone, Copy)]
     struct Load {
@@ -406,7 +460,7 @@ fn attach(
         kind: bpf::PROG_TYPE_XDP,
         count: program.len() as u32,
         instructions: program.as_ptr().expose_provenance() as u64,
-        license: license.as_ptr().expose_provenance() as u64,
+        license: c"Apache-2.0".as_ptr().expose_provenance() as u64,
         log_level: 0,
         log_bytes: 0,
         log: 0,
@@ -417,31 +471,7 @@ fn attach(
         attach_type: bpf::ATTACH_XDP,
     };
     // SAFETY: the kernel reads the instructions and the license, which live until the call returns.
-    let loaded = unsafe { call(bpf::PROG_LOAD, &load)? };
-    #[repr(C)]
-    #[derive(Clone, Copy)]
-    struct Update {
-        map: u32,
-        padding: u32,
-        key: u64,
-        value: u64,
-        flags: u64,
-    }
-    let value = socket.as_raw_fd() as u32;
-    let update = Update {
-        map: map.as_raw_fd() as u32,
-        padding: 0,
-        key: (&raw const queue).expose_provenance() as u64,
-        value: (&raw const value).expose_provenance() as u64,
-        flags: 0,
-    };
-    // SAFETY: the kernel reads key and value, 4 bytes each.
-    unsafe { command(bpf::MAP_UPDATE_ELEM, &update)? };
-    let flags = if mode == XdpMode::Generic { bpf::FLAGS_SKB_MODE } else { bpf::FLAGS_DRV_MODE };
-    // SAFETY: numbers only.
-    unsafe {
-        call(bpf::LINK_CREATE, &[loaded.as_raw_fd() as u32, interface, bpf::ATTACH_XDP, flags])
-    }
+    unsafe { call(bpf::PROG_LOAD, &load) }
 }
 
 /// A command that returns a descriptor.
@@ -462,9 +492,9 @@ unsafe fn command<T: Copy>(number: libc::c_int, attributes: &T) -> io::Result<li
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer as libc::c_int) }
 }
 
-/// Gives frames of `ethertype` to the socket that the map has for their queue, and all others to
-/// the network stack.
-fn program(map: libc::c_int, ethertype: u16) -> [Instruction; 15] {
+/// Gives frames of `ethertype` for `own`, or for several stations, to the socket that the map has
+/// for their queue, and all others to the network stack.
+fn program(map: libc::c_int, ethertype: u16, own: [u8; 6]) -> [Instruction; 21] {
     let instruction = |code: u8, to: u8, from: u8, offset: i16, immediate: i32| Instruction {
         code,
         registers: to | (from << 4),
@@ -474,6 +504,7 @@ fn program(map: libc::c_int, ethertype: u16) -> [Instruction; 15] {
     // Codes of linux/bpf_common.h: class, size or operation, and mode or source.
     let load_word = |to, from, offset| instruction(0x61, to, from, offset, 0);
     let exit = instruction(0x95, 0, 0, 0, 0);
+    let [a, b, c, d, e, f] = own;
     [
         // r2 = context.data, r3 = context.data_end
         load_word(2, 1, 0),
@@ -481,11 +512,19 @@ fn program(map: libc::c_int, ethertype: u16) -> [Instruction; 15] {
         // r4 = r2 + 14; if r4 > r3, pass
         instruction(0xbf, 4, 2, 0, 0),
         instruction(0x07, 4, 0, 0, 14),
-        instruction(0x2d, 4, 3, 8, 0),
+        instruction(0x2d, 4, 3, 14, 0),
         // r5 = the ethertype; if it is another, pass
         instruction(0x69, 5, 2, 12, 0),
-        instruction(0x55, 5, 0, 6, i32::from(ethertype.to_be())),
-        // r2 = context.rx_queue_index
+        instruction(0x55, 5, 0, 12, i32::from(ethertype.to_be())),
+        // r5 = the destination's first byte; if it is a group, take the frame
+        instruction(0x71, 5, 2, 0, 0),
+        instruction(0x45, 5, 0, 4, 1),
+        // Its first four bytes, and the other two; if they are another's, pass
+        load_word(5, 2, 0),
+        instruction(0x56, 5, 0, 8, i32::from_ne_bytes([a, b, c, d])),
+        instruction(0x69, 5, 2, 4, 0),
+        instruction(0x55, 5, 0, 6, i32::from(u16::from_ne_bytes([e, f]))),
+        // take: r2 = context.rx_queue_index
         load_word(2, 1, 16),
         // r1 = map, in two halves
         instruction(0x18, 1, bpf::PSEUDO_MAP_FD, 0, map),

@@ -33,11 +33,11 @@ impl Host {
                 let mut some = self.frames.split_off(self.frames.len().saturating_sub(count));
                 self.link.give_back(&mut some);
             }
-            3 => self.link.buffers(count, &mut self.buffers),
+            3 => self.link.buffers(LinkAddress::Peer(0), count, &mut self.buffers),
             4 => {
                 let mut some = self.buffers.split_off(self.buffers.len().saturating_sub(count));
                 let len_bytes = FRAME_BYTES * count / 8;
-                some.iter_mut().for_each(|buffer| buffer.address(LinkAddress::Peer, len_bytes));
+                some.iter_mut().for_each(|buffer| buffer.address(LinkAddress::Peer(0), len_bytes));
                 self.link.send(Nanos::ZERO, &mut some);
             }
             5 => self.link.cancel(&mut self.buffers),

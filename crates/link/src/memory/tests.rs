@@ -23,9 +23,9 @@ fn pair() -> (MemoryLink, MemoryLink) {
 
 fn send(link: &mut MemoryLink, bytes: &[u8]) {
     let mut buffers = Vec::new();
-    link.buffers(1, &mut buffers);
+    link.buffers(LinkAddress::Peer(0), 1, &mut buffers);
     buffers[0].pieces().write(link.memory(), 0, bytes);
-    buffers[0].address(LinkAddress::Peer, bytes.len());
+    buffers[0].address(LinkAddress::Peer(0), bytes.len());
     link.send(Nanos::ZERO, &mut buffers);
 }
 
@@ -82,7 +82,7 @@ fn entries_that_break_a_rule_close_the_link_and_lend_nothing() {
         assert_eq!(host.stats().dropped_malformed.get(), 1);
         // It stays closed, and does nothing more.
         let mut buffers = Vec::new();
-        host.buffers(4, &mut buffers);
+        host.buffers(LinkAddress::Peer(0), 4, &mut buffers);
         assert!(buffers.is_empty());
         assert_eq!(host.arm(), Arm::Armed);
     }
@@ -109,7 +109,7 @@ fn slots_that_were_never_sent_do_not_come_back() {
         words(&client, &layout.to_client, true).words()[0]
             .store((1 << 48) | (slot << 32), Ordering::Release);
         let mut buffers = Vec::new();
-        host.buffers(5, &mut buffers);
+        host.buffers(LinkAddress::Peer(0), 5, &mut buffers);
         assert!(buffers.is_empty(), "slot {slot}");
         assert_eq!(host.state(), LinkState::Closed(BROKEN), "slot {slot}");
     }
@@ -134,7 +134,7 @@ fn any_bytes_in_the_shared_memory_end_in_a_closed_link_or_in_frames() {
         let (mut frames, mut buffers) = (Vec::new(), Vec::new());
         for _ in 0..4 {
             host.receive(Nanos::ZERO, 3, &mut frames);
-            host.buffers(3, &mut buffers);
+            host.buffers(LinkAddress::Peer(0), 3, &mut buffers);
             let mut bytes = [0; 64];
             frames
                 .iter()
@@ -173,8 +173,8 @@ fn a_frame_is_seen_or_wakes_however_the_two_sides_interleave() {
     let sender = std::thread::spawn(move || {
         for round in 0..ROUNDS {
             let mut buffers = Vec::with_capacity(1);
-            client.buffers(1, &mut buffers);
-            buffers[0].address(LinkAddress::Peer, 64);
+            client.buffers(LinkAddress::Peer(0), 1, &mut buffers);
+            buffers[0].address(LinkAddress::Peer(0), 64);
             meet(&theirs, 4 * round + 2);
             delay(round % 64);
             client.send(Nanos::ZERO, &mut buffers);

@@ -9,7 +9,7 @@ fn options() -> LinkOptions {
 
 fn send(link: &mut SimulatedLink, now: Nanos, to: EthernetAddress, bytes: &[u8]) {
     let mut buffers = Vec::new();
-    link.buffers(1, &mut buffers);
+    link.buffers(LinkAddress::Ethernet(to), 1, &mut buffers);
     buffers[0].pieces().write(link.memory(), 0, bytes);
     buffers[0].address(LinkAddress::Ethernet(to), bytes.len());
     link.send(now, &mut buffers);

@@ -56,12 +56,19 @@ impl Drop for Namespace {
 impl Veth {
     /// A wire for frames of so many bytes. `None`, and a word about it, if this machine has none.
     pub fn new(mtu: usize) -> Option<Self> {
+        Self::with_queues(mtu, 1)
+    }
+
+    /// A wire whose ends have so many queues.
+    #[allow(dead_code)]
+    pub fn with_queues(mtu: usize, queues: usize) -> Option<Self> {
         let (Some(left), Some(right)) = (Namespace::new(), Namespace::new()) else {
             skip("no network namespace can be made (CAP_SYS_ADMIN)");
             return None;
         };
+        let shape = format!("mtu {mtu} numrxqueues {queues} numtxqueues {queues}");
         let add = format!(
-            "link add {LEFT} mtu {mtu} type veth peer name {RIGHT} mtu {mtu} netns {}",
+            "link add {LEFT} {shape} type veth peer name {RIGHT} {shape} netns {}",
             right.0.id()
         );
         if let Err(error) = left.ip(&add) {

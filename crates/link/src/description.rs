@@ -1,0 +1,84 @@
+//! Links from plain descriptions, as a configuration has them.
+
+use std::net::SocketAddr;
+
+use sidecore_linux::XdpMode;
+
+use crate::{
+    Link, LinkError, LinkOptions, LinkQueue, PacketLink, PacketOptions, UdpLink, UdpOptions,
+    XdpLink, XdpOptions,
+};
+
+/// A link with all its queues.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkDescription {
+    /// The wire.
+    pub medium: Medium,
+    /// The number of queues, each of which is polled by a sidecore of its own.
+    pub queues: usize,
+    /// Frames and rings, of each queue.
+    pub options: LinkOptions,
+}
+
+/// A wire.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Medium {
+    /// An Ethernet interface, through a packet socket for each queue.
+    Packet {
+        /// The interface's name.
+        interface: String,
+        /// The protocol of the frames.
+        ethertype: u16,
+        /// As in [`PacketOptions`].
+        bypass_qdisc: bool,
+    },
+    /// An Ethernet interface, through an AF_XDP socket for each of its queues.
+    Xdp {
+        /// The interface's name.
+        interface: String,
+        /// The protocol of the frames.
+        ethertype: u16,
+        /// As in [`XdpOptions`].
+        mode: Option<XdpMode>,
+    },
+    /// A UDP port.
+    Udp {
+        /// The address to receive at; port 0 is one of the kernel's choice.
+        listen: SocketAddr,
+        /// As in [`UdpOptions`]; without effect on a link of several queues.
+        coalesce: bool,
+    },
+}
+
+/// Opens a link: its queues in their order, each for a sidecore. May wait, for a second at most, so
+/// it is not called on a sidecore. The network namespace is that of the calling thread.
+///
+/// # Errors
+/// A [`LinkError`], which says what to do.
+pub fn open(description: &LinkDescription) -> Result<Vec<Box<dyn Link>>, LinkError> {
+    let LinkDescription { medium, queues, options } = description;
+    let link = *options;
+    match medium {
+        Medium::Packet { interface, ethertype, bypass_qdisc } => {
+            let (ethertype, bypass_qdisc) = (*ethertype, *bypass_qdisc);
+            let open = |queue| {
+                let interface = interface.clone();
+                PacketLink::open(&PacketOptions { interface, ethertype, queue, link, bypass_qdisc })
+            };
+            LinkQueue::all(*queues)?.map(|queue| Ok(boxed(open(queue)?))).collect()
+        }
+        Medium::Xdp { interface, ethertype, mode } => {
+            let (interface, ethertype, mode) = (interface.clone(), *ethertype, *mode);
+            let options = XdpOptions { interface, ethertype, link, mode };
+            Ok(XdpLink::open_queues(&options, *queues)?.into_iter().map(boxed).collect())
+        }
+        Medium::Udp { listen: address, coalesce } => {
+            let options = UdpOptions { address: *address, link, coalesce: *coalesce };
+            Ok(UdpLink::open_queues(&options, *queues)?.into_iter().map(boxed).collect())
+        }
+    }
+}
+
+fn boxed(link: impl Link + 'static) -> Box<dyn Link> {
+    Box::new(link)
+}
