@@ -2,6 +2,7 @@
 
 use std::ptr::NonNull;
 
+use crate::arena::Part;
 use crate::copy;
 use crate::table::{GuestAddress, GuestMemory, MemoryError, RegionHint};
 
@@ -188,6 +189,29 @@ impl Segments {
                 unsafe { copy::copy(host, rest.as_ptr(), count) };
                 copied = copied.saturating_add(count);
             }
+        });
+        copied
+    }
+
+    /// Copies `part` of this list to `to`, from byte `to_bytes` of that on. Returns the number of
+    /// bytes copied, which is less than asked for if either list ends before.
+    ///
+    /// The lists may be of different memory, and both may change meanwhile.
+    #[inline]
+    pub fn copy_to(&self, part: Part, to: &Self, to_bytes: u64) -> usize {
+        let mut copied = 0_usize;
+        self.for_each_run(part.skip_bytes, part.len_bytes, |from, from_bytes| {
+            let mut from = from;
+            to.for_each_run(to_bytes.saturating_add(copied as u64), from_bytes, |host, count| {
+                // SAFETY: `from` is valid for the rest of its run, of which `count` is a part, and
+                // `host` for `count` bytes, while the two lists hold their memory. A peer that maps
+                // the same page into both gets any bytes in it, and no more.
+                unsafe {
+                    copy::copy(host, from, count);
+                    from = from.add(count);
+                }
+                copied = copied.saturating_add(count);
+            });
         });
         copied
     }

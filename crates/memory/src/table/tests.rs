@@ -1,7 +1,7 @@
 use std::os::fd::OwnedFd;
 
 use super::*;
-use crate::Segments;
+use crate::{Part, Segments};
 
 fn memfd(len_bytes: u64) -> OwnedFd {
     let fd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
@@ -113,6 +113,46 @@ fn a_part_of_a_list_is_cut_and_bounded_and_keeps_the_memory() {
     assert_eq!(text(&part), "bcd");
     part.release();
     assert_eq!((part.len_bytes(), part.pieces().len()), (0, 0));
+}
+
+#[test]
+fn a_copy_between_lists_follows_the_pieces_of_both_and_ends_with_the_shorter() {
+    let from = GuestMemory::map(vec![spec(0x1000, 0x1000, 0x1000)]).unwrap();
+    let to = GuestMemory::map(vec![spec(0x8000, 0x1000, 0x8000)]).unwrap();
+    let mut hint = RegionHint::default();
+    from.write_slice(GuestAddress(0x1000), b"abcdefghij", &mut hint).unwrap();
+    let list = |memory: &GuestMemory, pieces: &[(u64, u64)]| {
+        let mut list = Segments::with_capacity(4);
+        list.bind(memory);
+        for (address, len_bytes) in pieces {
+            list.push(GuestAddress(*address), *len_bytes, &mut RegionHint::default()).unwrap();
+        }
+        list
+    };
+    let source = list(&from, &[(0x1000, 4), (0x1006, 4), (0x1004, 2)]);
+    let target = list(&to, &[(0x8000, 3), (0x8010, 1), (0x8020, 4)]);
+    let part = |skip_bytes, len_bytes| Part { skip_bytes, len_bytes };
+    let mut seen = [0; 8];
+    for (from, to_bytes, copied, expected) in [
+        (part(1, 5), 2, 5, b"\0\0bcdgh\0"),
+        (part(0, 10), 1, 7, b"\0abcdghi"),
+        (part(8, 10), 0, 2, b"efbcdghi"),
+        (part(10, 1), 0, 0, b"efbcdghi"),
+        (part(0, 1), 8, 0, b"efbcdghi"),
+        (part(0, 0), 0, 0, b"efbcdghi"),
+    ] {
+        if expected == b"\0abcdghi" {
+            target.zero(0, 8);
+        }
+        assert_eq!(source.copy_to(from, &target, to_bytes), copied, "{from:?}");
+        assert_eq!(target.copy_to_slice(0, &mut seen), 8);
+        assert_eq!(&seen, expected, "{from:?}");
+    }
+    assert_eq!(
+        to.read_array(GuestAddress(0x8003), &mut hint).unwrap(),
+        [0; 4],
+        "between two pieces"
+    );
 }
 
 #[test]
