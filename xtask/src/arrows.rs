@@ -47,11 +47,15 @@ const ARROWS: &[(&str, Uses)] = &[
     ("vfio-user", Only(&["spec-nvme", "peer", "socket", "nvme", "memory", "units"])),
     ("linux", Only(&["reactor", "block", "memory", "units"])),
     ("link", Only(&["linux", "socket", "memory", "reactor", "telemetry", "units"])),
+    ("remote", Only(&["vrio", "link", "block", "memory", "reactor", "telemetry", "units"])),
     ("sidecore", Only(&["linux", "reactor", "units"])),
     (
         "assembly",
         Only(&[
             "sidecore",
+            "remote",
+            "link",
+            "vrio",
             "linux",
             "controller",
             "volume",

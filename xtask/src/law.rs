@@ -31,6 +31,7 @@ const PEER_FACING: &[&str] = &[
     "socket",
     "peer",
     "link",
+    "remote",
     "vhost-user",
     "vfio-user",
     "control",

@@ -1,0 +1,411 @@
+//! The port of an engine to a link.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use sidecore_link::{Buffer, Frame, Link, LinkAddress, LinkState, LinkStats, Pieces, Properties};
+use sidecore_memory::{GuestMemory, Part, Segments};
+use sidecore_reactor::Arm;
+use sidecore_units::Nanos;
+use sidecore_vrio::port::{Payload, Peer, Port, Seal};
+use sidecore_vrio::wire::DATA_HEADER_BYTES;
+
+use crate::Peers;
+
+/// Frames that are lent, and sent, together.
+const BATCH: usize = 32;
+
+/// Written behind a message, and in place of data that does not exist.
+const ZEROS: [u8; 4096] = [0; 4096];
+
+/// The data of requests by their names: a client's tags, an IOhost's places.
+pub trait RequestData {
+    /// The memory of a request's data; `None` if there is no such request, whose data are then
+    /// zeros that nothing can be stored in.
+    fn segments(&self, request: u64) -> Option<&Segments>;
+}
+
+/// A link as the [`Port`] of engines: heads are copied before they are parsed, and payloads move
+/// once, between the memory of a frame and that of a request. A payload that is sealed takes the
+/// way through a buffer of the port's own, because a cipher needs a slice that no peer can change.
+///
+/// A link has a limited number of frames, so the port gives those of a batch back before it takes
+/// the next one.
+pub struct LinkPort<D> {
+    /// The data of the engine's requests.
+    pub data: D,
+    link: Box<dyn Link>,
+    memory: GuestMemory,
+    peers: Peers,
+    now: Nanos,
+    /// The batch of received frames, of which those from `next` on have not been handed out.
+    received: Vec<Frame>,
+    next: usize,
+    /// Empty buffers, the first one last: they are used in the order in which they were lent.
+    empty: Vec<Buffer>,
+    /// The address that they were asked for.
+    empty_for: LinkAddress,
+    lent: Vec<Buffer>,
+    /// Frames to be sent.
+    outgoing: Vec<Buffer>,
+    /// A part of a frame as a list.
+    list: Segments,
+    /// A payload that is being sealed, or was opened.
+    scratch: Box<[u8]>,
+    /// Frames that were not sent because their peer's name is invalid, or that are too long.
+    unsendable: u64,
+}
+
+/// A frame that has arrived.
+#[derive(Debug)]
+pub struct Arrived {
+    /// The sender. Nothing proves it.
+    pub from: Peer,
+    head: [u8; DATA_HEADER_BYTES],
+    head_bytes: usize,
+    /// Size of the frame, with what the medium has padded it with.
+    pub frame_bytes: usize,
+    /// The frame's payload.
+    pub received: Received,
+}
+
+impl Arrived {
+    /// A private copy of the frame's first bytes: as many as the longest head has, or fewer if the
+    /// frame is shorter.
+    #[must_use]
+    #[inline]
+    pub fn head(&self) -> &[u8] {
+        self.head.get(..self.head_bytes).unwrap_or_default()
+    }
+}
+
+/// A payload in a received frame, until the port receives the next batch.
+#[derive(Debug)]
+pub struct Received {
+    pieces: Pieces,
+    payload_at: usize,
+    payload_bytes: usize,
+    /// The port's scratch buffer has the opened payload.
+    is_in_scratch: bool,
+}
+
+impl<D: RequestData> LinkPort<D> {
+    /// A port of `link`.
+    #[must_use]
+    pub fn new(link: Box<dyn Link>, data: D) -> Self {
+        let properties = link.properties();
+        let scratch = vec![0; properties.frame_bytes].into();
+        let frames = properties.receive_frames;
+        Self {
+            data,
+            memory: link.memory().clone(),
+            link,
+            peers: Peers::default(),
+            now: Nanos::ZERO,
+            received: Vec::with_capacity(frames),
+            next: 0,
+            empty: Vec::with_capacity(BATCH),
+            empty_for: LinkAddress::Peer(0),
+            lent: Vec::with_capacity(BATCH),
+            outgoing: Vec::with_capacity(BATCH),
+            list: Segments::with_capacity(sidecore_link::PIECES_MAX.saturating_mul(2)),
+            scratch,
+            unsendable: 0,
+        }
+    }
+
+    /// The link's properties.
+    #[must_use]
+    pub fn properties(&self) -> &Properties {
+        self.link.properties()
+    }
+
+    /// The counters of the link.
+    #[must_use]
+    pub fn link_stats(&self) -> &Arc<LinkStats> {
+        self.link.stats()
+    }
+
+    /// Whether the link carries frames.
+    #[must_use]
+    pub fn state(&self) -> LinkState {
+        self.link.state()
+    }
+
+    /// Frames that were not sent because their peer's name had become invalid, or because they were
+    /// too long.
+    #[must_use]
+    pub const fn unsendable(&self) -> u64 {
+        self.unsendable
+    }
+
+    /// The stations that frames came from and go to.
+    pub const fn peers(&mut self) -> &mut Peers {
+        &mut self.peers
+    }
+
+    /// Takes up to `limit` frames that have arrived by `now`; [`next_frame`](Self::next_frame)
+    /// hands them out. Those of the last batch go back to the link. Returns their number.
+    #[inline]
+    pub fn receive(&mut self, now: Nanos, limit: usize) -> usize {
+        self.now = now;
+        self.give_back();
+        let limit = limit.min(self.received.capacity());
+        self.link.receive(now, limit, &mut self.received);
+        if !self.memory.is_same(self.link.memory()) {
+            self.memory = self.link.memory().clone();
+        }
+        self.received.len()
+    }
+
+    /// The next frame of the batch.
+    #[inline]
+    pub fn next_frame(&mut self) -> Option<Arrived> {
+        let frame = self.received.get(self.next)?;
+        self.next = self.next.wrapping_add(1);
+        let pieces = *frame.pieces();
+        let from = self.peers.name(frame.from);
+        let mut head = [0; DATA_HEADER_BYTES];
+        let head_bytes = pieces.read(&self.memory, 0, &mut head);
+        let received = Received { pieces, payload_at: 0, payload_bytes: 0, is_in_scratch: false };
+        Some(Arrived { from, head, head_bytes, frame_bytes: pieces.len_bytes(), received })
+    }
+
+    /// Gives the frames of the batch back to the link.
+    #[inline]
+    pub fn give_back(&mut self) {
+        self.next = 0;
+        if !self.received.is_empty() {
+            self.link.give_back(&mut self.received);
+        }
+    }
+
+    /// Sends the frames that an engine has made. The caller's last act in a poll.
+    #[inline]
+    pub fn flush(&mut self, now: Nanos) {
+        self.now = now;
+        if !self.outgoing.is_empty() {
+            self.link.send(now, &mut self.outgoing);
+        }
+    }
+
+    /// See [`Link::arm`].
+    pub fn arm(&mut self) -> Arm {
+        self.link.arm()
+    }
+
+    /// See [`Link::disarm`].
+    pub fn disarm(&mut self) {
+        self.link.disarm();
+    }
+
+    /// See [`Link::wake_fd`].
+    #[must_use]
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.link.wake_fd()
+    }
+
+    /// See [`Link::on_wake`].
+    pub fn on_wake(&mut self) {
+        self.link.on_wake();
+    }
+
+    /// See [`Link::deadline`].
+    #[must_use]
+    pub fn deadline(&self) -> Option<Nanos> {
+        self.link.deadline()
+    }
+
+    /// An empty buffer for a frame to `to`. The buffers of a link through memory are each for one
+    /// peer, those of others for any.
+    #[inline]
+    fn buffer(&mut self, to: LinkAddress) -> Option<Buffer> {
+        if self.empty_for != to {
+            if matches!(to, LinkAddress::Peer(_)) {
+                self.link.cancel(&mut self.empty);
+            }
+            self.empty_for = to;
+        }
+        if self.empty.is_empty() {
+            self.link.buffers(to, BATCH, &mut self.lent);
+            self.empty.extend(self.lent.drain(..).rev());
+        }
+        self.empty.pop()
+    }
+
+    /// Writes a payload to a frame, from byte `at` on.
+    #[inline]
+    fn put(&mut self, pieces: &Pieces, at: usize, payload: Payload<'_>) {
+        let end = at.saturating_add(payload.len_bytes());
+        let done = match payload {
+            Payload::Message { message, .. } => pieces.write(&self.memory, at, message),
+            Payload::Kept(kept) => kept.fold(0, |done: usize, piece| {
+                let done_here = pieces.write(&self.memory, at.saturating_add(done), piece);
+                done.saturating_add(done_here)
+            }),
+            Payload::Data { request, offset_bytes, .. } => {
+                self.list.bind(&self.memory);
+                let segments = self.data.segments(request);
+                match (segments, pieces.push_to(&mut self.list, at, payload.len_bytes())) {
+                    (Some(segments), Ok(())) => {
+                        let part = Part {
+                            skip_bytes: offset_bytes.into(),
+                            len_bytes: payload.len_bytes(),
+                        };
+                        segments.copy_to(part, &self.list, 0)
+                    }
+                    _ => 0,
+                }
+            }
+        };
+        let mut at = at.saturating_add(done);
+        while let Some(zeros) = ZEROS.get(..end.saturating_sub(at).min(ZEROS.len()))
+            && !zeros.is_empty()
+        {
+            let written = pieces.write(&self.memory, at, zeros);
+            if written == 0 {
+                break;
+            }
+            at = at.saturating_add(written);
+        }
+    }
+
+    /// Copies a payload to the scratch buffer, of which it takes the first bytes.
+    fn put_in_scratch(&mut self, payload: Payload<'_>) {
+        let len_bytes = payload.len_bytes();
+        let Some(to) = self.scratch.get_mut(..len_bytes) else { return };
+        let done = match payload {
+            Payload::Message { message, .. } => copy(to, message),
+            Payload::Kept(kept) => kept.fold(0, |done: usize, piece| {
+                let rest = to.get_mut(done..).unwrap_or_default();
+                done.saturating_add(copy(rest, piece))
+            }),
+            Payload::Data { request, offset_bytes, .. } => self
+                .data
+                .segments(request)
+                .map_or(0, |segments| segments.copy_to_slice(offset_bytes.into(), to)),
+        };
+        to.get_mut(done..).unwrap_or_default().fill(0);
+    }
+}
+
+/// Copies as much as there is in one and room in the other.
+fn copy(to: &mut [u8], from: &[u8]) -> usize {
+    let len = to.len().min(from.len());
+    if let (Some(to), Some(from)) = (to.get_mut(..len), from.get(..len)) {
+        to.copy_from_slice(from);
+    }
+    len
+}
+
+impl<D: RequestData> Port for LinkPort<D> {
+    type Received = Received;
+
+    #[inline]
+    fn send<S: Seal>(
+        &mut self,
+        to: Peer,
+        head: &[u8],
+        payload: Payload<'_>,
+        counter: u64,
+        seal: &mut S,
+    ) -> bool {
+        let (head_bytes, tag_bytes) = (head.len(), seal.tag_bytes());
+        let sealed_bytes = payload.len_bytes().saturating_add(tag_bytes);
+        let frame_bytes = head_bytes.saturating_add(sealed_bytes);
+        let is_short = frame_bytes <= self.link.properties().frame_bytes;
+        let Some(address) = self.peers.address(to).filter(|_| is_short) else {
+            // As if the link had lost it: it cannot be sent later either.
+            self.unsendable = self.unsendable.wrapping_add(1);
+            return true;
+        };
+        let Some(mut buffer) = self.buffer(address) else { return false };
+        let pieces = *buffer.pieces();
+        pieces.write(&self.memory, 0, head);
+        if tag_bytes == 0 {
+            self.put(&pieces, head_bytes, payload);
+        } else {
+            self.put_in_scratch(payload);
+            if let Some(sealed) = self.scratch.get_mut(..sealed_bytes) {
+                seal.seal(counter, head, sealed);
+                pieces.write(&self.memory, head_bytes, sealed);
+            }
+        }
+        buffer.address(address, frame_bytes);
+        self.outgoing.push(buffer);
+        if self.outgoing.len() >= BATCH {
+            self.link.send(self.now, &mut self.outgoing);
+        }
+        true
+    }
+
+    #[inline]
+    fn open<S: Seal>(
+        &mut self,
+        received: &mut Received,
+        head: &[u8],
+        payload_bytes: usize,
+        counter: u64,
+        seal: &mut S,
+    ) -> bool {
+        received.payload_at = head.len();
+        received.payload_bytes = payload_bytes;
+        let tag_bytes = seal.tag_bytes();
+        if tag_bytes == 0 {
+            return seal.open(counter, head, &mut []);
+        }
+        let sealed_bytes = payload_bytes.saturating_add(tag_bytes);
+        let Some(sealed) = self.scratch.get_mut(..sealed_bytes) else { return false };
+        received.is_in_scratch = true;
+        received.pieces.read(&self.memory, head.len(), sealed) == sealed_bytes
+            && seal.open(counter, head, sealed)
+    }
+
+    #[inline]
+    fn message(&mut self, received: &Received, to: &mut [u8]) -> usize {
+        let len = to.len().min(received.payload_bytes);
+        let to = to.get_mut(..len).unwrap_or_default();
+        if received.is_in_scratch {
+            copy(to, &self.scratch)
+        } else {
+            received.pieces.read(&self.memory, received.payload_at, to)
+        }
+    }
+
+    #[inline]
+    fn store(&mut self, received: &mut Received, request: u64, offset_bytes: u32) {
+        let Some(segments) = self.data.segments(request) else { return };
+        let len_bytes = received.payload_bytes;
+        if received.is_in_scratch {
+            if let Some(opened) = self.scratch.get(..len_bytes) {
+                segments.copy_from_slice(offset_bytes.into(), opened);
+            }
+            return;
+        }
+        self.list.bind(&self.memory);
+        if received.pieces.push_to(&mut self.list, received.payload_at, len_bytes).is_ok() {
+            self.list.copy_to(Part { skip_bytes: 0, len_bytes }, segments, offset_bytes.into());
+        }
+    }
+
+    fn load(&mut self, request: u64, offset_bytes: u32, to: &mut [u8]) {
+        let segments = self.data.segments(request);
+        let done = segments.map_or(0, |list| list.copy_to_slice(offset_bytes.into(), to));
+        to.get_mut(done..).unwrap_or_default().fill(0);
+    }
+
+    #[inline]
+    fn clear(&mut self, request: u64, len_bytes: u32) {
+        if let Some(segments) = self.data.segments(request) {
+            segments.zero(0, len_bytes.into());
+        }
+    }
+}
+
+impl<D> Drop for LinkPort<D> {
+    fn drop(&mut self) {
+        self.link.give_back(&mut self.received);
+        self.link.cancel(&mut self.empty);
+        self.link.cancel(&mut self.outgoing);
+    }
+}
