@@ -23,6 +23,20 @@ pub trait RequestData {
     /// The memory of a request's data; `None` if there is no such request, whose data are then
     /// zeros that nothing can be stored in.
     fn segments(&self, request: u64) -> Option<&Segments>;
+
+    /// Where the request's data begin in that memory: a long request is several to an engine.
+    #[inline]
+    fn first_byte(&self, request: u64) -> u64 {
+        let _ = request;
+        0
+    }
+}
+
+/// A request's memory, and a place in it.
+#[inline]
+fn place<D: RequestData>(data: &D, request: u64, offset_bytes: u32) -> Option<(&Segments, u64)> {
+    let segments = data.segments(request)?;
+    Some((segments, data.first_byte(request).saturating_add(offset_bytes.into())))
 }
 
 /// A link as the [`Port`] of engines: heads are copied before they are parsed, and payloads move
@@ -245,13 +259,10 @@ impl<D: RequestData> LinkPort<D> {
             }),
             Payload::Data { request, offset_bytes, .. } => {
                 self.list.bind(&self.memory);
-                let segments = self.data.segments(request);
-                match (segments, pieces.push_to(&mut self.list, at, payload.len_bytes())) {
-                    (Some(segments), Ok(())) => {
-                        let part = Part {
-                            skip_bytes: offset_bytes.into(),
-                            len_bytes: payload.len_bytes(),
-                        };
+                let place = place(&self.data, request, offset_bytes);
+                match (place, pieces.push_to(&mut self.list, at, payload.len_bytes())) {
+                    (Some((segments, skip_bytes)), Ok(())) => {
+                        let part = Part { skip_bytes, len_bytes: payload.len_bytes() };
                         segments.copy_to(part, &self.list, 0)
                     }
                     _ => 0,
@@ -280,10 +291,10 @@ impl<D: RequestData> LinkPort<D> {
                 let rest = to.get_mut(done..).unwrap_or_default();
                 done.saturating_add(copy(rest, piece))
             }),
-            Payload::Data { request, offset_bytes, .. } => self
-                .data
-                .segments(request)
-                .map_or(0, |segments| segments.copy_to_slice(offset_bytes.into(), to)),
+            Payload::Data { request, offset_bytes, .. } => {
+                let place = place(&self.data, request, offset_bytes);
+                place.map_or(0, |(segments, at)| segments.copy_to_slice(at, to))
+            }
         };
         to.get_mut(done..).unwrap_or_default().fill(0);
     }
@@ -374,30 +385,30 @@ impl<D: RequestData> Port for LinkPort<D> {
 
     #[inline]
     fn store(&mut self, received: &mut Received, request: u64, offset_bytes: u32) {
-        let Some(segments) = self.data.segments(request) else { return };
+        let Some((segments, at)) = place(&self.data, request, offset_bytes) else { return };
         let len_bytes = received.payload_bytes;
         if received.is_in_scratch {
             if let Some(opened) = self.scratch.get(..len_bytes) {
-                segments.copy_from_slice(offset_bytes.into(), opened);
+                segments.copy_from_slice(at, opened);
             }
             return;
         }
         self.list.bind(&self.memory);
         if received.pieces.push_to(&mut self.list, received.payload_at, len_bytes).is_ok() {
-            self.list.copy_to(Part { skip_bytes: 0, len_bytes }, segments, offset_bytes.into());
+            self.list.copy_to(Part { skip_bytes: 0, len_bytes }, segments, at);
         }
     }
 
     fn load(&mut self, request: u64, offset_bytes: u32, to: &mut [u8]) {
-        let segments = self.data.segments(request);
-        let done = segments.map_or(0, |list| list.copy_to_slice(offset_bytes.into(), to));
+        let place = place(&self.data, request, offset_bytes);
+        let done = place.map_or(0, |(segments, at)| segments.copy_to_slice(at, to));
         to.get_mut(done..).unwrap_or_default().fill(0);
     }
 
     #[inline]
     fn clear(&mut self, request: u64, len_bytes: u32) {
         if let Some(segments) = self.data.segments(request) {
-            segments.zero(0, len_bytes.into());
+            segments.zero(self.data.first_byte(request), len_bytes.into());
         }
     }
 }

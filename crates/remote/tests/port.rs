@@ -16,7 +16,7 @@ const THERE: EthernetAddress = EthernetAddress([2, 0, 0, 0, 0, 2]);
 const HEAD: [u8; DATA_HEADER_BYTES] = [0x11; DATA_HEADER_BYTES];
 const HOP: Nanos = Nanos::from_micros(10);
 
-/// One request, number 7, whose data are three pieces.
+/// One request, number 7, whose data are three pieces; number 9 is the rest of it.
 struct Request {
     pages: SharedPages,
     list: Segments,
@@ -24,6 +24,7 @@ struct Request {
 
 impl Request {
     const BYTES: usize = 1000 + 24 + 7000;
+    const REST_AT: u64 = 1000;
 
     fn new() -> Self {
         let pages = SharedPages::new("test", 4 << 12).unwrap();
@@ -61,7 +62,11 @@ impl Request {
 
 impl RequestData for Request {
     fn segments(&self, request: u64) -> Option<&Segments> {
-        (request == 7).then_some(&self.list)
+        matches!(request, 7 | 9).then_some(&self.list)
+    }
+
+    fn first_byte(&self, request: u64) -> u64 {
+        if request == 9 { Self::REST_AT } else { 0 }
     }
 }
 
@@ -171,6 +176,13 @@ fn data_moves<S: Seal + Copy>(seal: S) {
     });
     assert!(to.data.is_sound());
     assert_eq!(to.data.bytes()[8000..], whole[8000..]);
+    // Data that begin within the list.
+    let payload = Payload::Data { request: 9, offset_bytes: 10, len_bytes: 512 };
+    let before = to.data.bytes();
+    exchange((&mut here, &mut to), payload, seal, |to, received| to.store(received, 9, 2048));
+    let mut expected = before;
+    expected[3048..3560].copy_from_slice(&whole[1010..1522]);
+    assert!(to.data.bytes() == expected && to.data.is_sound());
     // Data of no request are zeros, of which none are those of an earlier frame.
     let payload = Payload::Data { request: 8, offset_bytes: 0, len_bytes: 7000 };
     exchange((&mut here, &mut to), payload, seal, |to, received| to.store(received, 7, 0));
