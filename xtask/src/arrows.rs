@@ -88,6 +88,7 @@ const ARROWS: &[(&str, Uses)] = &[
     ("verify/kit", Only(&["driver", "verify/skip", "units"])),
     ("verify/guest", Anything),
     ("verify/sim", Anything),
+    ("verify/wire", Anything),
     ("bench", Anything),
     ("xtask", Only(&["verify/guest"])),
 ];
