@@ -35,6 +35,7 @@ const ARROWS: &[(&str, Uses)] = &[
     ("volume", Only(&["extent", "units"])),
     ("controller", Only(&["volume", "extent", "block", "memory", "reactor", "telemetry", "units"])),
     ("vrio", Only(&["spec-virtio", "block", "telemetry", "units"])),
+    ("trust", Only(&["vrio"])),
     ("virtio", Only(&["spec-virtio", "ring", "block", "memory", "reactor", "units"])),
     (
         "nvme",

@@ -25,6 +25,7 @@ const PEER_FACING: &[&str] = &[
     "volume",
     "controller",
     "vrio",
+    "trust",
     "virtio",
     "nvme-subsystem",
     "nvme",
