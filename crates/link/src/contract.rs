@@ -62,13 +62,16 @@ pub struct End {
 }
 
 impl Pair {
+    /// The pair of these links, whose addresses are for the caller to set.
+    #[must_use]
+    pub fn of(left: Box<dyn Link>, right: Box<dyn Link>) -> Self {
+        let addresses = (left.properties().address, right.properties().address);
+        Self { left: End::new(left, addresses.1), right: End::new(right, addresses.0) }
+    }
+
     /// The pair of these links.
     pub fn new(left: impl Link + 'static, right: impl Link + 'static) -> Self {
-        let addresses = (left.properties().address, right.properties().address);
-        Self {
-            left: End::new(Box::new(left), addresses.1),
-            right: End::new(Box::new(right), addresses.0),
-        }
+        Self::of(Box::new(left), Box::new(right))
     }
 }
 

@@ -1,12 +1,13 @@
 //! Links from plain descriptions, as a configuration has them.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
-use sidecore_linux::XdpMode;
+use sidecore_linux::{XdpMode, peer_event};
 
 use crate::{
-    Link, LinkError, LinkOptions, LinkQueue, PacketLink, PacketOptions, UdpLink, UdpOptions,
-    XdpLink, XdpOptions,
+    Link, LinkError, LinkOptions, LinkQueue, MemoryEnd, MemoryLink, MemoryOptions, PacketLink,
+    PacketOptions, UdpLink, UdpOptions, XdpLink, XdpOptions,
 };
 
 /// A link with all its queues.
@@ -48,6 +49,13 @@ pub enum Medium {
         /// As in [`UdpOptions`]; without effect on a link of several queues.
         coalesce: bool,
     },
+    /// Memory that is shared with other processes of this host.
+    Memory {
+        /// The path of the Unix socket at which the IOhost listens.
+        path: PathBuf,
+        /// Which end this is.
+        end: MemoryEnd,
+    },
 }
 
 /// Opens a link: its queues in their order, each for a sidecore. May wait, for a second at most, so
@@ -75,6 +83,11 @@ pub fn open(description: &LinkDescription) -> Result<Vec<Box<dyn Link>>, LinkErr
         Medium::Udp { listen: address, coalesce } => {
             let options = UdpOptions { address: *address, link, coalesce: *coalesce };
             Ok(UdpLink::open_queues(&options, *queues)?.into_iter().map(boxed).collect())
+        }
+        Medium::Memory { path, end } => {
+            let (path, end) = (path.clone(), end.clone());
+            let options = MemoryOptions { path, end, link, make_signal: peer_event };
+            Ok(MemoryLink::open_queues(&options, *queues)?.into_iter().map(boxed).collect())
         }
     }
 }

@@ -61,7 +61,7 @@ pub use address::{EthernetAddress, LinkAddress, NotAnAddress};
 pub use description::{LinkDescription, Medium, open};
 pub use frame::{Buffer, Frame, PIECES_MAX, Piece, Pieces, dropped_frames};
 pub use link::{Link, LinkState};
-pub use memory::{MemoryLink, OFFER_BYTES};
+pub use memory::{CLIENTS_MAX, MemoryEnd, MemoryLink, MemoryOptions};
 pub use options::{
     DEFAULT_FRAME_BYTES, FRAME_BYTES_MAX, FRAME_BYTES_MIN, HEADER_BYTES_MAX, LinkError,
     LinkOptions, LinkQueue, Properties, QUEUE_AT, QUEUES_MAX, RING_FRAMES_MAX,

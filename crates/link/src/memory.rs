@@ -1,410 +1,253 @@
-//! A link through memory that two processes of one host share.
+//! A link through memory that processes of one host share.
 
+mod channel;
+mod connector;
 mod layout;
+mod listener;
+mod post;
 mod ring;
+mod service;
 
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use rustix::fs::FallocateFlags;
-use rustix::io::Errno;
-use rustix::net::RecvFlags;
-use sidecore_memory::{GuestMemory, SharedPages, Words};
-use sidecore_reactor::{Arm, EventFd, MakeSignal, Signal, WakeSet};
-use sidecore_socket::{Blocking, close_aside, receive, send};
+use sidecore_memory::GuestMemory;
+use sidecore_reactor::{Arm, EventFd, MakeSignal};
 use sidecore_units::Nanos;
 
-use crate::frame::{Piece, Pieces};
+use crate::options::SlotShape;
 use crate::{
     Buffer, Frame, Link, LinkAddress, LinkError, LinkOptions, LinkState, LinkStats, Properties,
 };
-pub use layout::OFFER_BYTES;
-use layout::{CLIENT_SLEEPS, Direction, HOST_SLEEPS, Layout, Offer};
-use ring::{Cursor, Entry};
+use channel::{Channel, NewChannel, Place, Side};
+use post::{Post, ToLink, ToService};
+pub use service::{CLIENTS_MAX, MemoryEnd, MemoryOptions};
+use service::{Places, spawn_connector, spawn_listener};
 
-/// How often an idle link looks whether its peer is still there.
-const LOOK_INTERVAL: Nanos = Nanos::from_millis(1);
+/// Receives after which sleeping peers are looked at, if none of them found nothing.
+const RING_INTERVAL: u32 = 64;
+const BROKEN: &str = "the peer broke the rules of the shared memory";
+const GONE: &str = "the peer has closed the link";
+const CONNECTING: &str = "no IOhost has answered at the socket yet";
 
-/// One end of a link through shared memory.
+/// One end of a link through shared memory: an IOhost's end has a channel to each of its clients, a
+/// client's end has one to its IOhost.
 ///
-/// The IOhost makes the memory, one for each client, and offers it over a Unix socket together with
-/// an eventfd for each side. In each direction a ring carries the numbers of filled slots, and
-/// another one carries them back. The socket stays open: its end is the end of the link.
+/// The IOhost makes the memory, one for each client, and gives it away over a Unix socket together
+/// with an eventfd for each side. In each direction a ring carries the numbers of filled slots, and
+/// another one carries them back. The socket stays open: its end is the end of the channel. A
+/// thread of its own connects, and tells the link by messages; a client's end connects again.
 ///
 /// Neither side trusts the other. An entry that names a slot which the peer does not have, or a
-/// frame that is longer than a slot, closes the link. The memory can neither shrink nor grow, and
-/// the peer's eventfd is signalled in a way that never waits.
+/// frame that is longer than a slot, closes the channel. The memory can neither shrink nor grow,
+/// and the peer's eventfd is signalled in a way that never waits.
 #[derive(Debug)]
 pub struct MemoryLink {
     properties: Properties,
     stats: Arc<LinkStats>,
-    state: LinkState,
-    pages: SharedPages,
-    incoming: Incoming,
-    outgoing: Outgoing,
-    doorbell: Doorbell,
-    /// `None` once the link is closed.
-    socket: Option<OwnedFd>,
-    wake: WakeSet,
-    look_at: Nanos,
-}
-
-/// The direction towards this side.
-#[derive(Debug)]
-struct Incoming {
-    direction: Direction,
-    filled: Cursor,
-    returned: Cursor,
-    /// Whether the slot of this number is on this side.
-    here: Box<[bool]>,
-    scratch: Vec<Entry>,
-}
-
-/// The direction towards the peer.
-#[derive(Debug)]
-struct Outgoing {
-    direction: Direction,
-    filled: Cursor,
-    returned: Cursor,
-    /// Whether the slot of this number is on the other side.
-    away: Box<[bool]>,
-    /// The slots that are free here, those in the cache last.
-    free: Vec<u16>,
-    /// Whether the last request for buffers got too few.
-    starved: bool,
-    scratch: Vec<Entry>,
-}
-
-/// How the two sides wake each other.
-#[derive(Debug)]
-struct Doorbell {
-    sleeps: Words<AtomicU64>,
-    own_flag: usize,
-    peer_flag: usize,
-    event: EventFd,
-    signal: Box<dyn Signal>,
-    /// Whether something was published since the peer's flag was looked at.
-    owed: bool,
-}
-
-/// The peer has broken the rules of a ring.
-struct Violation;
-
-const BROKEN: &str = "the peer broke the rules of the shared memory";
-const GONE: &str = "the peer has closed the link";
-
-impl Incoming {
-    fn new(direction: Direction, memory: &GuestMemory) -> Result<Self, LinkError> {
-        Ok(Self {
-            direction,
-            filled: direction.filled(memory)?,
-            returned: direction.returned(memory)?,
-            here: vec![false; direction.slots].into(),
-            scratch: Vec::with_capacity(direction.slots),
-        })
-    }
-
-    fn accept(&mut self, entry: Entry, frame_bytes: usize) -> Result<Frame, Violation> {
-        let len_bytes = usize::try_from(entry.len_bytes).unwrap_or(usize::MAX);
-        if !(1..=frame_bytes).contains(&len_bytes) {
-            return Err(Violation);
-        }
-        match self.here.get_mut(usize::from(entry.slot)) {
-            Some(here) if !*here => *here = true,
-            _ => return Err(Violation),
-        }
-        let piece = Piece::new(self.direction.frame_at(entry.slot), entry.len_bytes);
-        Ok(Frame::new(LinkAddress::Peer(0), Pieces::one(piece), u32::from(entry.slot)))
-    }
-
-    fn give_back(&mut self, frames: &mut Vec<Frame>) {
-        self.scratch.clear();
-        for frame in frames.drain(..) {
-            let slot = u16::try_from(frame.into_slot()).unwrap_or(u16::MAX);
-            if let Some(here) = self.here.get_mut(usize::from(slot)) {
-                *here = false;
-                self.scratch.push(Entry { slot, len_bytes: 0 });
-            }
-        }
-        self.returned.publish(&self.scratch);
-    }
-}
-
-impl Outgoing {
-    fn new(direction: Direction, memory: &GuestMemory) -> Result<Self, LinkError> {
-        let slots = u16::try_from(direction.slots).unwrap_or(u16::MAX);
-        Ok(Self {
-            direction,
-            filled: direction.filled(memory)?,
-            returned: direction.returned(memory)?,
-            away: vec![false; direction.slots].into(),
-            free: (0..slots).rev().collect(),
-            starved: false,
-            scratch: Vec::with_capacity(direction.slots),
-        })
-    }
-
-    /// Takes what the peer has given back.
-    fn reclaim(&mut self) -> Result<(), Violation> {
-        // Bounded: a slot comes back once for each time that it went away.
-        while let Some(entry) = self.returned.take() {
-            match self.away.get_mut(usize::from(entry.slot)) {
-                Some(away) if *away => *away = false,
-                _ => return Err(Violation),
-            }
-            self.free.push(entry.slot);
-        }
-        Ok(())
-    }
-
-    fn has_room(&self) -> bool {
-        !self.free.is_empty() || self.returned.has_next()
-    }
-
-    fn lend(&mut self, count: usize, frame_bytes: usize, buffers: &mut Vec<Buffer>) {
-        let len_bytes = u32::try_from(frame_bytes).unwrap_or(u32::MAX);
-        for _ in 0..count {
-            let Some(slot) = self.free.pop() else {
-                break;
-            };
-            let piece = Piece::new(self.direction.frame_at(slot), len_bytes);
-            buffers.push(Buffer::new(Pieces::one(piece), u32::from(slot)));
-        }
-    }
-
-    fn take_back(&mut self, buffer: Buffer) {
-        // Its number came from `free`.
-        self.free.push(u16::try_from(buffer.into_slot()).unwrap_or(u16::MAX));
-    }
-}
-
-impl Doorbell {
-    fn flag(&self, index: usize) -> Option<&AtomicU64> {
-        self.sleeps.get(index)
-    }
-
-    /// Wakes the peer if it sleeps. Returns whether it did.
-    fn ring(&mut self) -> bool {
-        self.owed = false;
-        // Entries published so far are visible before the flag is read: either the peer sees them
-        // when it looks once more, or its flag is seen here.
-        fence(Ordering::SeqCst);
-        let Some(flag) = self.flag(self.peer_flag) else {
-            return false;
-        };
-        if flag.load(Ordering::Relaxed) == 0 {
-            return false;
-        }
-        flag.store(0, Ordering::Relaxed);
-        self.signal.signal();
-        true
-    }
-
-    fn set_asleep(&self, asleep: bool) {
-        if let Some(flag) = self.flag(self.own_flag) {
-            flag.store(u64::from(asleep), Ordering::Relaxed);
-        }
-        if asleep {
-            fence(Ordering::SeqCst);
-        }
-    }
-}
-
-/// The two sides of a link.
-#[derive(Clone, Copy)]
-enum Side {
-    Host,
-    Client,
+    side: Side,
+    /// Of all channels.
+    memory: GuestMemory,
+    /// By their places. One that is closed stays until nothing of it is lent.
+    channels: Box<[Option<Box<Channel>>]>,
+    /// The places of those that are open.
+    open: Vec<u16>,
+    /// Where the next receive begins.
+    next: usize,
+    down: &'static str,
+    receives: u32,
+    post: Arc<Post>,
+    outbox: Vec<ToService>,
 }
 
 impl MemoryLink {
-    /// Makes a link and offers it to the client at the other end of `socket`, a connected Unix
-    /// stream socket. The client's frames are refused or counted from here on; it may never come.
+    /// Both ends of a link within one process, for tests and measurements: the IOhost's and its
+    /// only client's. The options are the client's.
     ///
     /// # Errors
-    /// Options out of range; the kernel has no memory or descriptors, or the client is gone.
-    pub fn offer(
-        socket: OwnedFd,
-        options: &LinkOptions,
-        make_signal: MakeSignal,
-    ) -> Result<Self, LinkError> {
+    /// Options out of range; the kernel has no memory or descriptors.
+    pub fn pair(options: &LinkOptions, make_signal: MakeSignal) -> Result<(Self, Self), LinkError> {
         options.check()?;
-        let layout = Layout::new(options, options.transmit_frames, options.receive_frames)?;
-        let made = LinkError::kernel("make shared memory");
-        let pages = SharedPages::new("sidecore-link", layout.len_bytes).map_err(made)?;
-        // All of it at once, so that no frame waits for a page, or finds that there is none.
-        rustix::fs::fallocate(pages.file(), FallocateFlags::empty(), 0, layout.len_bytes as u64)
-            .map_err(LinkError::kernel("allocate shared memory"))?;
-        let event = || EventFd::new().map_err(LinkError::kernel("make an eventfd"));
-        let (own, clients) = (event()?, event()?);
-        let duplicate = |fd: BorrowedFd<'_>| {
-            fd.try_clone_to_owned().map_err(LinkError::kernel("duplicate a descriptor"))
+        let new = NewChannel::new(options)?;
+        let fds = new.descriptors()?;
+        let end = |side, options: &LinkOptions| {
+            let event = EventFd::new().map_err(LinkError::kernel("make an eventfd"))?;
+            let post = Arc::new(Post::new(Arc::new(event))?);
+            let places = Places::new(options, 1)?;
+            Ok::<_, LinkError>((Self::new(side, options, places.count(), Arc::clone(&post)), post))
         };
-        let fds = [duplicate(pages.file())?, duplicate(clients.as_fd())?, duplicate(own.as_fd())?];
-        let signal = make_signal(clients.as_fd()).map_err(LinkError::kernel("make a signal"))?;
-        let link = Self::new(socket, pages, options, &layout, own, signal, Side::Host)?;
-        let Some(socket) = &link.socket else {
-            return Err(LinkError::Offer(GONE));
+        let hosts = LinkOptions {
+            receive_frames: options.transmit_frames,
+            transmit_frames: options.receive_frames,
+            ..*options
         };
-        let sent = send(socket, &Offer::of(options).encode(), &fds, fds.len(), Blocking::Never);
-        match sent {
-            Ok(OFFER_BYTES) => Ok(link),
-            // The first message of a connection fits into any socket's buffer.
-            Ok(_) => Err(LinkError::Offer("the socket is full")),
-            Err(error) => {
-                Err(LinkError::Kernel { step: "offer a link", error: io::Error::other(error) })
-            }
-        }
+        let (mut host, hosts_post) = end(Side::Host, &hosts)?;
+        let (mut client, clients_post) = end(Side::Client, options)?;
+        let place = Place { index: 0, number: 0, base: 0 };
+        let (channel, memory) = new.host(place, make_signal)?;
+        hosts_post.watch(channel.event())?;
+        host.join(Box::new(channel), memory);
+        let (channel, memory) = Channel::client(options, &fds, place, make_signal)?;
+        clients_post.watch(channel.event())?;
+        client.join(Box::new(channel), memory);
+        Ok((host, client))
     }
 
-    /// Takes the offer of an IOhost, which has arrived at `socket`: wait until it is readable. The
-    /// client's frames have headers of `header_bytes`.
+    /// Opens all queues of a link. An IOhost's clients are divided evenly among its queues; each
+    /// queue of a client's end is a client.
     ///
     /// # Errors
-    /// The offer breaks a rule, or is not there; the kernel refuses what it needs.
-    pub fn join(
-        socket: OwnedFd,
-        header_bytes: usize,
-        make_signal: MakeSignal,
-    ) -> Result<Self, LinkError> {
-        let (mut bytes, mut fds) = ([0; OFFER_BYTES], Vec::new());
-        let received = receive(&socket, &mut bytes, &mut fds, 3, Blocking::Never);
-        let made = match received {
-            Ok(OFFER_BYTES) => {
-                Self::from_offer(socket, &Offer::decode(&bytes), &fds, header_bytes, make_signal)
-            }
-            Ok(0) => Err(LinkError::Offer(GONE)),
-            Ok(_) => Err(LinkError::Offer("it is cut short")),
-            Err(error) => {
-                Err(LinkError::Kernel { step: "receive an offer", error: io::Error::other(error) })
-            }
-        };
-        if made.is_err() && !fds.is_empty() {
-            // Descriptors of a peer that need not be what they should be.
-            close_aside(fds);
+    /// Options out of range; the IOhost cannot listen at the path. A client's end waits for its
+    /// IOhost: its state says so.
+    pub fn open_queues(options: &MemoryOptions, count: usize) -> Result<Vec<Self>, LinkError> {
+        match &options.end {
+            MemoryEnd::Listen { .. } => spawn_listener(options, count),
+            MemoryEnd::Connect => spawn_connector(options, count),
         }
-        made
     }
 
-    fn from_offer(
-        socket: OwnedFd,
-        offer: &Offer,
-        fds: &[OwnedFd],
-        header_bytes: usize,
-        make_signal: MakeSignal,
-    ) -> Result<Self, LinkError> {
-        let options = offer.client_options()?;
-        if options.header_bytes != header_bytes {
-            return Err(LinkError::Offer(
-                "its headers have another size: run the same release on both sides",
-            ));
-        }
-        let [memory, own, hosts] = fds else {
-            return Err(LinkError::Offer("it comes without its three descriptors"));
-        };
-        // Duplicates, so that none of the peer's descriptors is closed here.
-        let duplicate =
-            |fd: &OwnedFd| fd.try_clone().map_err(LinkError::kernel("duplicate a descriptor"));
-        let not_an_event = |_| LinkError::Offer("a descriptor is no eventfd");
-        let signal = make_signal(hosts.as_fd()).map_err(not_an_event)?;
-        let own = EventFd::from_peer(duplicate(own)?).map_err(not_an_event)?;
-        let layout = Layout::new(&options, options.receive_frames, options.transmit_frames)?;
-        let pages = SharedPages::from_file(duplicate(memory)?, layout.len_bytes)
-            .map_err(|_| LinkError::Offer("the memory has another size, or could change it"))?;
-        Self::new(socket, pages, &options, &layout, own, signal, Side::Client)
-    }
-
-    fn new(
-        socket: OwnedFd,
-        pages: SharedPages,
-        options: &LinkOptions,
-        layout: &Layout,
-        event: EventFd,
-        signal: Box<dyn Signal>,
-        side: Side,
-    ) -> Result<Self, LinkError> {
-        let (incoming, outgoing, own_flag, peer_flag) = match side {
-            Side::Host => (layout.to_host, layout.to_client, HOST_SLEEPS, CLIENT_SLEEPS),
-            Side::Client => (layout.to_client, layout.to_host, CLIENT_SLEEPS, HOST_SLEEPS),
-        };
-        let memory = pages.memory();
-        let wake = WakeSet::new().map_err(LinkError::kernel("make an epoll descriptor"))?;
-        wake.add(event.as_fd()).map_err(LinkError::kernel("watch an eventfd"))?;
-        wake.add(socket.as_fd()).map_err(LinkError::kernel("watch a socket"))?;
-        let sleeps = layout::words(memory, 0, CLIENT_SLEEPS.saturating_add(1))?;
-        Ok(Self {
+    fn new(side: Side, options: &LinkOptions, places: usize, post: Arc<Post>) -> Self {
+        Self {
             properties: Properties {
                 address: LinkAddress::Peer(0),
                 frame_bytes: options.frame_bytes,
                 header_bytes: options.header_bytes,
-                payload_align_bytes: layout.shape.payload_align_bytes,
-                receive_frames: incoming.slots,
-                transmit_frames: outgoing.slots,
+                payload_align_bytes: SlotShape::new(options, 0).payload_align_bytes,
+                receive_frames: options.receive_frames,
+                transmit_frames: options.transmit_frames,
                 fills_in_order: false,
                 mode: "shared memory",
             },
             stats: Arc::default(),
-            state: LinkState::Up,
-            incoming: Incoming::new(incoming, memory)?,
-            outgoing: Outgoing::new(outgoing, memory)?,
-            doorbell: Doorbell { sleeps, own_flag, peer_flag, event, signal, owed: false },
-            pages,
-            socket: Some(socket),
-            wake,
-            look_at: Nanos::ZERO,
-        })
+            side,
+            memory: GuestMemory::empty(),
+            channels: (0..places).map(|_| None).collect(),
+            open: Vec::with_capacity(places),
+            next: 0,
+            down: CONNECTING,
+            receives: 0,
+            post,
+            outbox: Vec::new(),
+        }
     }
 
-    fn close(&mut self, reason: &'static str) {
-        if matches!(self.state, LinkState::Closed(_)) {
+    fn channel(&mut self, place: u16) -> Option<&mut Channel> {
+        self.channels.get_mut(usize::from(place))?.as_deref_mut()
+    }
+
+    /// The place of the open channel to a peer.
+    fn place_of(&self, to: LinkAddress) -> Option<u16> {
+        let LinkAddress::Peer(number) = to else {
+            return None;
+        };
+        let place = match self.side {
+            Side::Client => *self.open.first()?,
+            Side::Host => Places::index_of(number),
+        };
+        let channel = self.channels.get(usize::from(place))?.as_ref()?;
+        (channel.place.number == number && channel.is_open).then_some(place)
+    }
+
+    fn join(&mut self, channel: Box<Channel>, memory: GuestMemory) {
+        let place = channel.place.index;
+        self.memory = memory;
+        if let Some(entry) = self.channels.get_mut(usize::from(place)) {
+            *entry = Some(channel);
+            self.open.push(place);
+        }
+    }
+
+    /// Closes a channel, which goes back to the service when nothing of it is lent.
+    fn close(&mut self, place: u16, reason: &'static str) {
+        let before = self.open.len();
+        self.open.retain(|open| *open != place);
+        if self.open.len() == before {
             return;
         }
-        self.state = LinkState::Closed(reason);
+        if let Some(channel) = self.channel(place) {
+            channel.is_open = false;
+        }
+        self.down = reason;
         if reason == BROKEN {
             self.stats.dropped_malformed.add(1);
+            self.outbox.push(ToService::Broken(place));
         }
-        if let Some(socket) = self.socket.take() {
-            // A socket at its end stays readable, and would wake the sidecore for ever.
-            self.wake.remove(socket.as_fd());
-            close_aside(socket);
-        }
+        self.release(place);
     }
 
-    fn is_up(&self) -> bool {
-        self.state == LinkState::Up
-    }
-
-    /// Closes the link if the peer has closed it, or writes to the socket.
-    fn look_at_peer(&mut self) {
-        let Some(socket) = &self.socket else {
+    /// Gives a closed channel back, if nothing of it is lent.
+    fn release(&mut self, place: u16) {
+        let Some(entry) = self.channels.get_mut(usize::from(place)) else {
             return;
         };
-        // Only a look: descriptors that come with a byte are not accepted by it.
-        match rustix::net::recv(socket, &mut [0_u8; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            Ok((0, _)) | Err(_) => self.close(GONE),
-            Ok(_) => self.close(BROKEN),
+        if entry.as_ref().is_some_and(|channel| !channel.is_open && !channel.is_lent())
+            && let Some(channel) = entry.take()
+        {
+            self.outbox.push(ToService::Closed(channel));
         }
     }
 
-    fn ring_doorbell(&mut self) {
-        if self.doorbell.ring() {
-            self.stats.wakes.add(1);
-        }
-    }
-
-    /// The slow path of a receive that found nothing.
+    /// Reads and writes messages.
     #[cold]
-    fn idle(&mut self, now: Nanos) {
-        if self.doorbell.owed {
-            self.ring_doorbell();
+    fn exchange_messages(&mut self) {
+        while self.post.has_mail()
+            && let Some(message) = self.post.receive()
+        {
+            match message {
+                ToLink::Joined(channel, memory) => self.join(channel, memory),
+                ToLink::Left(place) => self.close(place, GONE),
+                ToLink::Down(reason) => self.down = reason,
+                ToLink::Memory(memory) => self.memory = memory,
+            }
         }
-        if now >= self.look_at {
-            self.look_at = now.after(LOOK_INTERVAL);
-            self.look_at_peer();
+        if !self.outbox.is_empty() {
+            self.post.reply(&mut self.outbox);
         }
+    }
+
+    fn has_messages(&self) -> bool {
+        self.post.has_mail() || !self.outbox.is_empty()
+    }
+
+    /// Wakes peers that wait for what was published.
+    fn ring_doorbells(&mut self) {
+        let mut wakes = 0_u64;
+        for place in &self.open {
+            if let Some(Some(channel)) = self.channels.get_mut(usize::from(*place)) {
+                wakes = wakes.saturating_add(u64::from(channel.ring()));
+            }
+        }
+        if wakes > 0 {
+            self.stats.wakes.add(wakes);
+        }
+    }
+
+    fn open_channels(&self) -> impl Iterator<Item = &Channel> {
+        let channel = |place: &u16| self.channels.get(usize::from(*place))?.as_deref();
+        self.open.iter().filter_map(channel)
+    }
+
+    /// Takes frames of the open channel at a position, up to `limit` in all.
+    fn take(&mut self, position: usize, limit: usize, frames: &mut Vec<Frame>) -> (usize, u64) {
+        let (mut count, mut bytes) = (0_usize, 0_u64);
+        let Some(place) = self.open.get(position).copied() else {
+            return (0, 0);
+        };
+        let Some(channel) = self.channel(place) else {
+            return (0, 0);
+        };
+        while count < limit
+            && let Some(taken) = channel.take()
+        {
+            let Ok(frame) = taken else {
+                self.close(place, BROKEN);
+                break;
+            };
+            count = count.saturating_add(1);
+            bytes = bytes.saturating_add(frame.len_bytes() as u64);
+            frames.push(frame);
+        }
+        (count, bytes)
     }
 }
 
@@ -414,7 +257,7 @@ impl Link for MemoryLink {
     }
 
     fn memory(&self) -> &GuestMemory {
-        self.pages.memory()
+        &self.memory
     }
 
     fn stats(&self) -> &Arc<LinkStats> {
@@ -422,123 +265,145 @@ impl Link for MemoryLink {
     }
 
     fn state(&self) -> LinkState {
-        self.state
+        match self.side {
+            Side::Client if self.open.is_empty() => LinkState::Down(self.down),
+            _ => LinkState::Up,
+        }
     }
 
-    fn receive(&mut self, now: Nanos, limit: usize, frames: &mut Vec<Frame>) {
-        if !self.is_up() {
-            return;
+    fn receive(&mut self, _now: Nanos, limit: usize, frames: &mut Vec<Frame>) {
+        if self.has_messages() {
+            self.exchange_messages();
         }
         let (mut count, mut bytes) = (0_usize, 0_u64);
-        while count < limit
-            && let Some(entry) = self.incoming.filled.take()
-        {
-            let Ok(frame) = self.incoming.accept(entry, self.properties.frame_bytes) else {
-                self.close(BROKEN);
+        let channels = self.open.len();
+        for _ in 0..channels {
+            if count >= limit {
                 break;
-            };
-            frames.push(frame);
-            count = count.saturating_add(1);
-            bytes = bytes.saturating_add(u64::from(entry.len_bytes));
+            }
+            if self.next >= self.open.len() {
+                self.next = 0;
+            }
+            let (taken, size) = self.take(self.next, limit.saturating_sub(count), frames);
+            count = count.saturating_add(taken);
+            bytes = bytes.saturating_add(size);
+            // The next receive begins with the next client: one that floods delays no other.
+            self.next = self.next.saturating_add(1);
         }
         if count > 0 {
             self.stats.received.add(count as u64);
             self.stats.received_bytes.add(bytes);
             self.stats.received_batches.add(1);
-        } else {
-            self.idle(now);
+        }
+        self.receives = self.receives.wrapping_add(1);
+        // A client that waits for its slots is woken although others keep this side busy.
+        if count == 0 || self.receives.is_multiple_of(RING_INTERVAL) {
+            self.ring_doorbells();
         }
     }
 
     fn give_back(&mut self, frames: &mut Vec<Frame>) {
-        if frames.is_empty() {
-            return;
+        let mut last = None;
+        for frame in frames.drain(..) {
+            let (place, slot) = Channel::split(frame.into_slot());
+            if let Some(before) = last.replace(place)
+                && before != place
+            {
+                self.publish_returned(before);
+            }
+            if let Some(channel) = self.channel(place) {
+                channel.give_back(slot);
+            }
         }
-        self.incoming.give_back(frames);
-        // A peer that waits for room is woken with the next frames, or in the next idle turn.
-        self.doorbell.owed = true;
+        if let Some(last) = last {
+            self.publish_returned(last);
+        }
     }
 
-    fn buffers(&mut self, _to: LinkAddress, count: usize, buffers: &mut Vec<Buffer>) {
-        if !self.is_up() {
+    fn buffers(&mut self, to: LinkAddress, count: usize, buffers: &mut Vec<Buffer>) {
+        let Some(place) = self.place_of(to) else {
             return;
+        };
+        let lent = self.channel(place).map(|channel| channel.lend(count, buffers));
+        if matches!(lent, Some(Err(_))) {
+            self.close(place, BROKEN);
         }
-        if self.outgoing.free.len() < count && self.outgoing.reclaim().is_err() {
-            self.close(BROKEN);
-            return;
-        }
-        self.outgoing.starved = self.outgoing.free.len() < count;
-        self.outgoing.lend(count, self.properties.frame_bytes, buffers);
     }
 
     fn send(&mut self, _now: Nanos, buffers: &mut Vec<Buffer>) {
-        let up = self.is_up();
-        self.outgoing.scratch.clear();
-        let mut bytes = 0_u64;
+        let (mut count, mut bytes) = (0_u64, 0_u64);
+        let mut last = None;
         for buffer in buffers.drain(..) {
-            let slot = u16::try_from(buffer.slot()).unwrap_or(u16::MAX);
-            match buffer.frame() {
-                Some((LinkAddress::Peer(0), len_bytes)) if up => {
-                    let _ = buffer.into_slot();
-                    if let Some(away) = self.outgoing.away.get_mut(usize::from(slot)) {
-                        *away = true;
-                    }
-                    let len_bytes = u32::try_from(len_bytes).unwrap_or(u32::MAX);
-                    self.outgoing.scratch.push(Entry { slot, len_bytes });
-                    bytes = bytes.saturating_add(u64::from(len_bytes));
-                }
-                frame => {
-                    let sendable = matches!(frame, Some((LinkAddress::Peer(0), _)));
-                    let reason = if sendable {
-                        &self.stats.dropped_refused
-                    } else {
-                        &self.stats.dropped_unsendable
-                    };
-                    reason.add(1);
-                    self.outgoing.take_back(buffer);
-                }
+            let frame = buffer.frame();
+            let (place, slot) = Channel::split(buffer.into_slot());
+            if let Some(before) = last.replace(place)
+                && before != place
+            {
+                self.publish_filled(before);
             }
+            let Some(channel) =
+                self.channels.get_mut(usize::from(place)).and_then(Option::as_deref_mut)
+            else {
+                continue;
+            };
+            let reason = match frame {
+                Some((to, len_bytes)) if to == channel.address() => {
+                    if channel.is_open {
+                        channel.send(slot, u32::try_from(len_bytes).unwrap_or(u32::MAX));
+                        count = count.saturating_add(1);
+                        bytes = bytes.saturating_add(len_bytes as u64);
+                        continue;
+                    }
+                    &self.stats.dropped_refused
+                }
+                _ => &self.stats.dropped_unsendable,
+            };
+            reason.add(1);
+            channel.cancel(slot);
         }
-        let count = self.outgoing.scratch.len() as u64;
+        if let Some(last) = last {
+            self.publish_filled(last);
+        }
         if count > 0 {
-            self.outgoing.filled.publish(&self.outgoing.scratch);
             self.stats.sent.add(count);
             self.stats.sent_bytes.add(bytes);
             self.stats.sent_batches.add(1);
-            self.ring_doorbell();
         }
     }
 
     fn cancel(&mut self, buffers: &mut Vec<Buffer>) {
-        buffers.drain(..).for_each(|buffer| self.outgoing.take_back(buffer));
+        for buffer in buffers.drain(..) {
+            let (place, slot) = Channel::split(buffer.into_slot());
+            if let Some(channel) = self.channel(place) {
+                channel.cancel(slot);
+            }
+            self.release(place);
+        }
     }
 
     fn arm(&mut self) -> Arm {
-        if !self.is_up() {
-            return Arm::Armed;
+        if self.has_messages() {
+            self.exchange_messages();
         }
-        if self.doorbell.owed {
-            self.ring_doorbell();
-        }
-        self.doorbell.set_asleep(true);
-        if self.incoming.filled.has_next() || (self.outgoing.starved && self.outgoing.has_room()) {
-            self.doorbell.set_asleep(false);
+        self.ring_doorbells();
+        self.open_channels().for_each(|channel| channel.set_asleep(true));
+        if self.has_messages() || self.open_channels().any(Channel::has_work) {
+            self.disarm();
             return Arm::WorkPending;
         }
         Arm::Armed
     }
 
     fn disarm(&mut self) {
-        self.doorbell.set_asleep(false);
+        self.open_channels().for_each(|channel| channel.set_asleep(false));
     }
 
     fn wake_fd(&self) -> BorrowedFd<'_> {
-        self.wake.as_fd()
+        self.post.wake_fd()
     }
 
     fn on_wake(&mut self) {
-        self.doorbell.event.drain();
-        self.look_at_peer();
+        self.post.clear_wake();
     }
 
     fn deadline(&self) -> Option<Nanos> {
@@ -546,11 +411,30 @@ impl Link for MemoryLink {
     }
 }
 
+impl MemoryLink {
+    /// The peer sees the slots that came back.
+    fn publish_returned(&mut self, place: u16) {
+        if let Some(channel) = self.channel(place) {
+            channel.publish_returned();
+        }
+        self.release(place);
+    }
+
+    /// The peer sees the frames that were sent, and wakes.
+    fn publish_filled(&mut self, place: u16) {
+        if let Some(channel) = self.channel(place) {
+            channel.publish_filled();
+            if channel.ring() {
+                self.stats.wakes.add(1);
+            }
+        }
+        self.release(place);
+    }
+}
+
 impl Drop for MemoryLink {
     fn drop(&mut self) {
-        if let Some(socket) = self.socket.take() {
-            close_aside(socket);
-        }
+        self.post.end();
     }
 }
 

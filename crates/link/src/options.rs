@@ -208,6 +208,9 @@ pub enum LinkError {
         /// A way to have it, or another link.
         remedy: &'static str,
     },
+    /// The socket of an IOhost's end.
+    #[error(transparent)]
+    Socket(#[from] sidecore_socket::ServerError),
     /// The kernel refused a step.
     #[error("cannot {step}: {error}")]
     Kernel {

@@ -1,7 +1,5 @@
 //! The links that need no interface keep the contract.
 
-use std::os::unix::net::UnixStream;
-
 use sidecore_link::{EthernetAddress, Faults, LinkOptions, MemoryLink, Network, contract};
 use sidecore_reactor::{EventFd, MakeSignal};
 use sidecore_units::Nanos;
@@ -42,11 +40,8 @@ fn simulated_links_keep_the_contract() {
 
 fn check_memory(frame_bytes: usize, receive: usize, transmit: usize, make_signal: MakeSignal) {
     contract::check(&|| {
-        let (one, other) = UnixStream::pair().unwrap();
-        let host =
-            MemoryLink::offer(one.into(), &options(frame_bytes, receive, transmit), make_signal)
-                .unwrap();
-        let client = MemoryLink::join(other.into(), HEADER_BYTES, make_signal).unwrap();
+        let options = options(frame_bytes, receive, transmit);
+        let (host, client) = MemoryLink::pair(&options, make_signal).unwrap();
         // The IOhost is the left one in one run, the client in the other.
         if transmit > receive {
             contract::Pair::new(client, host)

@@ -1,7 +1,5 @@
 //! No link allocates for a frame.
 
-use std::os::unix::net::UnixStream;
-
 use sidecore_counting_alloc::{CountingAllocator, allocations};
 use sidecore_link::contract::{Pair, exchange};
 use sidecore_link::{
@@ -37,12 +35,8 @@ fn a_simulated_link_allocates_nothing_for_a_frame() {
 
 #[test]
 fn a_memory_link_allocates_nothing_for_a_frame() {
-    let (one, other) = UnixStream::pair().unwrap();
-    let host = MemoryLink::offer(one.into(), &options(), sidecore_linux::peer_event).unwrap();
-    check(Pair::new(
-        host,
-        MemoryLink::join(other.into(), HEADER_BYTES, sidecore_linux::peer_event).unwrap(),
-    ));
+    let (host, client) = MemoryLink::pair(&options(), sidecore_linux::peer_event).unwrap();
+    check(Pair::new(host, client));
 }
 
 #[test]

@@ -194,6 +194,27 @@ impl GuestMemory {
         Self::from_regions(regions)
     }
 
+    /// This table and all regions of `other`, which are mapped already, from `base` on in both
+    /// address spaces.
+    ///
+    /// # Errors
+    /// As [`GuestMemory::map`], of regions that overlap, overflow, or are too many.
+    pub fn with_memory(&self, base: u64, other: &Self) -> Result<Self, MemoryError> {
+        let mut regions = self.0.regions.to_vec();
+        for region in &other.0.regions {
+            let moved = |start: u64| {
+                let overflow = MemoryError::RegionOverflow { start, len_bytes: region.len_bytes };
+                start.checked_add(base).ok_or(overflow)
+            };
+            regions.push(Region {
+                guest_base: moved(region.guest_base)?,
+                user_base: moved(region.user_base)?,
+                ..region.clone()
+            });
+        }
+        Self::from_regions(regions)
+    }
+
     /// This table without the region of these three values.
     ///
     /// # Errors

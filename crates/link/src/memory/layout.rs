@@ -1,4 +1,4 @@
-//! How the memory of a link is divided, and how the IOhost tells its client.
+//! How the memory of a channel is divided, and the two messages before it.
 
 use sidecore_memory::{GuestMemory, UserAddress, Words};
 use std::sync::atomic::AtomicU64;
@@ -9,65 +9,138 @@ use crate::{LinkError, LinkOptions};
 
 const PAGE_BYTES: usize = sidecore_units::PAGE_BYTES as usize;
 const MAGIC: u64 = u64::from_le_bytes(*b"sclink\0\0");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 sidecore_units::layout! {
-    /// The message that comes with the three descriptors of a link.
-    pub struct Offer: 32 {
+    /// The first message of a connection: a client asks for a link.
+    pub struct Ask: 32 {
         /// Tells it from the messages of other protocols.
         pub magic: u64 = 0,
-        /// Of this message, and of the memory.
+        /// Of the messages, and of the memory.
         pub version: u32 = 8,
-        /// As in the options.
+        /// As in the client's options, and so are the other three.
         pub frame_bytes: u32 = 12,
-        /// As in the options.
         pub header_bytes: u32 = 16,
-        /// Slots for frames to the client.
-        pub to_client: u32 = 20,
-        /// Slots for frames to the IOhost.
-        pub to_host: u32 = 24,
+        pub receive_frames: u32 = 20,
+        pub transmit_frames: u32 = 24,
     }
 }
 
-/// Size of the message that offers a link.
-pub const OFFER_BYTES: usize = Offer::BYTES;
+sidecore_units::layout! {
+    /// The IOhost's answer. The memory, the client's eventfd and the IOhost's come with it, unless
+    /// it is a refusal.
+    pub struct Answer: 16 {
+        pub magic: u64 = 0,
+        pub version: u32 = 8,
+        /// A [`Refusal`], or zero.
+        pub refusal: u32 = 12,
+    }
+}
 
-impl Offer {
-    /// The offer of an IOhost with these options, which are in range.
-    pub fn of(options: &LinkOptions) -> Self {
-        let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
-        Self {
-            magic: MAGIC,
-            version: VERSION,
-            frame_bytes: number(options.frame_bytes),
-            header_bytes: number(options.header_bytes),
-            to_client: number(options.transmit_frames),
-            to_host: number(options.receive_frames),
+/// Why an IOhost gives a client no link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    Version,
+    Headers,
+    FrameBytes,
+    Frames,
+    User,
+    Clients,
+    Memory,
+}
+
+impl Refusal {
+    const ALL: [Self; 7] = [
+        Self::Version,
+        Self::Headers,
+        Self::FrameBytes,
+        Self::Frames,
+        Self::User,
+        Self::Clients,
+        Self::Memory,
+    ];
+
+    /// For the state of the client's link.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Version => "the IOhost's link has another version: run the same release on both",
+            Self::Headers => "the IOhost's frames have other headers: run the same release on both",
+            Self::FrameBytes => "frame_bytes is more than the IOhost's link has",
+            Self::Frames => "the rings hold more frames than the IOhost's link permits",
+            Self::User => "the IOhost does not permit this user: see the users of its link",
+            Self::Clients => "the IOhost's link has as many clients as it permits",
+            Self::Memory => "the IOhost has no memory or no descriptors for another client",
         }
     }
 
-    /// The options of the client that takes this offer.
-    ///
-    /// # Errors
-    /// It is no such message, of another version, or its numbers are out of range.
-    pub fn client_options(&self) -> Result<LinkOptions, LinkError> {
-        if self.magic != MAGIC {
-            return Err(LinkError::Offer("it is of another protocol"));
+    fn number(self) -> u32 {
+        let index = Self::ALL.iter().position(|refusal| *refusal == self);
+        index.and_then(|index| u32::try_from(index).ok()).map_or(0, |index| index.saturating_add(1))
+    }
+}
+
+fn as_u32(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+impl Ask {
+    /// The message of a client with these options, which are in range.
+    pub fn of(options: &LinkOptions) -> Self {
+        Self {
+            magic: MAGIC,
+            version: VERSION,
+            frame_bytes: as_u32(options.frame_bytes),
+            header_bytes: as_u32(options.header_bytes),
+            receive_frames: as_u32(options.receive_frames),
+            transmit_frames: as_u32(options.transmit_frames),
         }
-        if self.version != VERSION {
-            return Err(LinkError::Offer(
-                "it is of another version: run the same release on both sides",
-            ));
+    }
+
+    /// The client's options, if an IOhost with the options `own` grants them.
+    pub fn options(&self, own: &LinkOptions) -> Result<LinkOptions, Refusal> {
+        if self.magic != MAGIC || self.version != VERSION {
+            return Err(Refusal::Version);
         }
         let number = |value: u32| usize::try_from(value).unwrap_or(usize::MAX);
         let options = LinkOptions {
             frame_bytes: number(self.frame_bytes),
             header_bytes: number(self.header_bytes),
-            receive_frames: number(self.to_client),
-            transmit_frames: number(self.to_host),
+            receive_frames: number(self.receive_frames),
+            transmit_frames: number(self.transmit_frames),
         };
-        options.check()?;
+        if options.header_bytes != own.header_bytes {
+            return Err(Refusal::Headers);
+        }
+        if options.frame_bytes > own.frame_bytes {
+            return Err(Refusal::FrameBytes);
+        }
+        let fits = options.receive_frames <= own.transmit_frames
+            && options.transmit_frames <= own.receive_frames;
+        if !fits || options.check().is_err() {
+            return Err(Refusal::Frames);
+        }
         Ok(options)
+    }
+}
+
+impl Answer {
+    pub fn of(refusal: Option<Refusal>) -> Self {
+        Self { magic: MAGIC, version: VERSION, refusal: refusal.map_or(0, Refusal::number) }
+    }
+
+    /// The reason why there is no link, if there is none.
+    pub fn check(&self) -> Result<(), &'static str> {
+        if self.magic != MAGIC {
+            return Err("another program answers at the socket");
+        }
+        if self.version != VERSION {
+            return Err(Refusal::Version.text());
+        }
+        let Some(index) = self.refusal.checked_sub(1) else {
+            return Ok(());
+        };
+        let index = usize::try_from(index).unwrap_or(usize::MAX);
+        Err(Refusal::ALL.get(index).map_or("the IOhost refuses the link", |known| known.text()))
     }
 }
 
@@ -110,12 +183,11 @@ impl Direction {
     }
 }
 
-/// Where everything is in a link's memory.
+/// Where everything is in a channel's memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     pub to_client: Direction,
     pub to_host: Direction,
-    pub shape: SlotShape,
     pub len_bytes: usize,
 }
 
@@ -124,8 +196,9 @@ pub(super) const HOST_SLEEPS: usize = 0;
 pub(super) const CLIENT_SLEEPS: usize = 16;
 
 impl Layout {
-    /// The layout of an offer's numbers, which are in range.
-    pub fn new(options: &LinkOptions, to_client: usize, to_host: usize) -> Result<Self, LinkError> {
+    /// The layout for a client's options, which are in range.
+    pub fn new(options: &LinkOptions) -> Result<Self, LinkError> {
+        let (to_client, to_host) = (options.receive_frames, options.transmit_frames);
         let shape = SlotShape::new(options, 0);
         let mut end = PAGE_BYTES;
         let mut take = |len_bytes: usize| {
@@ -144,7 +217,7 @@ impl Layout {
         if u32::try_from(end).is_err() {
             return Err(LinkError::TooMuchMemory { bytes: end });
         }
-        Ok(Self { to_client, to_host, shape, len_bytes: end })
+        Ok(Self { to_client, to_host, len_bytes: end })
     }
 }
 
@@ -167,38 +240,52 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_offer_says_what_the_client_needs() {
-        let options =
-            LinkOptions { receive_frames: 8, transmit_frames: 16, ..LinkOptions::new(82) };
-        let offer = Offer::decode(&Offer::of(&options).encode());
-        let client = offer.client_options().unwrap();
-        assert_eq!(client, LinkOptions { receive_frames: 16, transmit_frames: 8, ..options });
-        for (change, why) in [
-            (Offer { magic: 1, ..offer }, "another protocol"),
-            (Offer { version: 2, ..offer }, "another version"),
-            (Offer { frame_bytes: 0, ..offer }, "frame_bytes = 0"),
-            (Offer { header_bytes: u32::MAX, ..offer }, "header_bytes"),
-            (Offer { to_client: 3, ..offer }, "receive_frames = 3"),
-            (Offer { to_host: 1 << 20, ..offer }, "transmit_frames"),
+    fn an_iohost_grants_what_its_own_options_hold() {
+        let client = LinkOptions { receive_frames: 8, transmit_frames: 16, ..LinkOptions::new(82) };
+        let own = LinkOptions { receive_frames: 16, transmit_frames: 8, ..client };
+        let ask = Ask::decode(&Ask::of(&client).encode());
+        assert_eq!(ask.options(&own), Ok(client));
+        for (change, refusal) in [
+            (Ask { magic: 1, ..ask }, Refusal::Version),
+            (Ask { version: 9, ..ask }, Refusal::Version),
+            (Ask { header_bytes: 81, ..ask }, Refusal::Headers),
+            (Ask { frame_bytes: 8_101, ..ask }, Refusal::FrameBytes),
+            (Ask { frame_bytes: 0, ..ask }, Refusal::Frames),
+            (Ask { receive_frames: 16, ..ask }, Refusal::Frames),
+            (Ask { receive_frames: 3, ..ask }, Refusal::Frames),
+            (Ask { transmit_frames: u32::MAX, ..ask }, Refusal::Frames),
         ] {
-            let error = change.client_options().unwrap_err().to_string();
-            assert!(error.contains(why), "{error}");
+            assert_eq!(change.options(&own), Err(refusal), "{change:?}");
         }
     }
 
     #[test]
+    fn an_answer_is_a_link_or_a_reason() {
+        assert_eq!(Answer::of(None).check(), Ok(()));
+        for refusal in Refusal::ALL {
+            let answer = Answer::decode(&Answer::of(Some(refusal)).encode());
+            assert_eq!(answer.check(), Err(refusal.text()));
+        }
+        let good = Answer::of(None);
+        assert!(Answer { magic: 0, ..good }.check().unwrap_err().contains("another program"));
+        assert!(Answer { version: 1, ..good }.check().unwrap_err().contains("another version"));
+        assert!(Answer { refusal: 99, ..good }.check().unwrap_err().contains("refuses"));
+    }
+
+    #[test]
     fn rings_and_slots_do_not_overlap() {
-        let options = LinkOptions::new(82);
-        let layout = Layout::new(&options, 512, 1024).unwrap();
+        let options =
+            LinkOptions { receive_frames: 512, transmit_frames: 1024, ..LinkOptions::new(82) };
+        let layout = Layout::new(&options).unwrap();
         let mut ranges = vec![(0, PAGE_BYTES)];
         for direction in [layout.to_client, layout.to_host] {
             ranges.push((direction.filled_at, direction.slots * 8));
             ranges.push((direction.returned_at, direction.slots * 8));
-            ranges.push((direction.slots_at, direction.slots * layout.shape.slot_bytes));
+            ranges.push((direction.slots_at, direction.slots * direction.shape.slot_bytes));
             let last = direction.frame_at(direction.slots as u16 - 1) as usize;
             assert!(
                 last + options.frame_bytes
-                    <= direction.slots_at + direction.slots * layout.shape.slot_bytes
+                    <= direction.slots_at + direction.slots * direction.shape.slot_bytes
             );
             assert_eq!((direction.frame_at(1) as usize + 82) % 4096, 0);
         }
@@ -209,10 +296,12 @@ mod tests {
 
     #[test]
     fn more_memory_than_a_frame_can_name_is_refused() {
-        let options = LinkOptions { frame_bytes: 1 << 17, ..LinkOptions::new(0) };
-        assert!(matches!(
-            Layout::new(&options, 1 << 15, 1 << 15),
-            Err(LinkError::TooMuchMemory { .. })
-        ));
+        let options = LinkOptions {
+            frame_bytes: 1 << 17,
+            receive_frames: 1 << 15,
+            transmit_frames: 1 << 15,
+            ..LinkOptions::new(0)
+        };
+        assert!(matches!(Layout::new(&options), Err(LinkError::TooMuchMemory { .. })));
     }
 }

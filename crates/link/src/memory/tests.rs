@@ -1,24 +1,28 @@
 //! The worst that a hostile peer can do to a link: close it.
 
-use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use sidecore_memory::UserAddress;
+use sidecore_memory::{SharedPages, UserAddress, Words};
 
+use super::layout::{Direction, Layout};
 use super::*;
 
 const HEADER_BYTES: usize = 82;
 
+/// Of the client.
 fn options() -> LinkOptions {
-    LinkOptions { receive_frames: 8, transmit_frames: 4, ..LinkOptions::new(HEADER_BYTES) }
+    LinkOptions { receive_frames: 4, transmit_frames: 8, ..LinkOptions::new(HEADER_BYTES) }
 }
 
+/// The IOhost and its client.
 fn pair() -> (MemoryLink, MemoryLink) {
-    let (one, other) = UnixStream::pair().unwrap();
-    let host = MemoryLink::offer(one.into(), &options(), EventFd::peer_signal).unwrap();
-    let client = MemoryLink::join(other.into(), HEADER_BYTES, EventFd::peer_signal).unwrap();
-    (host, client)
+    MemoryLink::pair(&options(), EventFd::peer_signal).unwrap()
+}
+
+fn is_closed(host: &MemoryLink) -> bool {
+    host.open.is_empty() && host.stats().dropped_malformed.get() == 1
 }
 
 fn send(link: &mut MemoryLink, bytes: &[u8]) {
@@ -43,7 +47,7 @@ fn receive_one(link: &mut MemoryLink) -> Option<Vec<u8>> {
 
 /// The word of a ring that the client can write to: the one on the way to the host.
 fn write_entry(client: &MemoryLink, position: usize, bits: u64) {
-    let layout = Layout::new(&options(), 4, 8).unwrap();
+    let layout = Layout::new(&options()).unwrap();
     let ring = words(client, &layout.to_host, false);
     ring.words()[position].store(bits, Ordering::Release);
 }
@@ -78,8 +82,7 @@ fn entries_that_break_a_rule_close_the_link_and_lend_nothing() {
         let (mut host, client) = pair();
         write_entry(&client, 0, bits);
         assert_eq!(receive_one(&mut host), None, "{what}");
-        assert_eq!(host.state(), LinkState::Closed(BROKEN), "{what}");
-        assert_eq!(host.stats().dropped_malformed.get(), 1);
+        assert!(is_closed(&host), "{what}");
         // It stays closed, and does nothing more.
         let mut buffers = Vec::new();
         host.buffers(LinkAddress::Peer(0), 4, &mut buffers);
@@ -94,24 +97,29 @@ fn a_slot_that_is_lent_does_not_come_again() {
     send(&mut client, &[7; 100]);
     let mut frames = Vec::new();
     host.receive(Nanos::ZERO, 9, &mut frames);
-    let slot = u64::from(client.outgoing.away.iter().position(|away| *away).unwrap() as u32);
-    write_entry(&client, 1, (1 << 48) | (slot << 32) | 64);
+    // The slots are used from the first one on.
+    write_entry(&client, 1, (1 << 48) | 64);
     host.receive(Nanos::ZERO, 9, &mut frames);
-    assert_eq!((frames.len(), host.state()), (1, LinkState::Closed(BROKEN)));
+    assert!(frames.len() == 1 && is_closed(&host));
+    // The frame is as it was until it is given back, and only then is the channel gone.
+    let mut bytes = [0; 100];
+    assert_eq!(frames[0].pieces().read(host.memory(), 0, &mut bytes), 100);
+    assert!(bytes == [7; 100] && host.channels[0].is_some());
     host.give_back(&mut frames);
+    assert!(host.channels[0].is_none());
 }
 
 #[test]
 fn slots_that_were_never_sent_do_not_come_back() {
     for slot in [0_u64, 3, 4, 0xffff] {
         let (mut host, client) = pair();
-        let layout = Layout::new(&options(), 4, 8).unwrap();
+        let layout = Layout::new(&options()).unwrap();
         words(&client, &layout.to_client, true).words()[0]
             .store((1 << 48) | (slot << 32), Ordering::Release);
         let mut buffers = Vec::new();
         host.buffers(LinkAddress::Peer(0), 5, &mut buffers);
         assert!(buffers.is_empty(), "slot {slot}");
-        assert_eq!(host.state(), LinkState::Closed(BROKEN), "slot {slot}");
+        assert!(is_closed(&host), "slot {slot}");
     }
 }
 
@@ -120,7 +128,7 @@ fn any_bytes_in_the_shared_memory_end_in_a_closed_link_or_in_frames() {
     let mut state = 1_u64;
     for _ in 0..2000 {
         let (mut host, client) = pair();
-        let layout = Layout::new(&options(), 4, 8).unwrap();
+        let layout = Layout::new(&options()).unwrap();
         for (direction, returned) in [(&layout.to_host, false), (&layout.to_client, true)] {
             for word in words(&client, direction, returned).words() {
                 state = state
@@ -188,7 +196,8 @@ fn a_frame_is_seen_or_wakes_however_the_two_sides_interleave() {
         let armed = host.arm();
         // After this the sender has looked.
         meet(&turn, 4 * round + 4);
-        let woken = host.doorbell.event.drain() > 0;
+        let woken = is_readable(host.wake_fd());
+        host.on_wake();
         assert!(
             armed == Arm::WorkPending || woken,
             "round {round}: the frame was not seen, and woke nothing"
@@ -199,62 +208,51 @@ fn a_frame_is_seen_or_wakes_however_the_two_sides_interleave() {
     drop(sender.join().unwrap());
 }
 
-#[test]
-fn the_end_of_a_peer_is_noticed_asleep_and_awake() {
-    let (mut host, client) = pair();
-    assert_eq!(host.arm(), Arm::Armed);
-    assert!(!is_readable(host.wake_fd()));
-    drop(client);
-    wait_readable(host.wake_fd());
-    host.on_wake();
-    assert_eq!(host.state(), LinkState::Closed(GONE));
-    assert!(!is_readable(host.wake_fd()), "it would wake the sidecore for ever");
-
-    let (mut host, client) = pair();
-    drop(client);
-    // The socket is closed on a thread of its own.
-    let start = Instant::now();
-    let mut now = Nanos::ZERO;
-    while host.state() == LinkState::Up {
-        assert!(start.elapsed() < Duration::from_secs(10));
-        now = now.after(Nanos::from_millis(1));
-        assert!(receive_at(&mut host, now));
-    }
-    assert_eq!(host.state(), LinkState::Closed(GONE));
-}
-
-fn receive_at(link: &mut MemoryLink, now: Nanos) -> bool {
-    let mut frames = Vec::new();
-    link.receive(now, 1, &mut frames);
-    frames.is_empty()
-}
-
-fn wait_readable(fd: BorrowedFd<'_>) {
-    let patience = Timespec { tv_sec: 10, tv_nsec: 0 };
-    assert_eq!(poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&patience)), Ok(1));
-}
-
 fn is_readable(fd: BorrowedFd<'_>) -> bool {
     poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap()
         > 0
 }
 
 #[test]
-fn bytes_on_the_socket_close_the_link() {
-    use std::io::Write as _;
-    let (mut one, other) = UnixStream::pair().unwrap();
-    let mut host = MemoryLink::offer(other.into(), &options(), EventFd::peer_signal).unwrap();
-    one.write_all(b"x").unwrap();
-    assert!(is_readable(host.wake_fd()));
-    host.on_wake();
-    assert_eq!(host.state(), LinkState::Closed(BROKEN));
-    assert!(!is_readable(host.wake_fd()));
+fn a_client_whose_iohost_breaks_a_rule_is_down_and_says_why() {
+    let (host, mut client) = pair();
+    assert_eq!(client.state(), LinkState::Up);
+    let layout = Layout::new(&options()).unwrap();
+    words(&host, &layout.to_client, false).words()[0].store(1 << 48, Ordering::Release);
+    assert_eq!(receive_one(&mut client), None);
+    assert_eq!(client.state(), LinkState::Down(BROKEN));
+    let mut buffers = Vec::new();
+    client.buffers(LinkAddress::Peer(0), 1, &mut buffers);
+    assert!(buffers.is_empty());
+}
+
+#[test]
+fn buffers_of_a_closed_channel_are_refused_and_those_for_another_peer_unsendable() {
+    let (mut host, client) = pair();
+    let mut buffers = Vec::new();
+    host.buffers(LinkAddress::Peer(0), 4, &mut buffers);
+    host.buffers(LinkAddress::Peer(256), 4, &mut buffers);
+    assert_eq!(buffers.len(), 4, "a peer of an earlier time");
+    buffers.iter_mut().for_each(|buffer| buffer.address(LinkAddress::Peer(0), 100));
+    buffers[0].address(LinkAddress::Peer(256), 100);
+    let mut rest = buffers.split_off(2);
+    host.send(Nanos::ZERO, &mut buffers);
+    assert_eq!((host.stats().dropped_unsendable.get(), host.stats().sent.get()), (1, 1));
+    write_entry(&client, 0, 1 << 48);
+    assert_eq!(receive_one(&mut host), None);
+    assert!(is_closed(&host));
+    buffers.push(rest.remove(0));
+    host.send(Nanos::ZERO, &mut buffers);
+    assert_eq!((host.stats().dropped_refused.get(), host.stats().sent.get()), (1, 1));
+    assert!(host.channels[0].is_some());
+    host.cancel(&mut rest);
+    assert!(host.channels[0].is_none());
 }
 
 #[test]
 fn a_client_refuses_offers_that_break_a_rule() {
     let events = || EventFd::new().unwrap().as_fd().try_clone_to_owned().unwrap();
-    let layout = Layout::new(&options(), 4, 8).unwrap();
+    let layout = Layout::new(&options()).unwrap();
     let good = || {
         let pages = SharedPages::new("test", layout.len_bytes).unwrap();
         pages.file().try_clone_to_owned().unwrap()
@@ -265,40 +263,19 @@ fn a_client_refuses_offers_that_break_a_rule() {
         rustix::fs::ftruncate(&file, layout.len_bytes as u64).unwrap();
         file
     };
-    let offer = Offer::of(&options()).encode();
-    let join = |bytes: &[u8], fds: Vec<OwnedFd>| {
-        let (one, other) = UnixStream::pair().unwrap();
-        send_raw(&one, bytes, &fds);
-        drop((one, fds));
-        MemoryLink::join(other.into(), HEADER_BYTES, EventFd::peer_signal).map(drop)
-    };
-    for (bytes, fds, why) in [
-        (&offer[..], vec![small(), events(), events()], "another size"),
-        (&offer[..], vec![unsealed(), events(), events()], "could change it"),
-        (&offer[..], vec![events(), events(), events()], "could change it"),
-        (&offer[..], vec![good(), good(), events()], "no eventfd"),
-        (&offer[..], vec![good(), events(), good()], "no eventfd"),
-        (&offer[..], vec![good(), events()], "three descriptors"),
-        (&offer[..], vec![good(), events(), events(), events()], "more than 3"),
-        (&offer[..31], vec![good(), events(), events()], "cut short"),
-        (&[0; 32], vec![good(), events(), events()], "another protocol"),
-        (&[], vec![], "closed"),
+    let place = Place { index: 0, number: 0, base: 0 };
+    let join = |fds: &[OwnedFd]| Channel::client(&options(), fds, place, EventFd::peer_signal);
+    for (fds, why) in [
+        (vec![small(), events(), events()], "another size"),
+        (vec![unsealed(), events(), events()], "could change it"),
+        (vec![events(), events(), events()], "could change it"),
+        (vec![good(), good(), events()], "no eventfd"),
+        (vec![good(), events(), good()], "no eventfd"),
+        (vec![good(), events()], "three descriptors"),
+        (vec![], "three descriptors"),
     ] {
-        let error = join(bytes, fds).unwrap_err().to_string();
+        let error = join(&fds).unwrap_err().to_string();
         assert!(error.contains(why), "{why}: {error}");
     }
-    join(&offer, vec![good(), events(), events()]).unwrap();
-    let (one, other) = UnixStream::pair().unwrap();
-    let error = MemoryLink::join(other.into(), HEADER_BYTES, EventFd::peer_signal).unwrap_err();
-    assert!(matches!(error, LinkError::Kernel { .. }), "nothing has been offered: {error}");
-    drop(one);
-}
-
-fn send_raw(socket: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) {
-    if !bytes.is_empty() {
-        assert_eq!(
-            sidecore_socket::send(socket, bytes, fds, 16, Blocking::Never).unwrap(),
-            bytes.len()
-        );
-    }
+    join(&[good(), events(), events()]).unwrap();
 }

@@ -1,0 +1,386 @@
+//! A channel: the rings between one client and its IOhost, as one of the two sees them.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use rustix::fs::FallocateFlags;
+use sidecore_memory::{GuestMemory, SharedPages, Words};
+use sidecore_reactor::{EventFd, MakeSignal, Signal};
+
+use super::layout::{self, CLIENT_SLEEPS, Direction, HOST_SLEEPS, Layout};
+use super::ring::{Cursor, Entry};
+use crate::frame::{Piece, Pieces};
+use crate::{Buffer, Frame, LinkAddress, LinkError, LinkOptions};
+
+/// A slot's number in frames and buffers has the channel's place above it.
+const PLACE_SHIFT: u32 = 16;
+
+/// The two sides of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Host,
+    Client,
+}
+
+/// Where a channel is in its link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Its index among the link's channels.
+    pub index: u16,
+    /// The peer's number, as in [`LinkAddress::Peer`].
+    pub number: u32,
+    /// Where its memory begins in the link's.
+    pub base: u32,
+}
+
+/// The peer has broken the rules of a ring.
+#[derive(Debug)]
+pub(super) struct Violation;
+
+/// One channel.
+#[derive(Debug)]
+pub(super) struct Channel {
+    pub place: Place,
+    /// Size of its memory.
+    pub len_bytes: u64,
+    frame_bytes: usize,
+    incoming: Incoming,
+    outgoing: Outgoing,
+    doorbell: Doorbell,
+    /// Whether its peer is there.
+    pub is_open: bool,
+    /// Frames and buffers that are lent.
+    lent: usize,
+}
+
+/// The direction towards this side.
+#[derive(Debug)]
+struct Incoming {
+    direction: Direction,
+    filled: Cursor,
+    returned: Cursor,
+    /// Whether the slot of this number is on this side.
+    here: Box<[bool]>,
+    scratch: Vec<Entry>,
+}
+
+/// The direction towards the peer.
+#[derive(Debug)]
+struct Outgoing {
+    direction: Direction,
+    filled: Cursor,
+    returned: Cursor,
+    /// Whether the slot of this number is on the other side.
+    away: Box<[bool]>,
+    /// The slots that are free here, those in the cache last.
+    free: Vec<u16>,
+    /// Whether the last request for buffers got too few.
+    starved: bool,
+    scratch: Vec<Entry>,
+}
+
+/// How the two sides wake each other.
+#[derive(Debug)]
+struct Doorbell {
+    sleeps: Words<AtomicU64>,
+    own_flag: usize,
+    peer_flag: usize,
+    event: EventFd,
+    signal: Box<dyn Signal>,
+    /// Whether something was published since the peer's flag was looked at.
+    owed: bool,
+}
+
+/// A channel that an IOhost has made, and not given to its client yet.
+pub(super) struct NewChannel {
+    pages: SharedPages,
+    layout: Layout,
+    options: LinkOptions,
+    hosts: EventFd,
+    clients: EventFd,
+}
+
+impl NewChannel {
+    /// Makes the memory and the events for a client with these options, which are in range.
+    pub fn new(options: &LinkOptions) -> Result<Self, LinkError> {
+        let layout = Layout::new(options)?;
+        let made = LinkError::kernel("make shared memory");
+        let pages = SharedPages::new("sidecore-link", layout.len_bytes).map_err(made)?;
+        // All of it at once, so that no frame waits for a page, or finds that there is none.
+        rustix::fs::fallocate(pages.file(), FallocateFlags::empty(), 0, layout.len_bytes as u64)
+            .map_err(LinkError::kernel("allocate shared memory"))?;
+        let event = || EventFd::new().map_err(LinkError::kernel("make an eventfd"));
+        Ok(Self { pages, layout, options: *options, hosts: event()?, clients: event()? })
+    }
+
+    /// The memory, the client's event and the IOhost's.
+    pub fn descriptors(&self) -> Result<[OwnedFd; 3], LinkError> {
+        let duplicate = |fd: BorrowedFd<'_>| {
+            fd.try_clone_to_owned().map_err(LinkError::kernel("duplicate a descriptor"))
+        };
+        Ok([
+            duplicate(self.pages.file())?,
+            duplicate(self.clients.as_fd())?,
+            duplicate(self.hosts.as_fd())?,
+        ])
+    }
+
+    /// The IOhost's side, and its memory.
+    pub fn host(
+        self,
+        place: Place,
+        make_signal: MakeSignal,
+    ) -> Result<(Channel, GuestMemory), LinkError> {
+        let signal =
+            make_signal(self.clients.as_fd()).map_err(LinkError::kernel("make a signal"))?;
+        let Self { pages, layout, options, hosts, .. } = self;
+        let channel = Channel::new(&pages, &options, &layout, place, hosts, signal, Side::Host)?;
+        Ok((channel, pages.memory().clone()))
+    }
+}
+
+impl Channel {
+    /// The client's side of a channel that an IOhost has made for these options, and its memory.
+    pub fn client(
+        options: &LinkOptions,
+        fds: &[OwnedFd],
+        place: Place,
+        make_signal: MakeSignal,
+    ) -> Result<(Self, GuestMemory), LinkError> {
+        let [memory, own, hosts] = fds else {
+            return Err(LinkError::Offer("it comes without its three descriptors"));
+        };
+        // Duplicates, so that none of the peer's descriptors is closed here.
+        let duplicate =
+            |fd: &OwnedFd| fd.try_clone().map_err(LinkError::kernel("duplicate a descriptor"));
+        let not_an_event = |_| LinkError::Offer("a descriptor is no eventfd");
+        let signal = make_signal(hosts.as_fd()).map_err(not_an_event)?;
+        let own = EventFd::from_peer(duplicate(own)?).map_err(not_an_event)?;
+        let layout = Layout::new(options)?;
+        let pages = SharedPages::from_file(duplicate(memory)?, layout.len_bytes)
+            .map_err(|_| LinkError::Offer("the memory has another size, or could change it"))?;
+        let channel = Self::new(&pages, options, &layout, place, own, signal, Side::Client)?;
+        Ok((channel, pages.memory().clone()))
+    }
+
+    fn new(
+        pages: &SharedPages,
+        options: &LinkOptions,
+        layout: &Layout,
+        place: Place,
+        event: EventFd,
+        signal: Box<dyn Signal>,
+        side: Side,
+    ) -> Result<Self, LinkError> {
+        let (incoming, outgoing, own_flag, peer_flag) = match side {
+            Side::Host => (layout.to_host, layout.to_client, HOST_SLEEPS, CLIENT_SLEEPS),
+            Side::Client => (layout.to_client, layout.to_host, CLIENT_SLEEPS, HOST_SLEEPS),
+        };
+        let memory = pages.memory();
+        let sleeps = layout::words(memory, 0, CLIENT_SLEEPS.saturating_add(1))?;
+        Ok(Self {
+            place,
+            len_bytes: layout.len_bytes as u64,
+            frame_bytes: options.frame_bytes,
+            incoming: Incoming::new(incoming, memory)?,
+            outgoing: Outgoing::new(outgoing, memory)?,
+            doorbell: Doorbell { sleeps, own_flag, peer_flag, event, signal, owed: false },
+            is_open: true,
+            lent: 0,
+        })
+    }
+
+    /// The channel and the slot of a number in a frame or a buffer.
+    pub fn split(number: u32) -> (u16, u16) {
+        let [slot_low, slot_high, place_low, place_high] = number.to_le_bytes();
+        (u16::from_le_bytes([place_low, place_high]), u16::from_le_bytes([slot_low, slot_high]))
+    }
+
+    fn number(&self, slot: u16) -> u32 {
+        (u32::from(self.place.index) << PLACE_SHIFT) | u32::from(slot)
+    }
+
+    fn piece(&self, direction: &Direction, slot: u16, len_bytes: u32) -> Pieces {
+        let start = direction.frame_at(slot).saturating_add(self.place.base);
+        Pieces::one(Piece::new(start, len_bytes))
+    }
+
+    /// The descriptor that becomes readable with each wake-up by the peer.
+    pub fn event(&self) -> BorrowedFd<'_> {
+        self.doorbell.event.as_fd()
+    }
+
+    pub fn address(&self) -> LinkAddress {
+        LinkAddress::Peer(self.place.number)
+    }
+
+    pub fn is_lent(&self) -> bool {
+        self.lent > 0
+    }
+
+    /// Takes the next frame.
+    pub fn take(&mut self) -> Option<Result<Frame, Violation>> {
+        let entry = self.incoming.filled.take()?;
+        if self.incoming.accept(entry, self.frame_bytes).is_err() {
+            return Some(Err(Violation));
+        }
+        self.lent = self.lent.saturating_add(1);
+        let pieces = self.piece(&self.incoming.direction, entry.slot, entry.len_bytes);
+        Some(Ok(Frame::new(self.address(), pieces, self.number(entry.slot))))
+    }
+
+    /// Takes a frame back; the peer sees it after [`publish_returned`](Self::publish_returned).
+    pub fn give_back(&mut self, slot: u16) {
+        self.lent = self.lent.saturating_sub(1);
+        if let Some(here) = self.incoming.here.get_mut(usize::from(slot)) {
+            *here = false;
+            self.incoming.scratch.push(Entry { slot, len_bytes: 0 });
+        }
+    }
+
+    pub fn publish_returned(&mut self) {
+        self.incoming.returned.publish(&self.incoming.scratch);
+        self.incoming.scratch.clear();
+        // A peer that waits for room is woken with the next frames, or in the next idle turn.
+        self.doorbell.owed = true;
+    }
+
+    /// Lends buffers.
+    pub fn lend(&mut self, count: usize, buffers: &mut Vec<Buffer>) -> Result<(), Violation> {
+        if self.outgoing.free.len() < count {
+            self.outgoing.reclaim()?;
+        }
+        self.outgoing.starved = self.outgoing.free.len() < count;
+        let len_bytes = u32::try_from(self.frame_bytes).unwrap_or(u32::MAX);
+        for _ in 0..count {
+            let Some(slot) = self.outgoing.free.pop() else {
+                break;
+            };
+            let pieces = self.piece(&self.outgoing.direction, slot, len_bytes);
+            buffers.push(Buffer::new(pieces, self.number(slot)));
+            self.lent = self.lent.saturating_add(1);
+        }
+        Ok(())
+    }
+
+    /// Takes a buffer back unsent.
+    pub fn cancel(&mut self, slot: u16) {
+        self.lent = self.lent.saturating_sub(1);
+        // Its number came from `free`.
+        self.outgoing.free.push(slot);
+    }
+
+    /// Sends a frame; the peer sees it after [`publish_filled`](Self::publish_filled).
+    pub fn send(&mut self, slot: u16, len_bytes: u32) {
+        self.lent = self.lent.saturating_sub(1);
+        if let Some(away) = self.outgoing.away.get_mut(usize::from(slot)) {
+            *away = true;
+        }
+        self.outgoing.scratch.push(Entry { slot, len_bytes });
+    }
+
+    pub fn publish_filled(&mut self) {
+        self.outgoing.filled.publish(&self.outgoing.scratch);
+        self.outgoing.scratch.clear();
+        self.doorbell.owed = true;
+    }
+
+    /// Wakes the peer if it sleeps and something was published since the last call. Returns whether
+    /// it did.
+    pub fn ring(&mut self) -> bool {
+        std::mem::take(&mut self.doorbell.owed) && self.doorbell.ring()
+    }
+
+    pub fn set_asleep(&self, asleep: bool) {
+        self.doorbell.set_asleep(asleep);
+    }
+
+    /// Whether there is a frame, or a buffer that was missing.
+    pub fn has_work(&self) -> bool {
+        self.incoming.filled.has_next() || (self.outgoing.starved && self.outgoing.has_room())
+    }
+}
+
+impl Incoming {
+    fn new(direction: Direction, memory: &GuestMemory) -> Result<Self, LinkError> {
+        Ok(Self {
+            direction,
+            filled: direction.filled(memory)?,
+            returned: direction.returned(memory)?,
+            here: vec![false; direction.slots].into(),
+            scratch: Vec::with_capacity(direction.slots),
+        })
+    }
+
+    /// Checks an entry, and notes that its slot is here.
+    fn accept(&mut self, entry: Entry, frame_bytes: usize) -> Result<(), Violation> {
+        let len_bytes = usize::try_from(entry.len_bytes).unwrap_or(usize::MAX);
+        if !(1..=frame_bytes).contains(&len_bytes) {
+            return Err(Violation);
+        }
+        match self.here.get_mut(usize::from(entry.slot)) {
+            Some(here) if !*here => *here = true,
+            _ => return Err(Violation),
+        }
+        Ok(())
+    }
+}
+
+impl Outgoing {
+    fn new(direction: Direction, memory: &GuestMemory) -> Result<Self, LinkError> {
+        let slots = u16::try_from(direction.slots).unwrap_or(u16::MAX);
+        Ok(Self {
+            direction,
+            filled: direction.filled(memory)?,
+            returned: direction.returned(memory)?,
+            away: vec![false; direction.slots].into(),
+            free: (0..slots).rev().collect(),
+            starved: false,
+            scratch: Vec::with_capacity(direction.slots),
+        })
+    }
+
+    /// Takes what the peer has given back.
+    fn reclaim(&mut self) -> Result<(), Violation> {
+        // Bounded: a slot comes back once for each time that it went away.
+        while let Some(entry) = self.returned.take() {
+            match self.away.get_mut(usize::from(entry.slot)) {
+                Some(away) if *away => *away = false,
+                _ => return Err(Violation),
+            }
+            self.free.push(entry.slot);
+        }
+        Ok(())
+    }
+
+    fn has_room(&self) -> bool {
+        !self.free.is_empty() || self.returned.has_next()
+    }
+}
+
+impl Doorbell {
+    /// Wakes the peer if it sleeps. Returns whether it did.
+    fn ring(&mut self) -> bool {
+        // Entries published so far are visible before the flag is read: either the peer sees them
+        // when it looks once more, or its flag is seen here.
+        fence(Ordering::SeqCst);
+        let Some(flag) = self.sleeps.get(self.peer_flag) else {
+            return false;
+        };
+        if flag.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        flag.store(0, Ordering::Relaxed);
+        self.signal.signal();
+        true
+    }
+
+    fn set_asleep(&self, asleep: bool) {
+        if let Some(flag) = self.sleeps.get(self.own_flag) {
+            flag.store(u64::from(asleep), Ordering::Relaxed);
+        }
+        if asleep {
+            fence(Ordering::SeqCst);
+        }
+    }
+}
