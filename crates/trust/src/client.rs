@@ -22,7 +22,7 @@ struct Invited {
     own: PrivateKey,
     iohost: PublicKey,
     frames_per_key: u64,
-    begun: Option<(HandshakeState, u16)>,
+    begun: Option<(HandshakeState, u64)>,
 }
 
 impl ClientTrust {
@@ -73,7 +73,7 @@ impl ClientHandshake for ClientTrust {
         };
         let mut state = initiator(&invited.own, &invited.iohost)?;
         let len = state.write_message(&fields.encode(), message).ok()?;
-        invited.begun = Some((state, fields.queue));
+        invited.begun = Some((state, fields.queue as u64));
         Some(len)
     }
 

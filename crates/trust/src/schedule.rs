@@ -30,8 +30,8 @@ pub(crate) enum Sender {
 pub(crate) struct Binding {
     /// The session's name.
     pub(crate) session: u64,
-    /// The client's sidecore and link queue.
-    pub(crate) queue: u16,
+    /// The client's link queue.
+    pub(crate) queue: u64,
 }
 
 /// The first secret of each direction: of the client's frames, and of the IOhost's.

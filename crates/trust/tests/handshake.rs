@@ -103,12 +103,12 @@ fn an_invited_client_gets_a_session_whose_frames_are_secret() {
 #[test]
 fn the_host_learns_the_fields_and_the_wire_does_not() {
     let place = Place::new();
-    let fields = Hello { cookie: 0x1122_3344_5566_7788, ..hello("vmhost1", 1) };
+    let fields = Hello { life: 0x1122_3344_5566_7788, ..hello("vmhost1", 1) };
     let message = sent(&mut place.client(), &fields);
     let (opened, _) = place.host().hello(code::NOISE, &message).unwrap();
     assert_eq!(opened, fields);
     let contains = |part: &[u8]| message.windows(part.len()).any(|window| window == part);
-    assert!(!contains(b"vmhost1") && !contains(&fields.cookie.to_le_bytes()));
+    assert!(!contains(b"vmhost1") && !contains(&fields.life.to_le_bytes()));
     assert!(!contains(&place.invitation.key.public().0), "nor does it show which client it is");
 }
 
@@ -272,7 +272,7 @@ fn without_encryption_names_are_believed() {
     assert_eq!((fields, client_seal.tag_bytes(), host_seal.tag_bytes()), (welcome(3), 0, 0));
     assert!(host.hello(code::PLAIN, &hello("other", 1).encode()).is_none());
     assert!(host.hello(code::NOISE, &[0; MESSAGE_MAX]).is_none(), "there is no key");
-    assert!(host.hello(code::PLAIN, &[0; 63]).is_none(), "cut");
+    assert!(host.hello(code::PLAIN, &[0; Hello::BYTES - 1]).is_none(), "cut");
 }
 
 #[test]

@@ -146,7 +146,8 @@ impl<'a> Reader<'a> {
     /// Reads the checksum, behind which there is nothing.
     pub(super) fn finish(mut self) -> Result<(), TextError> {
         let wanted = checksum(self.read.as_bytes());
-        if *self.hex::<CHECKSUM_BYTES>(CHECKSUM)? != wanted {
+        // A fuzzer cannot compute it.
+        if *self.hex::<CHECKSUM_BYTES>(CHECKSUM)? != wanted && !cfg!(fuzzing) {
             return Err(TextError::Checksum);
         }
         match self.lines.find(|(_, line)| is_line(line)) {
