@@ -3,9 +3,26 @@
 use std::io;
 
 use sidecore_linux::{Interface, PacketSocket};
+use sidecore_units::Nanos;
 
 use crate::options::FRAME_BYTES_MIN;
-use crate::{LinkError, LinkOptions};
+use crate::{LinkError, LinkOptions, LinkState};
+
+/// How often a link looks at its interface, and at the kernel's count of drops.
+pub(crate) const LOOK_INTERVAL: Nanos = Nanos::from_millis(10);
+/// The same while the interface cannot send.
+pub(crate) const DOWN_INTERVAL: Nanos = Nanos::from_millis(100);
+pub(crate) const DOWN: LinkState = LinkState::Down("the interface is down");
+
+/// Whether an interface can send.
+pub(crate) fn state(socket: &PacketSocket, name: &str) -> LinkState {
+    match socket.is_running(name) {
+        Ok((true, true)) => LinkState::Up,
+        Ok((true, false)) => LinkState::Down("the interface has no carrier"),
+        Ok((false, _)) => DOWN,
+        Err(_) => LinkState::Down("the interface is gone"),
+    }
+}
 
 /// A packet socket, which looks interfaces up.
 pub(crate) fn packet_socket(capabilities: &'static str) -> Result<PacketSocket, LinkError> {

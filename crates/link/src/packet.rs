@@ -17,6 +17,7 @@ use sidecore_reactor::Arm;
 use sidecore_units::Nanos;
 
 use crate::frame::Pieces;
+use crate::interface::{DOWN, DOWN_INTERVAL, LOOK_INTERVAL};
 use crate::options::SlotShape;
 use crate::{
     Buffer, EthernetAddress, Frame, Link, LinkAddress, LinkError, LinkOptions, LinkQueue,
@@ -30,13 +31,8 @@ const ETHERNET_BYTES: u32 = 14;
 /// From the start of a slot to the payload of a received frame, if no more is asked for: the ring's
 /// header (32 bytes), an address (20), and room for an Ethernet header, as a multiple of 16.
 const LEAD_BYTES: usize = 80;
-/// How often the kernel is asked how many frames found no free slot.
-const COUNT_INTERVAL: Nanos = Nanos::from_millis(10);
 /// How soon frames are offered again that the interface did not take.
 const RETRY_INTERVAL: Nanos = Nanos::from_micros(50);
-/// The same while the interface is down.
-const DOWN_INTERVAL: Nanos = Nanos::from_millis(100);
-const DOWN: &str = "the interface is down";
 
 /// The options of a packet link.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,7 +76,7 @@ pub struct PacketLink {
     epoll: OwnedFd,
     watched: bool,
     retry_at: Nanos,
-    count_at: Nanos,
+    look_at: Nanos,
 }
 
 impl PacketLink {
@@ -139,7 +135,7 @@ impl PacketLink {
             epoll,
             watched: false,
             retry_at: Nanos::ZERO,
-            count_at: Nanos::ZERO,
+            look_at: Nanos::ZERO,
         })
     }
 
@@ -157,17 +153,19 @@ impl PacketLink {
         self.transmitting.reap(|size| taken = taken.saturating_add(u64::from(size)));
         match sent {
             Ok(bytes) => {
-                self.state = LinkState::Up;
+                if self.state == DOWN {
+                    self.look(now);
+                }
                 if (bytes as u64) < taken {
                     self.count_refused(taken.saturating_sub(bytes as u64));
                 }
             }
-            Err(error) if is_down(&error) => self.state = LinkState::Down(DOWN),
+            Err(error) if is_down(&error) => self.state = DOWN,
             Err(_) => {}
         }
         if self.transmitting.has_unsent() {
-            let down = self.state == LinkState::Down(DOWN);
-            self.retry_at = now.after(if down { DOWN_INTERVAL } else { RETRY_INTERVAL });
+            let up = self.state == LinkState::Up;
+            self.retry_at = now.after(if up { RETRY_INTERVAL } else { DOWN_INTERVAL });
             self.stats.congestions.add(1);
         }
     }
@@ -183,6 +181,15 @@ impl PacketLink {
         tracing::warn!(interface = %self.interface, bytes, "frames are longer than the interface sends: raise its MTU");
     }
 
+    /// Looks at the interface, whose state no frame may tell, and at the drops.
+    #[cold]
+    fn look(&mut self, now: Nanos) {
+        self.count_drops();
+        self.state = interface::state(&self.socket, &self.interface);
+        let up = self.state == LinkState::Up;
+        self.look_at = now.after(if up { LOOK_INTERVAL } else { DOWN_INTERVAL });
+    }
+
     fn count_drops(&self) {
         if let Ok(drops) = self.socket.take_drops() {
             self.stats.dropped_full.add(u64::from(drops));
@@ -192,7 +199,7 @@ impl PacketLink {
     /// Takes note of an error of the socket, which would keep it readable.
     fn take_error(&mut self) {
         if self.socket.take_error().is_some_and(|error| is_down(&error)) {
-            self.state = LinkState::Down(DOWN);
+            self.state = DOWN;
         }
     }
 
@@ -273,9 +280,8 @@ impl Link for PacketLink {
             self.stats.received_bytes.add(bytes);
             self.stats.received_batches.add(1);
         }
-        if now >= self.count_at {
-            self.count_at = now.after(COUNT_INTERVAL);
-            self.count_drops();
+        if now >= self.look_at {
+            self.look(now);
         }
         if self.transmitting.has_unsent() && now >= self.retry_at {
             self.flush(now);
@@ -346,7 +352,9 @@ impl Link for PacketLink {
     }
 
     fn deadline(&self) -> Option<Nanos> {
-        self.transmitting.has_unsent().then_some(self.retry_at)
+        let unsent = self.transmitting.has_unsent().then_some(self.retry_at);
+        let down = (self.state != LinkState::Up).then_some(self.look_at);
+        unsent.into_iter().chain(down).min()
     }
 }
 

@@ -8,14 +8,15 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use sidecore_linux::{
-    CHUNK_BYTES, Interface, KERNEL_HEADROOM_BYTES, XdpMode, XdpProgram, XdpRings, XdpSocket,
-    XdpStatistics,
+    CHUNK_BYTES, Interface, KERNEL_HEADROOM_BYTES, PacketSocket, XdpMode, XdpProgram, XdpRings,
+    XdpSocket, XdpStatistics,
 };
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, SharedPages};
 use sidecore_reactor::{Arm, WakeSet};
 use sidecore_units::Nanos;
 
 use crate::frame::{PIECES_MAX, Piece, Pieces};
+use crate::interface::{DOWN, DOWN_INTERVAL, LOOK_INTERVAL};
 use crate::options::FRAME_BYTES_MIN;
 use crate::{
     Buffer, EthernetAddress, Frame, Link, LinkAddress, LinkError, LinkOptions, LinkQueue,
@@ -26,10 +27,7 @@ use ring::{CONTINUED, Descriptor, Ring};
 const ETHERNET_BYTES: u32 = 14;
 /// Chunks are too small for whole pages of payload behind headers: payloads begin a cache line.
 const ALIGN_BYTES: u32 = 64;
-const COUNT_INTERVAL: Nanos = Nanos::from_millis(10);
 const RETRY_INTERVAL: Nanos = Nanos::from_micros(50);
-const DOWN_INTERVAL: Nanos = Nanos::from_millis(100);
-const DOWN: &str = "the interface is down";
 
 /// The options of an AF_XDP link.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +50,9 @@ pub struct XdpLink {
     address: EthernetAddress,
     ethertype: u16,
     stats: Arc<LinkStats>,
+    interface: String,
+    /// Looks at the interface.
+    finder: PacketSocket,
     /// Of all queues of the link.
     _program: Arc<XdpProgram>,
     socket: XdpSocket,
@@ -75,7 +76,7 @@ pub struct XdpLink {
     seen: XdpStatistics,
     now: Nanos,
     retry_at: Nanos,
-    count_at: Nanos,
+    look_at: Nanos,
 }
 
 /// How frames lie in chunks.
@@ -298,6 +299,8 @@ impl XdpLink {
             address,
             ethertype,
             stats: Arc::default(),
+            interface: options.interface.clone(),
+            finder: interface::packet_socket(CAPABILITIES)?,
             _program: Arc::clone(program),
             umem,
             state: LinkState::Up,
@@ -316,7 +319,7 @@ impl XdpLink {
             seen: XdpStatistics::default(),
             now: Nanos::ZERO,
             retry_at: Nanos::ZERO,
-            count_at: Nanos::ZERO,
+            look_at: Nanos::ZERO,
             socket,
         })
     }
@@ -408,13 +411,15 @@ impl XdpLink {
             let asked = self.socket.transmit();
             let error = match asked {
                 Ok(()) => {
-                    self.state = LinkState::Up;
+                    if self.state == DOWN {
+                        self.look();
+                    }
                     None
                 }
                 Err(error) => error.raw_os_error().map(Errno::from_raw_os_error),
             };
             if matches!(error, Some(Errno::NETDOWN | Errno::NXIO | Errno::NODEV)) {
-                self.state = LinkState::Down(DOWN);
+                self.state = DOWN;
                 self.retry_at = self.now.after(DOWN_INTERVAL);
                 return;
             }
@@ -448,6 +453,15 @@ impl XdpLink {
         if available > 0 {
             self.completion.release();
         }
+    }
+
+    /// Looks at the interface, whose state no frame may tell, and at the drops.
+    #[cold]
+    fn look(&mut self) {
+        self.count_drops();
+        self.state = interface::state(&self.finder, &self.interface);
+        let up = self.state == LinkState::Up;
+        self.look_at = self.now.after(if up { LOOK_INTERVAL } else { DOWN_INTERVAL });
     }
 
     fn count_drops(&mut self) {
@@ -523,9 +537,8 @@ impl Link for XdpLink {
             self.stats.received_bytes.add(bytes);
             self.stats.received_batches.add(1);
         }
-        if now >= self.count_at {
-            self.count_at = now.after(COUNT_INTERVAL);
-            self.count_drops();
+        if now >= self.look_at {
+            self.look();
         }
         if self.transmit.pending() > 0 && now >= self.retry_at {
             self.flush();
@@ -623,7 +636,7 @@ impl Link for XdpLink {
     fn on_wake(&mut self) {
         // An error would keep the socket readable.
         if self.socket.take_error().is_some() {
-            self.state = LinkState::Down(DOWN);
+            self.state = DOWN;
         }
     }
 
@@ -633,10 +646,13 @@ impl Link for XdpLink {
 
     fn deadline(&self) -> Option<Nanos> {
         let waits = self.transmit.pending() > 0 && self.transmit.needs_wake_up();
-        if waits {
-            return Some(self.retry_at);
-        }
-        // Nothing tells when a frame has been sent.
-        self.starved.then(|| self.now.after(RETRY_INTERVAL))
+        let sent = if waits {
+            Some(self.retry_at)
+        } else {
+            // Nothing tells when a frame has been sent.
+            self.starved.then(|| self.now.after(RETRY_INTERVAL))
+        };
+        let down = (self.state != LinkState::Up).then_some(self.look_at);
+        sent.into_iter().chain(down).min()
     }
 }

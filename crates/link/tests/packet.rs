@@ -124,6 +124,56 @@ fn an_interface_that_goes_down_and_comes_back_loses_nothing_that_waits() {
     assert_eq!((left.link.deadline(), left.counts().dropped()), (None, 0));
 }
 
+#[test]
+fn a_link_without_a_carrier_says_so_and_comes_back_without_a_frame_to_send() {
+    for bypass_qdisc in [true, false] {
+        let Some(veth) = Veth::new(9_000) else { return };
+        let link = |end| open(&veth, end, &PacketOptions { bypass_qdisc, ..options(end, 8_100) });
+        let mut pair = contract::Pair::new(link(LEFT), link(RIGHT));
+        // The left side goes down, by which the right one has no carrier.
+        veth.ip(LEFT, &format!("link set {LEFT} down"));
+        for end in [&mut pair.left, &mut pair.right] {
+            end.send(&[vec![1; 100]]);
+            until(end, |end| matches!(end.link.state(), LinkState::Down(_)));
+        }
+        assert_eq!(pair.right.link.state(), LinkState::Down("the interface has no carrier"));
+        veth.ip(LEFT, &format!("link set {LEFT} up"));
+        for end in [&mut pair.left, &mut pair.right] {
+            until(end, |end| end.link.state() == LinkState::Up);
+        }
+        // Asleep when it goes down, with nothing to send. The other side's frame came before.
+        until(&mut pair.right, |end| end.link.deadline().is_none());
+        while pair.left.link.arm() != Arm::Armed {
+            let mut frames = pair.left.receive(8);
+            pair.left.link.give_back(&mut frames);
+        }
+        veth.ip(LEFT, &format!("link set {LEFT} down"));
+        let start = Instant::now();
+        while pair.left.link.state() == LinkState::Up {
+            if is_readable(&pair.left) {
+                pair.left.link.on_wake();
+            }
+            assert!(start.elapsed() < Duration::from_secs(10));
+        }
+        pair.left.link.disarm();
+        assert!(pair.left.link.deadline().is_some(), "it looks whether the interface is up");
+        veth.ip(LEFT, &format!("link set {LEFT} up"));
+        until(&mut pair.left, |end| end.link.state() == LinkState::Up);
+        assert_eq!(pair.left.link.deadline(), None);
+    }
+}
+
+/// Receives until it is so.
+fn until(end: &mut contract::End, is_so: impl Fn(&contract::End) -> bool) {
+    let start = Instant::now();
+    while !is_so(end) {
+        let mut frames = end.receive(8);
+        end.link.give_back(&mut frames);
+        end.skip();
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", end.link.state());
+    }
+}
+
 fn is_readable(end: &contract::End) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let fd = end.link.wake_fd();

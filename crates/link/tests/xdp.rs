@@ -2,10 +2,11 @@
 //! copy; that mode was never run.
 
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sidecore_link::{
-    EthernetAddress, Link, LinkAddress, LinkError, LinkOptions, XdpLink, XdpOptions, contract,
+    EthernetAddress, Link, LinkAddress, LinkError, LinkOptions, LinkState, XdpLink, XdpOptions,
+    contract,
 };
 use sidecore_linux::XdpMode;
 use sidecore_skip::skip;
@@ -88,6 +89,33 @@ fn a_jumbo_frame_has_several_pieces_and_its_first_payload_is_aligned() {
     assert_eq!(frames[0].pieces().part(82, 1).next().unwrap().address().0 % 64, 0);
     assert!(right.bytes(&frames[0]) == bytes);
     right.link.give_back(&mut frames);
+}
+
+#[test]
+fn a_link_that_was_down_comes_back_without_a_frame_to_send() {
+    for mode in [XdpMode::Generic, XdpMode::Driver] {
+        let Some(veth) = wire(9_000, mode) else { return };
+        let contract::Pair { mut left, right: mut other } = pair(&veth, 8_100, mode);
+        veth.ip(LEFT, &format!("link set {LEFT} down"));
+        left.send(&[vec![1; 100]]);
+        other.send(&[vec![1; 100]]);
+        until(&mut left, |state| matches!(state, LinkState::Down(_)));
+        until(&mut other, |state| matches!(state, LinkState::Down(_)));
+        veth.ip(LEFT, &format!("link set {LEFT} up"));
+        until(&mut left, |state| state == LinkState::Up);
+        until(&mut other, |state| state == LinkState::Up);
+    }
+}
+
+/// Receives until the link's state is so.
+fn until(end: &mut contract::End, is_so: impl Fn(LinkState) -> bool) {
+    let start = Instant::now();
+    while !is_so(end.link.state()) {
+        let mut frames = end.receive(8);
+        end.link.give_back(&mut frames);
+        end.skip();
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", end.link.state());
+    }
 }
 
 #[test]

@@ -158,16 +158,15 @@ impl PacketSocket {
         Ok(Interface { index, mtu_bytes: u32::try_from(mtu).unwrap_or(0), address })
     }
 
-    /// Whether an interface can send: it is up, and has a carrier.
+    /// Whether an interface is up, and whether it has a carrier.
     ///
     /// # Errors
     /// There is no interface of this name.
-    pub fn is_running(&self, name: &str) -> io::Result<bool> {
+    pub fn is_running(&self, name: &str) -> io::Result<(bool, bool)> {
         let answer = self.ask(name, libc::SIOCGIFFLAGS)?;
         // SAFETY: SIOCGIFFLAGS has set this field.
         let flags = libc::c_int::from(unsafe { answer.ifr_ifru.ifru_flags });
-        let running = libc::IFF_UP | libc::IFF_RUNNING;
-        Ok(flags & running == running)
+        Ok((flags & libc::IFF_UP != 0, flags & libc::IFF_RUNNING != 0))
     }
 
     /// The number of an interface's receive queues (ethtool(8), `--show-channels`); 1 if its driver
