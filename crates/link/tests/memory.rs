@@ -243,6 +243,7 @@ fn clients_that_do_not_fit_or_are_not_permitted_are_told_why() {
         (LinkOptions { frame_bytes: 8_101, ..good }, "frame_bytes"),
         (LinkOptions { header_bytes: 83, ..good }, "headers"),
         (LinkOptions { receive_frames: 32, ..good }, "more frames"),
+        (LinkOptions { transmit_frames: 32, ..good }, "more frames"),
     ] {
         let mut client = open_end(&path, MemoryEnd::Connect, 1, options).remove(0);
         until(
@@ -341,6 +342,22 @@ fn a_client_that_comes_and_goes_wakes_a_sleeping_link() {
         }
         host.on_wake();
         host.disarm();
+    }
+}
+
+#[test]
+fn an_iohost_grants_what_it_has_itself() {
+    // Both ends have the same section of a configuration.
+    for (receive_frames, transmit_frames) in [(32, 8), (8, 32)] {
+        let (_directory, path) = path();
+        let options = LinkOptions { receive_frames, transmit_frames, ..options() };
+        let mut host = open_end(&path, listen(3), 1, options).remove(0);
+        let mut clients: Vec<_> =
+            (0..3).map(|_| open_end(&path, MemoryEnd::Connect, 1, options).remove(0)).collect();
+        clients.iter_mut().for_each(|client| until_up(&mut **client));
+        for (seed, client) in clients.iter_mut().enumerate() {
+            exchange(&mut *host, &mut **client, seed);
+        }
     }
 }
 

@@ -96,6 +96,13 @@ impl Ask {
         }
     }
 
+    /// The largest options that an IOhost with the options `own` grants. Its larger ring counts for
+    /// both, so that two ends with the same options fit.
+    pub fn largest(own: &LinkOptions) -> LinkOptions {
+        let frames = own.receive_frames.max(own.transmit_frames);
+        LinkOptions { receive_frames: frames, transmit_frames: frames, ..*own }
+    }
+
     /// The client's options, if an IOhost with the options `own` grants them.
     pub fn options(&self, own: &LinkOptions) -> Result<LinkOptions, Refusal> {
         if self.magic != MAGIC || self.version != VERSION {
@@ -114,8 +121,9 @@ impl Ask {
         if options.frame_bytes > own.frame_bytes {
             return Err(Refusal::FrameBytes);
         }
-        let fits = options.receive_frames <= own.transmit_frames
-            && options.transmit_frames <= own.receive_frames;
+        let largest = Self::largest(own);
+        let fits = options.receive_frames <= largest.receive_frames
+            && options.transmit_frames <= largest.transmit_frames;
         if !fits || options.check().is_err() {
             return Err(Refusal::Frames);
         }
@@ -245,13 +253,15 @@ mod tests {
         let own = LinkOptions { receive_frames: 16, transmit_frames: 8, ..client };
         let ask = Ask::decode(&Ask::of(&client).encode());
         assert_eq!(ask.options(&own), Ok(client));
+        assert_eq!(Ask::of(&own).options(&own), Ok(own), "two ends with the same options fit");
         for (change, refusal) in [
             (Ask { magic: 1, ..ask }, Refusal::Version),
             (Ask { version: 9, ..ask }, Refusal::Version),
             (Ask { header_bytes: 81, ..ask }, Refusal::Headers),
             (Ask { frame_bytes: 8_101, ..ask }, Refusal::FrameBytes),
             (Ask { frame_bytes: 0, ..ask }, Refusal::Frames),
-            (Ask { receive_frames: 16, ..ask }, Refusal::Frames),
+            (Ask { receive_frames: 32, ..ask }, Refusal::Frames),
+            (Ask { transmit_frames: 32, ..ask }, Refusal::Frames),
             (Ask { receive_frames: 3, ..ask }, Refusal::Frames),
             (Ask { transmit_frames: u32::MAX, ..ask }, Refusal::Frames),
         ] {

@@ -13,7 +13,7 @@ use sidecore_socket::{Access, SocketFile};
 use super::MemoryLink;
 use super::channel::{Channel, Place, Side};
 use super::connector::Connector;
-use super::layout::Layout;
+use super::layout::{Ask, Layout};
 use super::listener::Listener;
 use super::post::Post;
 use crate::{LinkError, LinkOptions, LinkQueue};
@@ -32,8 +32,8 @@ pub struct MemoryOptions {
     pub path: PathBuf,
     /// Which end this is.
     pub end: MemoryEnd,
-    /// Frames and rings of each channel. A client's must fit into its IOhost's: no longer frames,
-    /// and no more of them.
+    /// Frames and rings of each channel. An IOhost grants a client the client's own, if its frames
+    /// are no longer than the IOhost's, and no ring is larger than the IOhost's larger one.
     pub link: LinkOptions,
     /// Makes the signal for a peer's eventfd.
     pub make_signal: MakeSignal,
@@ -185,8 +185,10 @@ fn ends(
     options.link.check()?;
     let (mut links, mut services) = (Vec::new(), Vec::new());
     for _ in LinkQueue::all(count)? {
-        let places = Places::new(&options.link, peers)?;
-        let places = if side == Side::Client { places.of_client() } else { places };
+        let places = match side {
+            Side::Host => Places::new(&Ask::largest(&options.link), peers)?,
+            Side::Client => Places::new(&options.link, peers)?.of_client(),
+        };
         let post = Arc::new(Post::new(Arc::clone(event))?);
         links.push(MemoryLink::new(side, &options.link, places.count(), Arc::clone(&post)));
         services.push((post, places));
