@@ -34,6 +34,7 @@ local STATUSES = {
     [0x80] = "no space", [0x81] = "read-only", [0x82] = "out of bounds",
 }
 local STATES = { [0] = "none", [1] = "segments are missing", [2] = "the store has the request" }
+local HANDSHAKES = { [0] = "none", [1] = "Noise" }
 local CODES = {
     [1] = "closed", [2] = "unknown session", [3] = "unknown client", [4] = "no common version",
     [5] = "another epoch of a device",
@@ -83,9 +84,16 @@ local f = {
     client = ProtoField.bytes("vrio.client", "Client"),
     life = ProtoField.uint64("vrio.life", "Life", HEX),
     number = ProtoField.uint64("vrio.number", "Number", DEC),
+    challenged_ns = ProtoField.uint64("vrio.challenged_ns", "Challenged at (ns)", DEC),
     cookie = ProtoField.uint64("vrio.cookie", "Cookie", HEX),
+    handshake = ProtoField.uint8("vrio.handshake", "Handshake", DEC, HANDSHAKES),
+    message_bytes = ProtoField.uint16("vrio.message_bytes", "Size of the message", DEC),
+    message = ProtoField.bytes("vrio.message", "Sealed message"),
+    message_life = ProtoField.uint64("vrio.message.life", "Life", HEX),
+    message_number = ProtoField.uint64("vrio.message.number", "Number", DEC),
+    message_incarnation = ProtoField.uint64("vrio.message.incarnation", "Incarnation", HEX),
     features = ProtoField.uint64("vrio.features", "Features", HEX),
-    client_queue = ProtoField.uint16("vrio.client_queue", "Queue of the client", DEC),
+    session_queue = ProtoField.uint8("vrio.session_queue", "Queue of the session", DEC),
     version_min = ProtoField.uint8("vrio.version_min", "Oldest version", DEC),
     version_max = ProtoField.uint8("vrio.version_max", "Newest version", DEC),
     frame_bytes = ProtoField.uint32("vrio.frame_bytes", "Frame size", DEC),
@@ -152,18 +160,6 @@ vrio.prefs.seal = Pref.enum("Seal", SEAL_AUTO, SEAL_ABOUT, {
 
 -- The layouts of payloads: offset, size, field, or offset and size of reserved bytes.
 local LAYOUTS = {
-    HELLO = {
-        { 0, 16, f.client }, { 16, 8, f.life }, { 24, 8, f.number }, { 32, 8, f.cookie },
-        { 40, 8, f.features }, { 48, 2, f.client_queue }, { 50, 1, f.version_min },
-        { 51, 1, f.version_max }, { 52, 4, f.frame_bytes }, { 56, 4, f.receive_frames },
-        { 60, 2, f.slots }, { 62, 2 },
-    },
-    CHALLENGE = { { 0, 8, f.life }, { 8, 8, f.number }, { 16, 8, f.cookie } },
-    WELCOME = {
-        { 0, 8, f.life }, { 8, 8, f.number }, { 16, 8, f.new_session }, { 24, 8, f.features },
-        { 32, 4, f.frame_bytes }, { 36, 4 }, { 40, 4, f.devices_version }, { 44, 2, f.slots },
-        { 46, 2, f.slot_limit }, { 48, 1, f.session_version }, { 49, 15 },
-    },
     LIST = { { 0, 2, f.index }, { 2, 6 } },
     DEVICE = {
         { 0, 2, f.device }, { 2, 2, f.index }, { 4, 2, f.count }, { 6, 2 },
@@ -171,7 +167,7 @@ local LAYOUTS = {
         { 24, 8, f.capacity_bytes }, { 32, 4, f.block_bytes }, { 36, 4, f.physical_block_bytes },
         { 40, 64, f.name }, { 104, 20, f.serial }, { 124, 12 },
     },
-    ATTACH = { { 0, 2, f.device }, { 2, 6 } },
+    ATTACH = { { 0, 64, f.name } },
     PING = { { 0, 8, f.sent_at }, { 8, 4, f.round_trip_ns }, { 12, 12 } },
     PONG = {
         { 0, 8, f.sent_at }, { 8, 4, f.held_ns }, { 12, 4, f.devices_version },
@@ -181,10 +177,33 @@ local LAYOUTS = {
 }
 LAYOUTS.ATTACHED = LAYOUTS.DEVICE
 
+-- The clear part of HELLO and WELCOME, and all of a CHALLENGE.
+local GREETING_BYTES = 40
+local GREETING = {
+    { 0, 8, f.life }, { 8, 8, f.number }, { 16, 8, f.challenged_ns }, { 24, 8, f.cookie },
+    { 32, 1, f.handshake }, { 33, 1 }, { 34, 2, f.message_bytes }, { 36, 4 },
+}
+-- The messages behind it, without a handshake.
+local MESSAGE_BYTES = 56
+local MESSAGES = {
+    HELLO = {
+        { 0, 16, f.client }, { 16, 8, f.message_life }, { 24, 8, f.message_number },
+        { 32, 8, f.features }, { 40, 4, f.frame_bytes }, { 44, 4, f.receive_frames },
+        { 48, 2, f.slots }, { 50, 1, f.session_queue }, { 51, 1, f.version_min },
+        { 52, 1, f.version_max }, { 53, 3 },
+    },
+    WELCOME = {
+        { 0, 8, f.message_life }, { 8, 8, f.message_number }, { 16, 8, f.new_session },
+        { 24, 8, f.message_incarnation }, { 32, 8, f.features }, { 40, 4, f.frame_bytes },
+        { 44, 4, f.devices_version }, { 48, 2, f.slots }, { 50, 2, f.slot_limit },
+        { 52, 1, f.session_version }, { 53, 1, f.session_queue }, { 54, 2 },
+    },
+}
+
 -- The size of a control message, and whether it may be padded further, with zeros.
 local SIZES = {
-    HELLO = { 64, true }, CHALLENGE = { 24 }, WELCOME = { 64, true }, LIST = { 8 },
-    DEVICE = { 136 }, ATTACH = { 8 }, ATTACHED = { 136 }, PING = { 24, true },
+    HELLO = { 40, true }, CHALLENGE = { 40 }, WELCOME = { 40, true }, LIST = { 8 },
+    DEVICE = { 136 }, ATTACH = { 64 }, ATTACHED = { 136 }, PING = { 24, true },
     PONG = { 24, true }, ENDING = { 24 },
 }
 -- Kinds outside of sessions. An ENDING can be both.
@@ -337,7 +356,7 @@ end
 
 local function control_line(kind, payload)
     if kind == "LIST" then return string.format("entry %d", payload:range(0, 2):le_uint()) end
-    if kind == "ATTACH" then return string.format("dev %d", payload:range(0, 2):le_uint()) end
+    if kind == "ATTACH" then return text(payload:range(0, 64)) end
     if kind == "DEVICE" or kind == "ATTACHED" then
         local flags = payload:range(12, 4):le_uint()
         if flags % 2 == 0 then return "no such device" end
@@ -351,6 +370,25 @@ local function control_line(kind, payload)
     return string.format("%d bytes", payload:len())
 end
 
+-- Adds a HELLO, CHALLENGE or WELCOME. Returns the size of all but its padding.
+local function add_greeting(tree, kind, payload)
+    add_layout(tree, GREETING, payload)
+    local bytes = payload:range(34, 2):le_uint()
+    local is_plain = payload:range(32, 1):uint() == 0
+    local layout = MESSAGES[kind]
+    if payload:len() < GREETING_BYTES + bytes or not layout and bytes > 0
+        or layout and is_plain and bytes ~= MESSAGE_BYTES then
+        tree:add_proto_expert_info(e.payload,
+            string.format("%s has no message of %d bytes", kind, bytes))
+        return payload:len()
+    end
+    if bytes > 0 then
+        local message = payload:range(GREETING_BYTES, bytes)
+        if is_plain then add_layout(tree, layout, message) else tree:add(f.message, message) end
+    end
+    return GREETING_BYTES + bytes
+end
+
 -- Adds the payload of a control message, and returns its line.
 local function add_control(tree, kind, payload)
     local size, is_padded = SIZES[kind][1], SIZES[kind][2]
@@ -361,7 +399,11 @@ local function add_control(tree, kind, payload)
         if payload:len() > 0 then tree:add(f.data, payload) end
         return "wrong size"
     end
-    add_layout(tree, LAYOUTS[kind], payload)
+    if OUTSIDE[kind] then
+        size = add_greeting(tree, kind, payload)
+    else
+        add_layout(tree, LAYOUTS[kind], payload)
+    end
     if payload:len() > size then
         add_reserved(tree, payload:range(size, payload:len() - size))
     end

@@ -73,7 +73,7 @@ impl ClientHandshake for ClientTrust {
         };
         let mut state = initiator(&invited.own, &invited.iohost)?;
         let len = state.write_message(&fields.encode(), message).ok()?;
-        invited.begun = Some((state, fields.queue as u64));
+        invited.begun = Some((state, fields.queue.into()));
         Some(len)
     }
 

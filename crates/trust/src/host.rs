@@ -63,7 +63,7 @@ impl HostTrust {
         state.read_message(message, &mut payload).ok()?;
         let fields = Hello::decode(&payload);
         let key = PublicKey(*state.get_remote_static()?.first_chunk()?);
-        let pending = Pending { state: Some(Box::new(state)), queue: fields.queue as u64 };
+        let pending = Pending { state: Some(Box::new(state)), queue: fields.queue.into() };
         self.admits(&fields.client, Admission::Key(key)).then_some((fields, pending))
     }
 }
@@ -90,7 +90,7 @@ impl HostHandshake for HostTrust {
             code::NOISE => self.open(message),
             code::PLAIN => {
                 let fields = Hello::decode(message.first_chunk()?);
-                let pending = Pending { state: None, queue: fields.queue as u64 };
+                let pending = Pending { state: None, queue: fields.queue.into() };
                 self.admits(&fields.client, Admission::Name).then_some((fields, pending))
             }
             _ => None,

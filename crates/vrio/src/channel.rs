@@ -2,91 +2,104 @@
 
 use std::sync::Arc;
 
+use crate::port::{Payload, Peer, Plain, Port, Seal};
 use crate::window::Window;
-use crate::wire::{BODY_BYTES, Frame, FrameHeader, Kind, VERSION};
-use crate::{Peer, Reason, Seal, Transmit, VrioStats};
+use crate::wire::{BODY_BYTES, DATA_HEADER_BYTES, Frame, FrameHeader, Kind, VERSION};
+use crate::{Reason, VrioStats};
 
-/// Seals a frame and sends it. `fill` writes the payload, all of it. False if the link has no room.
-pub(crate) fn send<S: Seal>(
+/// Sends a frame with this header. False if the link has no room.
+fn send<P: Port, S: Seal>(
     seal: &mut S,
-    link: &mut impl Transmit,
+    port: &mut P,
     to: Peer,
     header: &FrameHeader,
     body: Option<&[u8; BODY_BYTES]>,
-    fill: impl FnOnce(&mut [u8]),
+    payload: Payload<'_>,
 ) -> bool {
-    let body = body.map_or(&[] as &[u8], |body| body.as_slice());
-    let payload_bytes = usize::from(header.payload_bytes);
-    let head_bytes = FrameHeader::BYTES.saturating_add(body.len());
-    let frame_bytes = head_bytes.saturating_add(payload_bytes).saturating_add(S::TAG_BYTES);
-    let Some(frame) = link.buffer(frame_bytes) else { return false };
-    let Some((associated, sealed)) = frame.split_at_mut_checked(head_bytes) else { return false };
-    let (Some((first, second)), Some(payload)) =
-        (associated.split_at_mut_checked(FrameHeader::BYTES), sealed.get_mut(..payload_bytes))
-    else {
-        return false;
-    };
-    if first.len() != FrameHeader::BYTES || second.len() != body.len() {
-        return false;
-    }
+    let mut head = [0; DATA_HEADER_BYTES];
+    let (first, second) = head.split_at_mut(FrameHeader::BYTES);
     first.copy_from_slice(&header.encode());
-    second.copy_from_slice(body);
-    fill(payload);
-    seal.seal(header.counter, associated, sealed);
-    link.commit(to);
-    true
+    let mut head_bytes = FrameHeader::BYTES;
+    if let Some(body) = body {
+        second.copy_from_slice(body);
+        head_bytes = DATA_HEADER_BYTES;
+    }
+    let Some(head) = head.get(..head_bytes) else { return false };
+    port.send(to, head, payload, header.counter, seal)
 }
 
-/// Fills a payload with a message and zeros behind it.
-pub(crate) fn padded(message: &[u8]) -> impl FnOnce(&mut [u8]) {
-    move |payload: &mut [u8]| {
-        payload.fill(0);
-        for (to, from) in payload.iter_mut().zip(message) {
-            *to = *from;
-        }
-    }
+/// Sends a control frame outside of any session.
+pub(crate) fn send_clear<P: Port>(
+    port: &mut P,
+    to: Peer,
+    header: &FrameHeader,
+    message: &[u8],
+) -> bool {
+    let len_bytes = message.len().max(header.payload_bytes.into());
+    let payload_bytes = u16::try_from(len_bytes).unwrap_or(u16::MAX);
+    let header = FrameHeader { version: VERSION, payload_bytes, ..*header };
+    send(&mut Plain, port, to, &header, None, Payload::Message { message, len_bytes })
+}
+
+/// Copies a control message, all of it.
+pub(crate) fn message<P: Port, const BYTES: usize>(
+    port: &mut P,
+    received: &P::Received,
+) -> Result<[u8; BYTES], Reason> {
+    let mut message = [0; BYTES];
+    let len = port.message(received, &mut message);
+    if len == BYTES { Ok(message) } else { Err(Reason::Malformed) }
 }
 
 /// One end of a session.
-#[derive(Debug)]
 pub(crate) struct Channel<S> {
-    pub(crate) seal: S,
+    seal: Option<S>,
     /// Where frames go.
     pub(crate) peer: Peer,
     /// Zero while there is no session.
     pub(crate) session: u64,
     pub(crate) incarnation: u64,
+    /// The link queue of the peer that the session belongs to.
+    queue: u8,
     counter: u64,
     window: Window,
     pub(crate) stats: Arc<VrioStats>,
 }
 
 impl<S: Seal> Channel<S> {
-    pub(crate) fn new(seal: S, peer: Peer, stats: Arc<VrioStats>) -> Self {
+    pub(crate) fn new(peer: Peer, stats: Arc<VrioStats>) -> Self {
         Self {
-            seal,
+            seal: None,
             peer,
             session: 0,
             incarnation: 0,
+            queue: 0,
             counter: 0,
             window: Window::default(),
             stats,
         }
     }
 
-    /// Begins a session.
-    pub(crate) fn start(&mut self, session: u64, incarnation: u64) {
-        self.seal.start(session);
+    /// Begins a session with a fresh seal.
+    pub(crate) fn start(&mut self, seal: S, session: u64, incarnation: u64, queue: u8) {
+        self.seal = Some(seal);
         self.session = session;
         self.incarnation = incarnation;
+        self.queue = queue;
         self.counter = 0;
         self.window = Window::default();
         self.stats.sessions.add(1);
     }
 
-    /// Ends the session: no frame belongs to it any more.
+    /// Ends the session: no frame belongs to it any more, and its keys are gone.
     pub(crate) fn end(&mut self) {
         self.session = 0;
+        self.seal = None;
+    }
+
+    /// Size of the tag of a frame; 0 without a session.
+    pub(crate) fn tag_bytes(&self) -> usize {
+        self.seal.as_ref().map_or(0, Seal::tag_bytes)
     }
 
     /// The largest counter that has arrived.
@@ -94,36 +107,55 @@ impl<S: Seal> Channel<S> {
         self.window.newest()
     }
 
-    /// Takes a frame apart that must be of this session, opens it, and marks it as seen. Returns
-    /// its kind, its counter, its body, and its payload.
+    /// Opens a frame of `frame_bytes` that must be of this session, and marks it as seen.
     #[inline]
-    pub(crate) fn open<'a>(&'a mut self, frame: &Frame<'a>) -> Result<Opened<'a>, Reason> {
+    pub(crate) fn open<P: Port>(
+        &mut self,
+        frame: &Frame<'_>,
+        frame_bytes: usize,
+        received: &mut P::Received,
+        port: &mut P,
+    ) -> Result<(), Reason> {
         let header = &frame.header;
-        if self.session == 0 || header.session != self.session {
+        let Some(seal) = self.seal.as_mut().filter(|_| header.session == self.session) else {
             return Err(Reason::Session);
-        }
+        };
         if header.incarnation != self.incarnation {
             return Err(Reason::Incarnation);
         }
+        frame.check_size(frame_bytes, seal.tag_bytes())?;
         if !self.window.is_new(header.counter) {
             return Err(Reason::Replayed);
         }
-        let payload =
-            self.seal.open(header.counter, frame.associated, frame.sealed).ok_or(Reason::Seal)?;
+        if !port.open(received, frame.head, frame.payload_bytes(), header.counter, seal) {
+            return Err(Reason::Seal);
+        }
         self.window.take(header.counter);
-        Ok(Opened { kind: frame.kind, counter: header.counter, body: frame.body(), payload })
+        Ok(())
+    }
+
+    /// Sends a control frame of this session, padded to `len_bytes`. False if the link has no room.
+    pub(crate) fn send_message<P: Port>(
+        &mut self,
+        port: &mut P,
+        kind: Kind,
+        message: &[u8],
+        len_bytes: usize,
+    ) -> bool {
+        let len_bytes = len_bytes.max(message.len());
+        self.send(port, kind, None, Payload::Message { message, len_bytes })
     }
 
     /// Sends a frame of this session. False if the link has no room.
     #[inline]
-    pub(crate) fn send(
+    pub(crate) fn send<P: Port>(
         &mut self,
-        link: &mut impl Transmit,
+        port: &mut P,
         kind: Kind,
         body: Option<&[u8; BODY_BYTES]>,
-        payload_bytes: usize,
-        fill: impl FnOnce(&mut [u8]),
+        payload: Payload<'_>,
     ) -> bool {
+        let Some(seal) = &mut self.seal else { return false };
         let counter = self.counter.wrapping_add(1);
         let header = FrameHeader {
             version: VERSION,
@@ -131,23 +163,15 @@ impl<S: Seal> Channel<S> {
             session: self.session,
             counter,
             incarnation: self.incarnation,
-            phase: 0,
-            queue: 0,
-            payload_bytes: u16::try_from(payload_bytes).unwrap_or(u16::MAX),
+            phase: seal.phase(counter),
+            queue: self.queue,
+            payload_bytes: u16::try_from(payload.len_bytes()).unwrap_or(u16::MAX),
         };
-        let was_sent = send(&mut self.seal, link, self.peer, &header, body, fill);
+        let was_sent = send(seal, port, self.peer, &header, body, payload);
         if was_sent {
             self.counter = counter;
             self.stats.frames_sent.add(1);
         }
         was_sent
     }
-}
-
-/// A frame of a session, opened.
-pub(crate) struct Opened<'a> {
-    pub(crate) kind: Kind,
-    pub(crate) counter: u64,
-    pub(crate) body: [u8; BODY_BYTES],
-    pub(crate) payload: &'a [u8],
 }

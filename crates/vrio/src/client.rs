@@ -9,19 +9,24 @@ mod session;
 mod slots;
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::Arc;
 
 use sidecore_block::BlockError;
 use sidecore_units::Nanos;
 
-use crate::channel::{Channel, Opened, padded};
+use crate::channel::Channel;
+use crate::handshake::{ClientHandshake, MESSAGE_MAX};
+use crate::port::{Peer, Plain, Port};
 use crate::round_trip::RoundTrip;
-use crate::wire::{AnswerBody, DEFAULT_FRAME_BYTES, DeviceEntry, Ending, Frame, Kind, ending};
-use crate::{Data, Neglected, Peer, Reason, Request, Seal, Transmit, VrioStats};
+use crate::wire::{
+    AnswerBody, DEFAULT_FRAME_BYTES, DEVICE_NAME_BYTES, DeviceEntry, Ending, Frame, Kind, ending,
+};
+use crate::{Neglected, Reason, Request, VrioStats};
 use device::Device;
 use entry::{Entry, Origin};
 use overlap::UnansweredWrites;
-use session::{Listing, Phase};
+use session::{Keepalive, Listing, Phase};
 use slots::{FreeSlots, Slot};
 
 /// Requests of the engine itself that may be unanswered: replayed writes, and flushes of a full
@@ -39,7 +44,8 @@ pub struct Timing {
     pub max_timeout: Nanos,
     /// When an acknowledged request is asked for first. It doubles with each time, too.
     pub ask_after: Nanos,
-    /// How often the client shows that it is there, with a short frame and a full one.
+    /// How often the client shows that it is there, with a full frame. One that is not answered is
+    /// repeated sooner.
     pub keepalive: Nanos,
     /// The IOhost is away when nothing of it has arrived for this time.
     pub dead_after: Nanos,
@@ -52,7 +58,7 @@ impl Default for Timing {
             min_timeout: Nanos::from_micros(50),
             max_timeout: Nanos::from_millis(1_000),
             ask_after: Nanos::from_millis(100),
-            keepalive: Nanos::from_millis(200),
+            keepalive: Nanos::from_millis(400),
             dead_after: Nanos::from_millis(800),
         }
     }
@@ -75,8 +81,10 @@ pub struct ClientOptions {
     pub client: [u8; 16],
     /// A random number of this start of the client.
     pub life: u64,
-    /// The client's sidecore and link queue that the session is for.
-    pub queue: u16,
+    /// The client's link queue that the session belongs to.
+    pub queue: u8,
+    /// The IOhost's link queue that is asked for the session; it may name another one.
+    pub host_queue: u8,
     /// Requests that may be with the IOhost at a time.
     pub slots: u16,
     /// Requests that the engine takes at a time.
@@ -101,6 +109,7 @@ impl Default for ClientOptions {
             client: [0; 16],
             life: 1,
             queue: 0,
+            host_queue: 0,
             slots: 128,
             depth: 256,
             receive_frames: 1024,
@@ -154,16 +163,18 @@ struct Untold {
     connected: bool,
     disconnected: bool,
     listed: bool,
+    /// Some of the devices.
+    devices: bool,
 }
 
-/// The engine of one session.
-#[derive(Debug)]
-pub struct Client<S> {
-    channel: Channel<S>,
+/// The engine of one session. `H` makes the session's seal: [`Plain`] without encryption.
+pub struct Client<H: ClientHandshake> {
+    handshake: H,
+    channel: Channel<H::Seal>,
     core: Core,
 }
 
-/// All of a client but its end of the session, so that a frame's payload can be looked at in place.
+/// All of a client but its end of the session.
 #[derive(Debug)]
 struct Core {
     options: ClientOptions,
@@ -177,16 +188,24 @@ struct Core {
     frame_bytes: u32,
     /// The number of the session, or of the one that is looked for.
     number: u64,
+    /// The handshake's message in its HELLO; empty before it was made.
+    hello: Vec<u8>,
+    /// The code of the last ENDING that refused a session.
+    refusal: Option<u16>,
     /// When a frame of the IOhost arrived last; at first when the client was polled first.
     heard_at: Option<Nanos>,
     /// When one of full size did.
     full_heard_at: Nanos,
-    next_ping: Nanos,
+    keepalive: Keepalive,
+    /// A PING of this session has told the IOhost the round trip.
+    has_told: bool,
     /// The version of the list of devices that the newest frame has named.
     devices_version: u32,
     /// The list as far as it is known.
     list: Vec<DeviceEntry>,
     listing: Listing,
+    /// Something has to be asked for: an entry of the list, or a device.
+    is_asking: bool,
     devices: Vec<Device>,
 
     entries: Vec<Entry>,
@@ -218,24 +237,28 @@ struct Core {
 }
 
 impl Core {
-    fn new(options: ClientOptions, tag_bytes: usize, stats: Arc<VrioStats>) -> Self {
+    fn new(options: ClientOptions, stats: Arc<VrioStats>) -> Self {
         let entries = usize::from(options.depth).saturating_add(OWN_REQUESTS.into());
         let slots = usize::from(options.slots.max(1));
         Self {
             options,
             stats,
-            tag_bytes,
+            tag_bytes: 0,
             round_trip: RoundTrip::default(),
             phase: Phase::default(),
             incarnation: 0,
             frame_bytes: 0,
             number: 1,
+            hello: Vec::with_capacity(MESSAGE_MAX),
+            refusal: None,
             heard_at: None,
             full_heard_at: Nanos::ZERO,
-            next_ping: Nanos::ZERO,
+            keepalive: Keepalive::default(),
+            has_told: false,
             devices_version: 0,
             list: Vec::new(),
             listing: Listing::default(),
+            is_asking: false,
             devices: Vec::new(),
             entries: vec![Entry::default(); entries],
             blank: (0..u16::try_from(entries).unwrap_or(u16::MAX)).rev().collect(),
@@ -256,39 +279,70 @@ impl Core {
         }
     }
 
-    fn index_of(&self, device: u16) -> Option<usize> {
-        self.devices.iter().position(|opened| opened.number == device)
+    fn device_mut(&mut self, device: u16) -> Option<&mut Device> {
+        self.devices.get_mut(usize::from(device)).filter(|device| device.is_open)
     }
 }
 
-impl<S: Seal> Client<S> {
+impl<H: ClientHandshake> fmt::Debug for Client<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without keys.
+        f.debug_struct("Client").field("core", &self.core).finish_non_exhaustive()
+    }
+}
+
+impl<H: ClientHandshake> Client<H> {
     /// A client of the IOhost at `host`. It looks for a session from its first poll on.
     #[must_use]
-    pub fn new(options: ClientOptions, host: Peer, seal: S, stats: Arc<VrioStats>) -> Self {
-        let channel = Channel::new(seal, host, Arc::clone(&stats));
-        Self { channel, core: Core::new(options, S::TAG_BYTES, stats) }
+    pub fn new(options: ClientOptions, host: Peer, handshake: H, stats: Arc<VrioStats>) -> Self {
+        let channel = Channel::new(host, Arc::clone(&stats));
+        Self { handshake, channel, core: Core::new(options, stats) }
     }
 
-    /// Begins to use a device, by its number. Requests may be submitted at once, and wait until the
-    /// IOhost has such a device.
-    pub fn open(&mut self, device: u16) {
+    /// Begins to use the device with this name, padded with zeros, and returns the client's number
+    /// for it; `None` if it is in use already, or there are too many. Requests may be submitted at
+    /// once, and wait until the IOhost has such a device.
+    pub fn open(&mut self, name: &[u8; DEVICE_NAME_BYTES]) -> Option<u16> {
         let core = &mut self.core;
-        if core.index_of(device).is_none() {
-            core.devices.push(Device::new(device, core.options.replay_bytes));
+        if core.devices.iter().any(|device| device.is_open && device.name == *name) {
+            return None;
+        }
+        let free = core.devices.iter().position(|device| !device.is_open);
+        let index = free.unwrap_or(core.devices.len());
+        let number = u16::try_from(index).ok()?;
+        let device = Device::new(*name, core.options.replay_bytes);
+        match core.devices.get_mut(index) {
+            Some(place) => *place = device,
+            None => core.devices.push(device),
+        }
+        core.is_asking = true;
+        Some(number)
+    }
+
+    /// Ends the use of a device. Its unanswered requests fail, and its answered writes are no
+    /// longer kept: flush before.
+    pub fn close(&mut self, device: u16) {
+        let index = usize::from(device);
+        if self.core.device_mut(device).is_none() {
+            return;
+        }
+        self.core.fail(|entry| entry.device == index, BlockError::EIO);
+        if let Some(device) = self.core.devices.get_mut(index) {
+            *device = Device::closed();
         }
     }
 
     /// The entry of an opened device, once it was attached.
     #[must_use]
     pub fn device(&self, device: u16) -> Option<&DeviceEntry> {
-        let device = self.core.devices.get(self.core.index_of(device)?)?;
+        let device = self.core.devices.get(usize::from(device))?;
         device.is_known().then_some(&device.entry)
     }
 
     /// Whether an opened device takes requests now: it is attached, and nothing is to be replayed.
     #[must_use]
     pub fn is_ready(&self, device: u16) -> bool {
-        let found = self.core.index_of(device).and_then(|index| self.core.devices.get(index));
+        let found = self.core.devices.get(usize::from(device));
         self.is_connected() && found.is_some_and(Device::is_ready)
     }
 
@@ -302,6 +356,19 @@ impl<S: Seal> Client<S> {
     #[must_use]
     pub const fn is_connected(&self) -> bool {
         self.core.phase.is_connected()
+    }
+
+    /// The reason that the IOhost gave last for not having a session with this client, of those in
+    /// [`ending`]; nothing proves it. `None` since the last session began.
+    #[must_use]
+    pub const fn refusal(&self) -> Option<u16> {
+        self.core.refusal
+    }
+
+    /// The incarnation of the IOhost that the session, or the last one, is with.
+    #[must_use]
+    pub const fn incarnation(&self) -> u64 {
+        self.core.incarnation
     }
 
     /// The smoothed round trip of the path; zero before it was measured.
@@ -322,17 +389,33 @@ impl<S: Seal> Client<S> {
         self.core.frame_bytes
     }
 
-    /// Takes a request, whose data are `tag`'s. Its end is an [`Event::Completed`].
+    /// Slots that may be used now: the client's credit.
+    #[must_use]
+    pub const fn slot_limit(&self) -> u16 {
+        self.core.slot_limit
+    }
+
+    /// Requests taken from the caller that have not ended.
+    #[must_use]
+    pub const fn unanswered(&self) -> u16 {
+        self.core.guest_requests
+    }
+
+    /// Takes a request, whose data are `tag`'s, for a device by the number that
+    /// [`open`](Self::open) returned. Its end is an [`Event::Completed`].
     ///
     /// # Errors
     /// Too many requests are unanswered, or the device was not opened.
     pub fn submit(&mut self, tag: u64, device: u16, request: Request) -> Result<(), SubmitError> {
         let core = &mut self.core;
-        let index = core.index_of(device).ok_or(SubmitError::UnknownDevice { device })?;
+        if core.device_mut(device).is_none() {
+            return Err(SubmitError::UnknownDevice { device });
+        }
         if core.guest_requests >= core.options.depth {
             return Err(SubmitError::Full);
         }
-        let entry = core.accept(Origin::Guest { tag }, index, request).ok_or(SubmitError::Full)?;
+        let entry = core.accept(Origin::Guest { tag }, usize::from(device), request);
+        let entry = entry.ok_or(SubmitError::Full)?;
         core.guest_requests = core.guest_requests.saturating_add(1);
         core.waiting.push_back(entry);
         core.looks_again = true;
@@ -352,48 +435,79 @@ impl<S: Seal> Client<S> {
         if std::mem::take(&mut untold.listed) {
             return Some(Event::Listed);
         }
-        if let Some(device) = core.devices.iter_mut().find(|device| device.is_untold) {
-            device.is_untold = false;
-            return Some(Event::Device(device.number));
+        if untold.devices {
+            let mut numbers = (0_u16..).zip(&mut core.devices);
+            if let Some((number, device)) = numbers.find(|(_, device)| device.is_untold) {
+                device.is_untold = false;
+                return Some(Event::Device(number));
+            }
+            untold.devices = false;
         }
         core.completed.pop_front().map(|(tag, result)| Event::Completed { tag, result })
     }
 
-    /// Takes a frame. A frame that makes no sense is dropped and counted.
-    pub fn receive(&mut self, now: Nanos, bytes: &[u8], data: &mut impl Data) {
+    /// Takes a frame of `frame_bytes`, padding included, that came from `from`. `first` are its
+    /// first [`DATA_HEADER_BYTES`](crate::wire::DATA_HEADER_BYTES), or all if there are fewer;
+    /// `received` is the port's name for it. A frame that makes no sense is dropped and counted.
+    pub fn receive<P: Port>(
+        &mut self,
+        now: Nanos,
+        (from, first, frame_bytes): (Peer, &[u8], usize),
+        received: &mut P::Received,
+        port: &mut P,
+    ) {
         self.core.stats.frames_received.add(1);
-        if let Err(reason) = self.take(now, bytes, data) {
+        let taken = if from == self.channel.peer {
+            self.take(now, (first, frame_bytes), received, port)
+        } else {
+            Err(Reason::Peer)
+        };
+        if let Err(reason) = taken {
             self.core.stats.count_drop(reason);
         }
     }
 
-    fn take(&mut self, now: Nanos, bytes: &[u8], data: &mut impl Data) -> Result<(), Reason> {
-        let Self { channel, core } = self;
-        let frame = Frame::parse(bytes, S::TAG_BYTES)?;
+    fn take<P: Port>(
+        &mut self,
+        now: Nanos,
+        (first, frame_bytes): (&[u8], usize),
+        received: &mut P::Received,
+        port: &mut P,
+    ) -> Result<(), Reason> {
+        let Self { handshake, channel, core } = self;
+        let frame = Frame::parse(first)?;
+        let payload_bytes = frame.payload_bytes();
         if frame.kind.is_handshake() || frame.header.counter == 0 {
-            let payload = channel
-                .seal
-                .open(frame.header.counter, frame.associated, frame.sealed)
-                .ok_or(Reason::Seal)?;
-            let Some(session) = core.handshake(now, &frame, payload, bytes.len())? else {
+            frame.check_size(frame_bytes, 0)?;
+            if !port.open(received, frame.head, payload_bytes, 0, &mut Plain) {
+                return Err(Reason::Seal);
+            }
+            let frame = (&frame, frame_bytes);
+            let Some((welcome, seal)) = core.greeted(now, frame, received, port, handshake)? else {
                 return Ok(());
             };
-            channel.start(session, core.incarnation);
+            channel.start(seal, welcome.session, core.incarnation, welcome.queue);
+            core.tag_bytes = channel.tag_bytes();
             return Ok(());
         }
         if !core.phase.is_connected() {
             return Err(Reason::Session);
         }
         let before = channel.newest();
-        let Opened { kind, counter, body, payload } = channel.open(&frame)?;
-        let is_newest = counter > before;
+        channel.open(&frame, frame_bytes, received, port)?;
+        let is_newest = frame.header.counter > before;
         core.heard_at = Some(now);
-        match kind {
-            Kind::Answer => core.answer(now, is_newest, &AnswerBody::decode(&body), payload, data),
-            Kind::Busy => core.busy(now, is_newest, &AnswerBody::decode(&body), payload),
-            Kind::Pong => core.pong(now, is_newest, payload),
-            Kind::Device => core.listed(is_newest, payload),
-            Kind::Attached => core.attached(now, is_newest, payload),
+        match frame.kind {
+            Kind::Answer => {
+                let body = AnswerBody::decode(&frame.body());
+                core.answer(now, is_newest, &body, payload_bytes, received, port)
+            }
+            Kind::Busy => {
+                core.busy(now, is_newest, &AnswerBody::decode(&frame.body()), payload_bytes)
+            }
+            Kind::Pong => core.pong(now, is_newest, payload_bytes, received, port),
+            Kind::Device => core.listed(is_newest, received, port),
+            Kind::Attached => core.attached(now, is_newest, received, port),
             Kind::Ending => {
                 core.lose(now, 0);
                 Ok(())
@@ -403,10 +517,10 @@ impl<S: Seal> Client<S> {
     }
 
     /// Does what is due at `now`, and sends what is to be sent as far as the link has room.
-    pub fn poll(&mut self, now: Nanos, link: &mut impl Transmit, data: &mut impl Data) {
-        let Self { channel, core } = self;
+    pub fn poll(&mut self, now: Nanos, port: &mut impl Port) {
+        let Self { handshake, channel, core } = self;
         core.heard_at.get_or_insert(now);
-        core.keep_session(now, channel, link);
+        core.keep_session(now, channel, handshake, port);
         if !core.phase.is_connected() {
             core.fail_late(now);
             return;
@@ -416,10 +530,10 @@ impl<S: Seal> Client<S> {
         }
         if core.looks_again {
             core.looks_again = false;
-            core.replay(data);
-            core.start_waiting(data);
+            core.replay(port);
+            core.start_waiting(port);
         }
-        core.send_slots(now, channel, link, data);
+        core.send_slots(now, channel, port);
     }
 
     /// When to poll next, if no frame arrives and nothing is submitted.
@@ -436,10 +550,10 @@ impl<S: Seal> Client<S> {
 
     /// Ends the session in order, at the end of the client: the IOhost forgets it. A client that is
     /// polled afterwards looks for a new one.
-    pub fn end(&mut self, now: Nanos, link: &mut impl Transmit) {
+    pub fn end(&mut self, now: Nanos, port: &mut impl Port) {
         if self.is_connected() {
             let ending = Ending { code: ending::CLOSED, ..Ending::default() }.encode();
-            self.channel.send(link, Kind::Ending, None, ending.len(), padded(&ending));
+            self.channel.send_message(port, Kind::Ending, &ending, 0);
             self.core.lose(now, 0);
         }
     }

@@ -3,16 +3,18 @@
 //!
 //! # Architecture
 //!
-//! Everything here is a state machine. Time and frames are arguments; a frame to be sent is written
-//! into a buffer of the link ([`Transmit`]), and the data of requests is copied by the caller
-//! ([`Data`]), so that this crate knows neither a NIC nor guest memory nor a store.
+//! Everything here is a state machine. Time and frames are arguments. An engine sees the heads of
+//! frames and never a payload: a [`Port`](port::Port) sends frames and moves payloads, once, between
+//! the data of requests and the link. So this crate knows neither a NIC nor guest memory nor a
+//! store.
 //!
 //! * [`wire`] is the format; docs/vrio.md shows it byte by byte.
 //! * [`Client`] is one session's engine at the client: slots, attempts, timers, requests that wait
 //!   for an overlapping write, and the replay log.
 //! * [`Server`] is the same session at the IOhost: what each slot's last request was and how it
 //!   ended. A [`Host`] is the sessions of one link queue, and who may have one.
-//! * [`Seal`] is the seam to encryption.
+//! * [`Seal`](port::Seal) is the seam to encryption, and [`handshake`] that to the agreement on its
+//!   keys.
 //!
 //! # Promises
 //!
@@ -41,25 +43,25 @@
 
 mod channel;
 mod client;
+mod cookie;
+mod greeting;
 pub mod handshake;
-mod link;
 pub mod port;
 mod request;
 mod round_trip;
 mod rules;
-mod seal;
 mod segmentation;
 mod server;
+#[cfg(feature = "slices")]
+pub mod slices;
 mod stats;
 mod window;
 pub mod wire;
 
 pub use client::{Client, ClientOptions, Event, OnDisconnect, SubmitError, Timing};
-pub use link::{Data, Transmit};
-pub use port::Peer;
+pub use port::{Peer, Plain};
 pub use request::Request;
 pub use rules::{Neglected, Rule};
-pub use seal::{Plain, Seal};
 pub use segmentation::{MAX_SEGMENTS, Segmentation};
 pub use server::{Execute, Host, HostOptions, Member, Server, ServerOptions};
 pub use stats::{Reason, VrioCounts, VrioStats};

@@ -47,10 +47,9 @@ impl RoundTrip {
             return timing.first_timeout;
         };
         let held_ns = acknowledge_after.0.max(self.smoothed_ns);
-        let wait_ns = self
-            .smoothed_ns
-            .saturating_add(held_ns)
-            .saturating_add(self.deviation_ns.saturating_mul(4));
+        // On a path without any deviation an acknowledgement would come just in time.
+        let margin_ns = self.deviation_ns.saturating_mul(4).max(timing.min_timeout.0 / 4);
+        let wait_ns = self.smoothed_ns.saturating_add(held_ns).saturating_add(margin_ns);
         Nanos(wait_ns).max(timing.min_timeout).min(timing.max_timeout)
     }
 }

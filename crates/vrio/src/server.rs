@@ -1,24 +1,27 @@
 //! The IOhost's side of a session.
 
+mod doorway;
 mod host;
 mod slot;
 
 pub use host::{Host, HostOptions, Member};
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::Arc;
 
 use sidecore_block::BlockError;
 use sidecore_units::Nanos;
 
-use crate::channel::{Channel, Opened, padded};
+use crate::channel::{Channel, message};
+use crate::port::{Payload, Peer, Port, Seal};
 use crate::segmentation::bits;
 use crate::wire::{
     AnswerBody, Attach, DeviceEntry, Ending, Frame, Hello, Kind, List, MIN_FRAME_BYTES, Ping, Pong,
-    RequestBody, answer_state, ending,
+    RequestBody, Welcome, answer_state, ending,
 };
-use crate::{Data, Neglected, Peer, Reason, Request, Rule, Seal, Transmit, VrioStats};
-use slot::{Slot, State, Step, Terms};
+use crate::{Neglected, Reason, Request, Rule, VrioStats};
+use slot::{Arrival, Slot, State, Step, Terms};
 
 /// Control messages that wait for room in the link. Further ones are dropped: the client asks
 /// again.
@@ -54,9 +57,9 @@ impl Default for ServerOptions {
 /// A request that the store is to execute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Execute {
-    /// The session's name for it, for [`Server::complete`].
+    /// The host's name for it, for [`Host::complete`].
     pub ticket: u64,
-    /// The name of its data, as [`Data`] gets it: the session's place in its host, and the slot.
+    /// The name of its data, as a [`Port`] gets it: the client's place in its host, and the slot.
     pub place: u64,
     /// The device's number.
     pub device: u16,
@@ -67,13 +70,23 @@ pub struct Execute {
 /// Something that is to be sent besides answers.
 #[derive(Clone, Copy, Debug)]
 enum Reply {
-    Pong { sent_at: u64, arrived_at: Nanos, payload_bytes: usize },
-    Entry { kind: Kind, entry: DeviceEntry },
-    Ending { code: u16 },
+    /// With a `sent_at` of 0 it answers no PING.
+    Pong {
+        sent_at: u64,
+        arrived_at: Nanos,
+        payload_bytes: usize,
+    },
+    Entry {
+        kind: Kind,
+        entry: DeviceEntry,
+    },
+    /// The last frame of the session.
+    Ending {
+        code: u16,
+    },
 }
 
 /// A session of one client with one link queue of an IOhost.
-#[derive(Debug)]
 pub struct Server<S> {
     options: ServerOptions,
     channel: Channel<S>,
@@ -98,6 +111,8 @@ pub struct Server<S> {
     /// Slots that owe the client something.
     sending: VecDeque<u16>,
     replies: VecDeque<Reply>,
+    /// The session is over but for its last frame.
+    is_over: bool,
     executing: usize,
     acknowledge_after: Nanos,
     /// No acknowledgement is due before.
@@ -105,26 +120,40 @@ pub struct Server<S> {
     heard_at: Nanos,
 }
 
+impl<S> fmt::Debug for Server<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without keys.
+        let Self { place, terms, granted, executing, heard_at, .. } = self;
+        f.debug_struct("Server")
+            .field("place", place)
+            .field("terms", terms)
+            .field("granted", granted)
+            .field("executing", executing)
+            .field("heard_at", heard_at)
+            .finish_non_exhaustive()
+    }
+}
+
 impl<S: Seal> Server<S> {
-    pub(super) fn new(options: ServerOptions, seal: S, place: u16, stats: Arc<VrioStats>) -> Self {
-        let slots = usize::from(options.slots);
+    pub(super) fn new(options: ServerOptions, place: u16, stats: Arc<VrioStats>) -> Self {
         Self {
             options,
-            channel: Channel::new(seal, Peer::default(), Arc::clone(&stats)),
+            channel: Channel::new(Peer::default(), Arc::clone(&stats)),
             stats,
             terms: Terms::default(),
             place,
             generation: 0,
-            slots: vec![Slot::default(); slots],
+            slots: Vec::new(),
             granted: 0,
             slot_limit: options.slots,
             announced: 0,
             devices: Vec::new(),
             devices_version: 1,
             attached: Vec::new(),
-            ready: VecDeque::with_capacity(slots),
-            sending: VecDeque::with_capacity(slots),
-            replies: VecDeque::with_capacity(REPLIES),
+            ready: VecDeque::new(),
+            sending: VecDeque::new(),
+            replies: VecDeque::new(),
+            is_over: false,
             executing: 0,
             acknowledge_after: options.acknowledge_after,
             next_acknowledge: Nanos::MAX,
@@ -132,42 +161,82 @@ impl<S: Seal> Server<S> {
         }
     }
 
-    /// Begins a session that `hello` asks for.
-    fn start(&mut self, now: Nanos, session: u64, incarnation: u64, peer: Peer, hello: &Hello) {
-        let options = &self.options;
-        self.channel.peer = peer;
-        self.channel.start(session, incarnation);
+    /// Another client has the place from now on.
+    pub(super) fn hand_over(&mut self, stats: Arc<VrioStats>) {
+        self.channel.stats = Arc::clone(&stats);
+        self.stats = stats;
+        self.slot_limit = self.options.slots;
+        self.devices.clear();
+    }
+
+    /// Begins a session as `hello` asks for it. Its memory is allocated here: a client without a
+    /// session has none.
+    fn start(&mut self, now: Nanos, peer: Peer, hello: &Hello, welcome: &Welcome, seal: S) {
+        let options = self.options;
+        let slots = usize::from(welcome.slots);
         self.terms = Terms {
-            frame_bytes: hello
-                .frame_bytes
-                .clamp(MIN_FRAME_BYTES, options.frame_bytes.max(MIN_FRAME_BYTES)),
-            tag_bytes: S::TAG_BYTES,
+            frame_bytes: welcome.frame_bytes,
+            tag_bytes: seal.tag_bytes(),
             neglected: options.neglected,
         };
+        self.channel.peer = peer;
+        self.channel.start(seal, welcome.session, welcome.incarnation, hello.queue);
         self.generation = self.generation.wrapping_add(1);
-        self.slots.fill(Slot::default());
-        self.granted = hello.slots.min(options.slots);
-        self.announced = self.slot_limit.min(self.granted);
+        self.slots.clear();
+        self.slots.resize(slots, Slot::default());
+        self.granted = welcome.slots;
+        self.announced = welcome.slot_limit;
         self.attached.clear();
-        self.ready.clear();
-        self.sending.clear();
-        self.replies.clear();
+        self.clear();
+        self.ready.reserve(slots);
+        self.sending.reserve(slots);
+        self.replies.reserve(REPLIES);
+        self.is_over = false;
         self.executing = 0;
         self.acknowledge_after = options.acknowledge_after;
         self.next_acknowledge = Nanos::MAX;
         self.heard_at = now;
     }
 
-    /// Ends the session: its frames are dropped from now on, and nothing of it is given to the
-    /// store any more. Requests that the store has are waited for; see
-    /// [`is_drained`](Self::is_drained).
-    pub fn end(&mut self) {
-        self.channel.end();
-        // Nothing has begun with these.
-        self.executing = self.executing.saturating_sub(self.ready.len());
+    /// The session that a client with this HELLO can have.
+    fn terms_for(&self, hello: &Hello) -> Welcome {
+        let options = &self.options;
+        let frame_bytes =
+            hello.frame_bytes.clamp(MIN_FRAME_BYTES, options.frame_bytes.max(MIN_FRAME_BYTES));
+        let slots = hello.slots.min(options.slots);
+        let slot_limit = self.slot_limit.min(slots);
+        let devices_version = self.devices_version;
+        Welcome { frame_bytes, devices_version, slots, slot_limit, ..Welcome::default() }
+    }
+
+    /// Drops all that is to be sent or executed.
+    fn clear(&mut self) {
         self.ready.clear();
         self.sending.clear();
         self.replies.clear();
+    }
+
+    /// Ends the session: its frames are dropped from now on, and nothing of it is given to the
+    /// store any more. Requests that the store has are waited for; see
+    /// [`is_drained`](Self::is_drained).
+    pub(super) fn end(&mut self) {
+        self.channel.end();
+        // Nothing has begun with these.
+        self.executing = self.executing.saturating_sub(self.ready.len());
+        self.clear();
+        self.next_acknowledge = Nanos::MAX;
+    }
+
+    /// Ends the session, and tells the client why in its last frame.
+    pub(super) fn dismiss(&mut self, code: u16) {
+        if self.channel.session == 0 {
+            return;
+        }
+        self.executing = self.executing.saturating_sub(self.ready.len());
+        self.clear();
+        self.next_acknowledge = Nanos::MAX;
+        self.is_over = true;
+        self.replies.push_back(Reply::Ending { code });
     }
 
     /// Whether the store has no request of an ended session.
@@ -188,12 +257,42 @@ impl<S: Seal> Server<S> {
         self.heard_at
     }
 
-    /// Says what devices the client has. A device whose epoch has changed ends the session, which
-    /// the client is told: another owner may have served it meanwhile.
-    pub fn set_devices(&mut self, devices: &[DeviceEntry]) {
+    /// Where the newest frame came from.
+    #[must_use]
+    pub const fn peer(&self) -> Peer {
+        self.channel.peer
+    }
+
+    /// The size of the session's frames.
+    #[must_use]
+    pub const fn frame_bytes(&self) -> u32 {
+        self.terms.frame_bytes
+    }
+
+    /// Slots that the client may use now: its credit.
+    #[must_use]
+    pub fn credit(&self) -> u16 {
+        self.slot_limit.min(self.granted)
+    }
+
+    /// Requests that the store has, or is to be given.
+    #[must_use]
+    pub const fn executing(&self) -> usize {
+        self.executing
+    }
+
+    /// The time after which a request is acknowledged: the client's round trip, if it has told it.
+    #[must_use]
+    pub const fn acknowledge_after(&self) -> Nanos {
+        self.acknowledge_after
+    }
+
+    /// See [`Host::set_devices`].
+    pub(super) fn set_devices(&mut self, now: Nanos, devices: &[DeviceEntry]) {
         let changed = |old: &DeviceEntry| {
             let new = devices.iter().find(|new| new.device == old.device);
-            self.attached.contains(&old.device) && new.is_some_and(|new| new.epoch != old.epoch)
+            let is_other = |new: &DeviceEntry| new.epoch != old.epoch || new.name != old.name;
+            self.attached.contains(&old.device) && new.is_some_and(is_other)
         };
         let is_over = self.devices.iter().any(changed);
         self.devices.clear();
@@ -201,72 +300,69 @@ impl<S: Seal> Server<S> {
         self.devices_version = self.devices_version.wrapping_add(1);
         let devices = &self.devices;
         self.attached.retain(|number| devices.iter().any(|entry| entry.device == *number));
-        if is_over && self.channel.session != 0 {
-            self.reply(Reply::Ending { code: ending::EPOCH });
+        if is_over {
+            self.dismiss(ending::EPOCH);
+        } else {
+            self.announce(now);
         }
     }
 
-    /// Lets the client use this many slots from now on, of those that it has. It may have requests
-    /// unanswered in the others.
-    pub fn set_slot_limit(&mut self, slot_limit: u16) {
-        self.slot_limit = slot_limit;
+    /// See [`Host::set_slot_limit`].
+    pub(super) fn set_slot_limit(&mut self, now: Nanos, slot_limit: u16) {
+        if std::mem::replace(&mut self.slot_limit, slot_limit) != slot_limit {
+            self.announce(now);
+        }
+    }
+
+    /// Tells the client of a change before its next request or PING does.
+    fn announce(&mut self, now: Nanos) {
+        if self.channel.session != 0 {
+            self.reply(Reply::Pong { sent_at: 0, arrived_at: now, payload_bytes: 0 });
+        }
     }
 
     /// Takes a frame of this session.
     ///
     /// # Errors
-    /// The frame was dropped; the reason is counted.
-    pub(super) fn receive(
+    /// The frame was dropped; the reason is to be counted.
+    pub(super) fn receive<P: Port>(
         &mut self,
         now: Nanos,
         from: Peer,
-        frame: &Frame<'_>,
-        data: &mut impl Data,
+        (frame, frame_bytes): (&Frame<'_>, usize),
+        received: &mut P::Received,
+        port: &mut P,
     ) -> Result<(), Reason> {
-        let place = self.place_of(0);
-        let Self { channel, slots, devices, attached, terms, .. } = self;
-        let Opened { kind, body, payload, .. } = channel.open(frame)?;
-        let message = match kind {
-            Kind::Request => {
-                let body = RequestBody::decode(&body);
-                let entry = devices
-                    .iter()
-                    .find(|entry| entry.device == body.device && attached.contains(&body.device));
-                let entry = entry.ok_or(Reason::Device)?;
-                if body.epoch != entry.epoch {
-                    return Err(Reason::Epoch);
-                }
-                let is_granted = body.slot < self.granted;
-                let slot = slots
-                    .get_mut(usize::from(body.slot))
-                    .filter(|_| is_granted)
-                    .ok_or(Reason::Slot)?;
-                let place = place | u64::from(body.slot);
-                let step = slot.take(now, (&body, payload), (entry, terms), (place, data));
-                self.heard(now, from);
-                return self.follow(now, body.slot, step?);
-            }
+        if self.is_over {
+            return Err(Reason::Session);
+        }
+        self.channel.open(frame, frame_bytes, received, port)?;
+        if frame.kind == Kind::Request {
+            return self.request(now, from, frame, received, port);
+        }
+        let message = match frame.kind {
             Kind::Ping => {
-                let ping = Ping::decode(payload.first_chunk().ok_or(Reason::Malformed)?);
+                let ping = Ping::decode(&message(port, received)?);
                 let round_trip = Nanos(ping.round_trip_ns.into());
                 if round_trip > Nanos::ZERO {
                     self.acknowledge_after = round_trip.clamp(ACKNOWLEDGE_MIN, ACKNOWLEDGE_MAX);
                 }
-                Reply::Pong { sent_at: ping.sent_at, arrived_at: now, payload_bytes: payload.len() }
+                let payload_bytes = frame.payload_bytes();
+                Reply::Pong { sent_at: ping.sent_at, arrived_at: now, payload_bytes }
             }
             Kind::List => {
-                let list = List::decode(payload.first_chunk().ok_or(Reason::Malformed)?);
+                let list = List::decode(&message(port, received)?);
                 Reply::Entry {
                     kind: Kind::Device,
                     entry: self.entry(|index, _| index == list.index),
                 }
             }
             Kind::Attach => {
-                let attach = Attach::decode(payload.first_chunk().ok_or(Reason::Malformed)?);
-                let entry = self.entry(|_, entry| entry.device == attach.device);
-                let entry = DeviceEntry { device: attach.device, ..entry };
-                if entry.is_sound() && !self.attached.contains(&attach.device) {
-                    self.attached.push(attach.device);
+                let attach = Attach::decode(&message(port, received)?);
+                let entry = self.entry(|_, entry| entry.name == attach.name);
+                let entry = DeviceEntry { name: attach.name, ..entry };
+                if entry.is_sound() && !self.attached.contains(&entry.device) {
+                    self.attached.push(entry.device);
                 }
                 Reply::Entry { kind: Kind::Attached, entry }
             }
@@ -278,6 +374,33 @@ impl<S: Seal> Server<S> {
         };
         self.heard(now, from);
         self.reply(message);
+        Ok(())
+    }
+
+    /// Takes a REQUEST.
+    fn request<P: Port>(
+        &mut self,
+        now: Nanos,
+        from: Peer,
+        frame: &Frame<'_>,
+        received: &mut P::Received,
+        port: &mut P,
+    ) -> Result<(), Reason> {
+        let body = RequestBody::decode(&frame.body());
+        let place = self.place_of(body.slot);
+        let Self { slots, devices, attached, terms, .. } = self;
+        let is_it = |entry: &&DeviceEntry| entry.device == body.device;
+        let entry = devices.iter().find(is_it).filter(|_| attached.contains(&body.device));
+        let entry = entry.ok_or(Reason::Device)?;
+        if body.epoch != entry.epoch {
+            return Err(Reason::Epoch);
+        }
+        let slot = slots.get_mut(usize::from(body.slot)).ok_or(Reason::Slot)?;
+        let payload_bytes = frame.payload_bytes();
+        let arrival = Arrival { body: &body, payload_bytes, received, place, port };
+        let step = slot.take(now, arrival, (entry, terms));
+        self.heard(now, from);
+        self.follow(now, body.slot, step?);
         Ok(())
     }
 
@@ -306,7 +429,7 @@ impl<S: Seal> Server<S> {
         })
     }
 
-    fn follow(&mut self, now: Nanos, slot: u16, step: Step) -> Result<(), Reason> {
+    fn follow(&mut self, now: Nanos, slot: u16, step: Step) {
         match step {
             Step::None => {}
             Step::Execute => {
@@ -317,7 +440,6 @@ impl<S: Seal> Server<S> {
             }
             Step::Send => self.list(slot),
         }
-        Ok(())
     }
 
     fn list(&mut self, index: u16) {
@@ -333,7 +455,7 @@ impl<S: Seal> Server<S> {
     }
 
     /// The next request for the store.
-    pub fn next_execute(&mut self) -> Option<Execute> {
+    pub(super) fn next_execute(&mut self) -> Option<Execute> {
         let index = self.ready.pop_front()?;
         let slot = self.slots.get(usize::from(index))?;
         self.stats.requests.add(1);
@@ -345,7 +467,7 @@ impl<S: Seal> Server<S> {
     }
 
     /// The store has ended a request.
-    pub fn complete(&mut self, ticket: u64, result: Result<(), BlockError>) {
+    pub(super) fn complete(&mut self, ticket: u64, result: Result<(), BlockError>) {
         if ticket.wrapping_shr(32) != u64::from(self.generation) {
             return;
         }
@@ -357,50 +479,58 @@ impl<S: Seal> Server<S> {
         };
         self.executing = self.executing.saturating_sub(1);
         slot.complete(result);
-        if self.channel.session != 0 {
+        if self.channel.session != 0 && !self.is_over {
             self.list(index);
         }
     }
 
-    /// Sends what is to be sent, as far as the link has room.
-    pub fn poll(&mut self, now: Nanos, link: &mut impl Transmit, data: &mut impl Data) {
+    /// Sends what is to be sent. False if the link has no room for all of it.
+    pub(super) fn poll(&mut self, now: Nanos, port: &mut impl Port) -> bool {
         if self.channel.session == 0 {
-            return;
-        }
-        if self.next_acknowledge <= now {
-            self.acknowledge(now);
+            return true;
         }
         while let Some(reply) = self.replies.front().copied() {
-            if !self.send_reply(now, link, reply) {
-                return;
+            if !self.send_reply(now, port, reply) {
+                return false;
             }
             self.replies.pop_front();
             if matches!(reply, Reply::Ending { .. }) {
                 self.end();
-                return;
+                return true;
             }
         }
         while let Some(index) = self.sending.front().copied() {
-            if !self.send_slot(now, index, link, data) {
-                return;
+            if !self.send_slot(now, index, port) {
+                return false;
             }
             self.sending.pop_front();
             if let Some(slot) = self.slots.get_mut(usize::from(index)) {
                 slot.is_listed = false;
             }
         }
+        true
     }
 
-    /// When to poll next, if no frame arrives and nothing is completed; `None` for no such time.
-    #[must_use]
-    pub fn deadline(&self) -> Option<Nanos> {
-        let has_work = !(self.sending.is_empty() && self.replies.is_empty());
-        let next = if has_work { Nanos::ZERO } else { self.next_acknowledge };
-        (self.channel.session != 0 && next < Nanos::MAX).then_some(next)
+    /// Whether something is to be sent.
+    pub(super) fn has_frames(&self) -> bool {
+        !(self.sending.is_empty() && self.replies.is_empty())
+    }
+
+    /// Whether the store is to be given a request.
+    pub(super) fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// When requests have to be acknowledged next.
+    pub(super) const fn next_acknowledge(&self) -> Nanos {
+        self.next_acknowledge
     }
 
     /// Acknowledges requests that the store has had for a round trip.
-    fn acknowledge(&mut self, now: Nanos) {
+    pub(super) fn acknowledge(&mut self, now: Nanos) {
+        if now < self.next_acknowledge {
+            return;
+        }
         self.next_acknowledge = Nanos::MAX;
         if !self.options.neglected.keeps(Rule::Acknowledge) {
             return;
@@ -423,7 +553,7 @@ impl<S: Seal> Server<S> {
     }
 
     fn limit(&self) -> u16 {
-        let limit = self.slot_limit.min(self.granted);
+        let limit = self.credit();
         if self.options.neglected.keeps(Rule::AbsoluteLimits) {
             limit
         } else {
@@ -431,46 +561,35 @@ impl<S: Seal> Server<S> {
         }
     }
 
-    fn send_reply(&mut self, now: Nanos, link: &mut impl Transmit, reply: Reply) -> bool {
-        let slot_limit = self.limit();
+    fn send_reply(&mut self, now: Nanos, port: &mut impl Port, reply: Reply) -> bool {
         match reply {
             Reply::Pong { sent_at, arrived_at, payload_bytes } => {
-                let held_ns = held(now, arrived_at);
-                let devices_version = self.devices_version;
-                let acknowledge_ns = u32::try_from(self.acknowledge_after.0).unwrap_or(u32::MAX);
-                let pong =
-                    Pong { sent_at, held_ns, devices_version, slot_limit, acknowledge_ns }.encode();
-                let was_sent = self.channel.send(
-                    link,
-                    Kind::Pong,
-                    None,
-                    payload_bytes.max(pong.len()),
-                    padded(&pong),
-                );
+                let pong = Pong {
+                    sent_at,
+                    held_ns: held(now, arrived_at),
+                    devices_version: self.devices_version,
+                    slot_limit: self.limit(),
+                    acknowledge_ns: u32::try_from(self.acknowledge_after.0).unwrap_or(u32::MAX),
+                };
+                let pong = pong.encode();
+                let was_sent = self.channel.send_message(port, Kind::Pong, &pong, payload_bytes);
                 if was_sent {
-                    self.announced = self.slot_limit.min(self.granted);
+                    self.announced = self.credit();
                 }
                 was_sent
             }
             Reply::Entry { kind, entry } => {
-                let entry = entry.encode();
-                self.channel.send(link, kind, None, entry.len(), padded(&entry))
+                self.channel.send_message(port, kind, &entry.encode(), 0)
             }
             Reply::Ending { code } => {
                 let ending = Ending { code, ..Ending::default() }.encode();
-                self.channel.send(link, Kind::Ending, None, ending.len(), padded(&ending))
+                self.channel.send_message(port, Kind::Ending, &ending, 0)
             }
         }
     }
 
     /// Sends what a slot owes. False if the link has no room.
-    fn send_slot(
-        &mut self,
-        now: Nanos,
-        index: u16,
-        link: &mut impl Transmit,
-        data: &mut impl Data,
-    ) -> bool {
+    fn send_slot(&mut self, now: Nanos, index: u16, port: &mut impl Port) -> bool {
         let (place, slot_limit, devices_version) =
             (self.place_of(index), self.limit(), self.devices_version);
         let Self { channel, slots, .. } = self;
@@ -488,30 +607,29 @@ impl<S: Seal> Server<S> {
                 if is_assembling { answer_state::ASSEMBLING } else { answer_state::EXECUTING };
             let segments = if is_assembling { slot.missing() } else { 0 };
             let body = AnswerBody { state, segments, ..answer }.encode();
-            if !channel.send(link, Kind::Busy, Some(&body), 0, |_| ()) {
+            if !channel.send(port, Kind::Busy, Some(&body), Payload::NONE) {
                 slot.owes_busy = true;
                 return false;
             }
         }
         if slot.owes_answer {
             let body = AnswerBody { status: slot.status, ..answer }.encode();
-            if !channel.send(link, Kind::Answer, Some(&body), 0, |_| ()) {
+            if !channel.send(port, Kind::Answer, Some(&body), Payload::NONE) {
                 return false;
             }
             slot.owes_answer = false;
         }
         for segment in bits(slot.segments) {
-            let Some((offset_bytes, len)) = slot.cut.range(segment) else { continue };
+            let Some((offset_bytes, len_bytes)) = slot.cut.range(segment) else { continue };
             let body =
                 AnswerBody { offset_bytes, len_bytes: slot.cut.len_bytes(), ..answer }.encode();
-            let len = usize::try_from(len).unwrap_or(0);
-            let fill = |payload: &mut [u8]| data.fill(place, offset_bytes, payload);
-            if !channel.send(link, Kind::Answer, Some(&body), len, fill) {
+            let payload = Payload::Data { request: place, offset_bytes, len_bytes };
+            if !channel.send(port, Kind::Answer, Some(&body), payload) {
                 return false;
             }
             slot.segments &= slot.segments.wrapping_sub(1);
         }
-        self.announced = self.slot_limit.min(self.granted);
+        self.announced = self.credit();
         true
     }
 }

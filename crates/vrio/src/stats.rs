@@ -104,6 +104,10 @@ reasons! {
     Unasked = dropped_unasked "dropped_unasked_total",
     /// Dropped: from a client that may have no session here.
     Client = dropped_client "dropped_client_total",
+    /// Dropped: from another station than the IOhost.
+    Peer = dropped_peer "dropped_peer_total",
+    /// Dropped: a HELLO that the IOhost has no time for.
+    Handshakes = dropped_handshakes "dropped_handshakes_total",
 }
 
 #[cfg(test)]

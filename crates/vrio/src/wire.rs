@@ -8,8 +8,8 @@ mod control;
 mod data;
 
 pub use control::{
-    Attach, Challenge, DEVICE_NAME_BYTES, DeviceEntry, Ending, Hello, List, MAX_BLOCK_BYTES, Ping,
-    Pong, SERIAL_BYTES, Welcome, device_flag, ending,
+    Attach, DEVICE_NAME_BYTES, DeviceEntry, Ending, FEATURES, Greeting, Hello, List,
+    MAX_BLOCK_BYTES, Ping, Pong, SERIAL_BYTES, Welcome, device_flag, ending,
 };
 pub use data::{AnswerBody, RequestBody, answer_state, request_flag, status};
 
@@ -113,19 +113,17 @@ pub struct Frame<'a> {
     /// See [`FrameHeader::kind`].
     pub kind: Kind,
     /// Header and body: the associated data of the seal.
-    pub associated: &'a [u8],
-    /// Payload and tag.
-    pub sealed: &'a [u8],
+    pub head: &'a [u8],
 }
 
 impl<'a> Frame<'a> {
-    /// Takes a frame apart whose seal has a tag of `tag_bytes`. Padding behind the frame is
-    /// ignored.
+    /// Takes the first bytes of a frame apart: [`DATA_HEADER_BYTES`] of them, or all if there are
+    /// fewer.
     ///
     /// # Errors
     /// The frame is too short for its header, or of another version or an unknown kind.
-    pub fn parse(bytes: &'a [u8], tag_bytes: usize) -> Result<Self, Reason> {
-        let header = FrameHeader::decode(bytes.first_chunk().ok_or(Reason::Truncated)?);
+    pub fn parse(first: &'a [u8]) -> Result<Self, Reason> {
+        let header = FrameHeader::decode(first.first_chunk().ok_or(Reason::Truncated)?);
         if header.version != VERSION {
             return Err(Reason::Version);
         }
@@ -133,17 +131,29 @@ impl<'a> Frame<'a> {
         if matches!(kind, Kind::Unknown(_)) {
             return Err(Reason::Kind);
         }
-        let (associated, rest) =
-            bytes.split_at_checked(kind.header_bytes()).ok_or(Reason::Truncated)?;
-        let sealed_bytes = usize::from(header.payload_bytes).saturating_add(tag_bytes);
-        let sealed = rest.get(..sealed_bytes).ok_or(Reason::Truncated)?;
-        Ok(Self { header, kind, associated, sealed })
+        let head = first.get(..kind.header_bytes()).ok_or(Reason::Truncated)?;
+        Ok(Self { header, kind, head })
+    }
+
+    /// Size of the payload, without the tag.
+    #[must_use]
+    pub fn payload_bytes(&self) -> usize {
+        self.header.payload_bytes.into()
+    }
+
+    /// Whether `frame_bytes` hold the frame with a tag of `tag_bytes`; more are padding.
+    ///
+    /// # Errors
+    /// They do not.
+    pub fn check_size(&self, frame_bytes: usize, tag_bytes: usize) -> Result<(), Reason> {
+        let all = self.head.len().saturating_add(self.payload_bytes()).saturating_add(tag_bytes);
+        if all <= frame_bytes { Ok(()) } else { Err(Reason::Truncated) }
     }
 
     /// The body; zeros if the kind has none.
     #[must_use]
     pub fn body(&self) -> [u8; BODY_BYTES] {
-        let body = self.associated.get(FrameHeader::BYTES..).and_then(|body| body.first_chunk());
+        let body = self.head.get(FrameHeader::BYTES..).and_then(|body| body.first_chunk());
         body.copied().unwrap_or([0; BODY_BYTES])
     }
 }
@@ -178,28 +188,35 @@ mod tests {
         let mut bytes = frame(Kind::Request, b"payload and a tag");
         bytes[28] = 11;
         bytes.extend([0xee; 20]);
-        let parsed = Frame::parse(&bytes, 6).unwrap();
-        assert_eq!((parsed.kind, parsed.sealed), (Kind::Request, b"payload and a tag".as_slice()));
-        assert_eq!(parsed.associated.len(), DATA_HEADER_BYTES);
+        let parsed = Frame::parse(&bytes).unwrap();
+        assert_eq!((parsed.kind, parsed.payload_bytes()), (Kind::Request, 11));
+        assert_eq!(parsed.head.len(), DATA_HEADER_BYTES);
+        assert_eq!(parsed.check_size(bytes.len(), 6), Ok(()));
+        assert_eq!(parsed.check_size(DATA_HEADER_BYTES + 17, 6), Ok(()));
+        assert_eq!(parsed.check_size(DATA_HEADER_BYTES + 16, 6), Err(Reason::Truncated));
     }
 
     #[test]
     fn a_frame_cut_anywhere_is_truncated() {
         let bytes = frame(Kind::Answer, &[7; 40]);
+        let check = |len: usize, tag_bytes| {
+            let first = &bytes[..len.min(DATA_HEADER_BYTES)];
+            Frame::parse(first).and_then(|frame| frame.check_size(len, tag_bytes))
+        };
         for len in 0..bytes.len() {
-            assert_eq!(Frame::parse(&bytes[..len], 0), Err(Reason::Truncated), "{len} bytes");
+            assert_eq!(check(len, 0), Err(Reason::Truncated), "{len} bytes");
         }
-        assert!(Frame::parse(&bytes, 0).is_ok());
-        assert_eq!(Frame::parse(&bytes, 1), Err(Reason::Truncated), "the tag is missing");
+        assert_eq!(check(bytes.len(), 0), Ok(()));
+        assert_eq!(check(bytes.len(), 1), Err(Reason::Truncated), "the tag is missing");
     }
 
     #[test]
     fn foreign_versions_and_unknown_kinds_have_reasons_of_their_own() {
         let mut bytes = frame(Kind::Ping, &[]);
         bytes[0] = 2;
-        assert_eq!(Frame::parse(&bytes, 0), Err(Reason::Version));
+        assert_eq!(Frame::parse(&bytes), Err(Reason::Version));
         bytes[0] = VERSION;
         bytes[1] = 200;
-        assert_eq!(Frame::parse(&bytes, 0), Err(Reason::Kind));
+        assert_eq!(Frame::parse(&bytes), Err(Reason::Kind));
     }
 }

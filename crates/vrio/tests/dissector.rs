@@ -6,8 +6,9 @@ use std::path::Path;
 
 use serde_json::Value;
 use sidecore_spec_virtio::blk::{Range, RequestHeader, request_type};
+use sidecore_vrio::handshake::code;
 use sidecore_vrio::wire::{
-    AnswerBody, Attach, Challenge, DeviceEntry, ETHERTYPE, Ending, FrameHeader, Hello, Kind, List,
+    AnswerBody, Attach, DeviceEntry, ETHERTYPE, Ending, FrameHeader, Greeting, Hello, Kind, List,
     Ping, Pong, RequestBody, UDP_PORT, VERSION, Welcome,
 };
 
@@ -182,28 +183,60 @@ fn answer(random: &mut Random, kind: Kind, tag: &[u8]) -> Sample {
     sample
 }
 
+/// A frame with a clear part and this message: of no handshake, or of one that seals it.
+fn greeting(random: &mut Random, kind: Kind, handshake: u8, message: &[u8]) -> Sample {
+    let greeting = Greeting {
+        life: random.next(),
+        number: random.next(),
+        challenged_ns: random.next(),
+        cookie: random.next(),
+        handshake,
+        message_bytes: message.len() as u16,
+    };
+    let mut payload = [greeting.encode().as_slice(), message].concat();
+    if kind != Kind::Challenge {
+        payload.resize(random.one_of(&[500, 1422]), 0);
+    }
+    let mut sample = Sample::new(random, kind, &[], &payload, &[]);
+    sample.shows_all([
+        ("vrio.life", format!("{:#018x}", greeting.life)),
+        ("vrio.number", greeting.number.to_string()),
+        ("vrio.challenged_ns", greeting.challenged_ns.to_string()),
+        ("vrio.cookie", format!("{:#018x}", greeting.cookie)),
+        ("vrio.handshake", handshake.to_string()),
+        ("vrio.message_bytes", greeting.message_bytes.to_string()),
+    ]);
+    sample
+}
+
+/// A HELLO or WELCOME whose message is sealed.
+fn secret(random: &mut Random, kind: Kind) -> Sample {
+    let message = random.bytes(200);
+    let mut sample = greeting(random, kind, code::NOISE, &message);
+    sample.shows("vrio.message", hex(&message));
+    sample
+}
+
 fn hello(random: &mut Random) -> Sample {
     let hello = Hello {
         client: random.bytes(16).try_into().unwrap(),
         life: random.next(),
         number: random.next(),
-        cookie: random.next(),
         features: random.next(),
-        queue: random.next() as u16,
-        version_min: random.next() as u8,
-        version_max: random.next() as u8,
         frame_bytes: random.next() as u32,
         receive_frames: random.next() as u32,
         slots: random.next() as u16,
+        queue: random.next() as u8,
+        version_min: random.next() as u8,
+        version_max: random.next() as u8,
     };
-    let mut sample = Sample::new(random, Kind::Hello, &[], &padded(&hello.encode(), 1000), &[]);
+    let mut sample = greeting(random, Kind::Hello, code::PLAIN, &hello.encode());
     sample.shows_all([
         ("vrio.client", hex(&hello.client)),
-        ("vrio.life", format!("{:#018x}", hello.life)),
-        ("vrio.number", hello.number.to_string()),
-        ("vrio.cookie", format!("{:#018x}", hello.cookie)),
+        ("vrio.message.life", format!("{:#018x}", hello.life)),
+        ("vrio.message.number", hello.number.to_string()),
         ("vrio.features", format!("{:#018x}", hello.features)),
-        ("vrio.client_queue", hello.queue.to_string()),
+        ("vrio.session_queue", hello.queue.to_string()),
         ("vrio.version_min", hello.version_min.to_string()),
         ("vrio.version_max", hello.version_max.to_string()),
         ("vrio.frame_bytes", hello.frame_bytes.to_string()),
@@ -214,14 +247,7 @@ fn hello(random: &mut Random) -> Sample {
 }
 
 fn challenge(random: &mut Random) -> Sample {
-    let challenge = Challenge { life: random.next(), number: random.next(), cookie: random.next() };
-    let mut sample = Sample::new(random, Kind::Challenge, &[], &challenge.encode(), &[]);
-    sample.shows_all([
-        ("vrio.life", format!("{:#018x}", challenge.life)),
-        ("vrio.number", challenge.number.to_string()),
-        ("vrio.cookie", format!("{:#018x}", challenge.cookie)),
-    ]);
-    sample
+    greeting(random, Kind::Challenge, code::PLAIN, &[])
 }
 
 fn welcome(random: &mut Random) -> Sample {
@@ -229,18 +255,20 @@ fn welcome(random: &mut Random) -> Sample {
         life: random.next(),
         number: random.next(),
         session: random.next(),
+        incarnation: random.next(),
         features: random.next(),
         frame_bytes: random.next() as u32,
         devices_version: random.next() as u32,
         slots: random.next() as u16,
         slot_limit: random.next() as u16,
         version: random.next() as u8,
+        queue: random.next() as u8,
     };
-    let payload = padded(&welcome.encode(), 1422);
-    let mut sample = Sample::new(random, Kind::Welcome, &[], &payload, &[]);
+    let mut sample = greeting(random, Kind::Welcome, code::PLAIN, &welcome.encode());
     sample.shows_all([
-        ("vrio.life", format!("{:#018x}", welcome.life)),
-        ("vrio.number", welcome.number.to_string()),
+        ("vrio.message.life", format!("{:#018x}", welcome.life)),
+        ("vrio.message.number", welcome.number.to_string()),
+        ("vrio.message.incarnation", format!("{:#018x}", welcome.incarnation)),
         ("vrio.new_session", format!("{:#018x}", welcome.session)),
         ("vrio.features", format!("{:#018x}", welcome.features)),
         ("vrio.frame_bytes", welcome.frame_bytes.to_string()),
@@ -248,6 +276,7 @@ fn welcome(random: &mut Random) -> Sample {
         ("vrio.slots", welcome.slots.to_string()),
         ("vrio.slot_limit", welcome.slot_limit.to_string()),
         ("vrio.session_version", welcome.version.to_string()),
+        ("vrio.session_queue", welcome.queue.to_string()),
     ]);
     sample
 }
@@ -260,9 +289,10 @@ fn list(random: &mut Random) -> Sample {
 }
 
 fn attach(random: &mut Random) -> Sample {
-    let attach = Attach { device: random.next() as u16 };
+    let text = random.one_of(&["disk1", "größe", LONGEST_NAME]);
+    let attach = Attach { name: padded(text.as_bytes(), 64).try_into().unwrap() };
     let mut sample = Sample::new(random, Kind::Attach, &[], &attach.encode(), &[]);
-    sample.shows("vrio.device", attach.device);
+    sample.shows("vrio.name", text);
     sample
 }
 
@@ -369,9 +399,10 @@ fn samples(random: &mut Random) -> Vec<Sample> {
             samples.push(answer(random, Kind::Busy, tag));
         }
         samples.extend([hello(random), challenge(random), welcome(random), list(random)]);
+        samples.extend([Kind::Hello, Kind::Welcome].map(|kind| secret(random, kind)));
         samples.extend([Kind::Device, Kind::Attached].map(|kind| device(random, kind)));
         samples.extend([attach(random), ping(random), pong(random), ending(random)]);
-        let closed = [(Kind::Attach, 8), (Kind::Attached, 136), (Kind::Ping, 24)];
+        let closed = [(Kind::Attach, 64), (Kind::Attached, 136), (Kind::Ping, 24)];
         samples.extend(closed.map(|(kind, bytes)| sealed(random, kind, bytes)));
     }
     samples

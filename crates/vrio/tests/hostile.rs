@@ -5,8 +5,11 @@ mod common;
 use common::{CLIENT, Rig, pattern, request};
 use sidecore_block::Operation;
 use sidecore_units::Nanos;
+use sidecore_vrio::handshake::code;
+use sidecore_vrio::slices::{Arrived, SlicePort};
 use sidecore_vrio::wire::{
-    AnswerBody, Ending, FrameHeader, Hello, Kind, MIN_FRAME_BYTES, RequestBody, VERSION, ending,
+    AnswerBody, Ending, FrameHeader, Greeting, Hello, Kind, MIN_FRAME_BYTES, RequestBody, VERSION,
+    ending,
 };
 use sidecore_vrio::{ClientOptions, OnDisconnect, Peer, Reason, ServerOptions};
 
@@ -19,7 +22,7 @@ fn rig() -> Rig {
 fn caught(rig: &mut Rig) -> Vec<u8> {
     rig.holds = true;
     rig.write(1, 0, &pattern(1, 4096));
-    rig.client.poll(rig.now, &mut rig.to_host, &mut rig.guest);
+    rig.poll_client();
     let frame = rig.to_host.frames.back().unwrap().clone();
     rig.step();
     assert_eq!(rig.held.len(), 1);
@@ -29,7 +32,7 @@ fn caught(rig: &mut Rig) -> Vec<u8> {
 /// The reason for which the IOhost drops this frame.
 fn host_drops(rig: &mut Rig, frame: &[u8]) -> Option<Reason> {
     let before = rig.host_counts();
-    rig.host.receive(rig.now, Peer(9), frame, &mut rig.buffers);
+    rig.host_receives(Peer(9), frame);
     let after = rig.host_counts();
     Reason::ALL.iter().copied().find(|reason| after.dropped(*reason) > before.dropped(*reason))
 }
@@ -37,7 +40,7 @@ fn host_drops(rig: &mut Rig, frame: &[u8]) -> Option<Reason> {
 /// The reason for which the client drops this frame.
 fn client_drops(rig: &mut Rig, frame: &[u8]) -> Option<Reason> {
     let before = rig.client_counts();
-    rig.client.receive(rig.now, frame, &mut rig.guest);
+    rig.client_receives(frame);
     let after = rig.client_counts();
     Reason::ALL.iter().copied().find(|reason| after.dropped(*reason) > before.dropped(*reason))
 }
@@ -103,7 +106,7 @@ fn a_request_that_the_store_must_not_see_is_answered_with_an_error() {
     }
     rig.execute();
     assert_eq!(rig.held.len(), 1);
-    rig.host.poll(rig.now, &mut rig.to_client, &mut rig.buffers);
+    rig.poll_host();
     let statuses: Vec<u8> = rig.to_client.frames.iter().map(|frame| frame[30 + 36]).collect();
     assert_eq!(statuses, [2, 0x82, 0x82, 0x82]);
 }
@@ -136,7 +139,7 @@ fn an_answer_that_was_not_asked_for_changes_nothing() {
     let mut rig = rig();
     rig.submit(1, request(Operation::Read, 0, 4096));
     rig.step();
-    rig.host.poll(rig.now, &mut rig.to_client, &mut rig.buffers);
+    rig.poll_host();
     let answer = rig.to_client.frames.pop_back().unwrap();
     let mut counter = 500;
     let mut drops = |change: &dyn Fn(&mut AnswerBody), payload: usize| {
@@ -159,12 +162,13 @@ fn an_answer_that_was_not_asked_for_changes_nothing() {
     assert_eq!(drops(&|body| body.offset_bytes = 512, 3584), Some(Reason::Segment));
     assert_eq!(drops(&|_| (), 4095), Some(Reason::Segment));
     assert_eq!(drops(&|_| (), 0), Some(Reason::Segment));
-    rig.client.receive(rig.now, &answer, &mut rig.guest);
+    rig.client_receives(&answer);
     assert_eq!(rig.wait(1), Ok(()));
     assert_eq!(client_drops(&mut rig, &answer), Some(Reason::Replayed));
 }
 
-fn hello(change: impl FnOnce(&mut Hello)) -> Vec<u8> {
+/// A HELLO from `Peer(9)`, with its cookie if it has one.
+fn hello_with((challenged_ns, cookie): (u64, u64), change: impl FnOnce(&mut Hello)) -> Vec<u8> {
     let mut hello = Hello {
         client: CLIENT,
         life: 1,
@@ -176,6 +180,14 @@ fn hello(change: impl FnOnce(&mut Hello)) -> Vec<u8> {
         ..Hello::default()
     };
     change(&mut hello);
+    let greeting = Greeting {
+        life: hello.life,
+        number: hello.number,
+        challenged_ns,
+        cookie,
+        handshake: code::PLAIN,
+        message_bytes: Hello::BYTES as u16,
+    };
     let payload_bytes = MIN_FRAME_BYTES as u16 - FrameHeader::BYTES as u16;
     let header = FrameHeader {
         version: VERSION,
@@ -184,14 +196,34 @@ fn hello(change: impl FnOnce(&mut Hello)) -> Vec<u8> {
         ..FrameHeader::default()
     };
     let mut frame = header.encode().to_vec();
+    frame.extend(greeting.encode());
     frame.extend(hello.encode());
     frame.resize(MIN_FRAME_BYTES as usize, 0);
     frame
 }
 
+fn hello(change: impl FnOnce(&mut Hello)) -> Vec<u8> {
+    hello_with((0, 0), change)
+}
+
+/// The cookie in the CHALLENGE to this HELLO.
+fn cookie(rig: &mut Rig, hello: &[u8]) -> (u64, u64) {
+    assert_eq!(host_drops(rig, hello), None);
+    let (kind, frame) = reply(rig).unwrap();
+    assert_eq!(kind, Kind::Challenge);
+    let challenge = Greeting::decode(frame[30..].first_chunk().unwrap());
+    (challenge.challenged_ns, challenge.cookie)
+}
+
+/// The reason for which the IOhost drops this HELLO from a sender that has shown its address.
+fn challenged_drops(rig: &mut Rig, change: impl Fn(&mut Hello)) -> Option<Reason> {
+    let cookie = cookie(rig, &hello(&change));
+    host_drops(rig, &hello_with(cookie, &change))
+}
+
 /// The next frame that the IOhost sends.
 fn reply(rig: &mut Rig) -> Option<(Kind, Vec<u8>)> {
-    rig.host.poll(rig.now, &mut rig.to_client, &mut rig.buffers);
+    rig.poll_host();
     let frame = rig.to_client.frames.pop_front()?;
     Some((Kind::from_code(frame[1]), frame))
 }
@@ -199,41 +231,111 @@ fn reply(rig: &mut Rig) -> Option<(Kind, Vec<u8>)> {
 #[test]
 fn a_client_without_an_invitation_gets_no_session() {
     let mut rig = rig();
-    assert_eq!(host_drops(&mut rig, &hello(|hello| hello.client[0] ^= 1)), Some(Reason::Client));
+    assert_eq!(challenged_drops(&mut rig, |hello| hello.client[0] ^= 1), Some(Reason::Client));
     let (kind, frame) = reply(&mut rig).unwrap();
     let ending = Ending::decode(frame[30..].first_chunk().unwrap());
     assert_eq!((kind, ending.code, ending.number), (Kind::Ending, ending::UNKNOWN_CLIENT, 1));
-    assert_eq!(host_drops(&mut rig, &hello(|hello| hello.queue = 2)), Some(Reason::Client));
+    assert_eq!(challenged_drops(&mut rig, |hello| hello.queue = 2), Some(Reason::Client));
     reply(&mut rig);
-    assert_eq!(host_drops(&mut rig, &hello(|hello| hello.version_min = 2)), Some(Reason::Version));
+    assert_eq!(challenged_drops(&mut rig, |hello| hello.version_min = 2), Some(Reason::Version));
     assert_eq!(reply(&mut rig).unwrap().0, Kind::Ending);
     for frame_bytes in [0, MIN_FRAME_BYTES - 1, MIN_FRAME_BYTES + 1, u32::MAX] {
         assert_eq!(
-            host_drops(&mut rig, &hello(|hello| hello.frame_bytes = frame_bytes)),
+            challenged_drops(&mut rig, |hello| hello.frame_bytes = frame_bytes),
             Some(Reason::Malformed)
         );
     }
     assert!(reply(&mut rig).is_none());
+    // A handshake that the IOhost does not do.
+    let cookie = cookie(&mut rig, &hello(|_| ()));
+    let mut noise = hello_with(cookie, |_| ());
+    noise[30 + 32] = code::NOISE;
+    assert_eq!(host_drops(&mut rig, &noise), Some(Reason::Client));
 }
 
 #[test]
 fn an_old_hello_ends_no_session() {
     let mut rig = rig();
-    let session = rig.host.server(0).unwrap().session();
+    let session = rig.host.session(0).unwrap().session();
     // Of an earlier life, and of a later number: a challenge, which its sender does not get any
     // more.
     for (life, number) in [(77, 1), (77, u64::MAX), (1, 2)] {
-        assert_eq!(
-            host_drops(&mut rig, &hello(|hello| (hello.life, hello.number) = (life, number))),
-            None
-        );
-        assert_eq!(reply(&mut rig).unwrap().0, Kind::Challenge);
-        let guess = hello(|hello| (hello.life, hello.number, hello.cookie) = (life, number, 1));
-        host_drops(&mut rig, &guess);
-        assert_eq!(reply(&mut rig).unwrap().0, Kind::Challenge);
+        let old = |hello: &mut Hello| (hello.life, hello.number) = (life, number);
+        let (challenged_ns, right) = cookie(&mut rig, &hello(old));
+        for guess in [(challenged_ns, right ^ 2), (challenged_ns + 1, right), (0, 1)] {
+            cookie(&mut rig, &hello_with(guess, old));
+        }
     }
-    assert_eq!(rig.host.server(0).unwrap().session(), session);
+    assert_eq!(rig.host.session(0).unwrap().session(), session);
     assert_eq!(rig.read(1, 0, 512), [0; 512]);
+}
+
+#[test]
+fn a_hello_that_the_network_kept_from_an_earlier_life_ends_no_session() {
+    let mut rig = rig();
+    let old = |hello: &mut Hello| hello.life = 77;
+    let kept = cookie(&mut rig, &hello(old));
+    // The client of another life gets its session meanwhile.
+    rig.now = rig.now.after(Nanos(1));
+    let new = |hello: &mut Hello| hello.life = 78;
+    assert_eq!(challenged_drops(&mut rig, new), None);
+    assert_eq!(reply(&mut rig).unwrap().0, Kind::Welcome);
+    let session = rig.host.session(0).unwrap().session();
+    // Its cookie is right, and older than the session.
+    cookie(&mut rig, &hello_with(kept, old));
+    assert_eq!(rig.host.session(0).unwrap().session(), session);
+}
+
+#[test]
+fn the_same_hello_has_the_same_welcome() {
+    let mut rig = rig();
+    let next = |hello: &mut Hello| hello.life = 5;
+    let known = cookie(&mut rig, &hello(next));
+    assert_eq!(host_drops(&mut rig, &hello_with(known, next)), None);
+    let (kind, welcome) = reply(&mut rig).unwrap();
+    assert_eq!(kind, Kind::Welcome);
+    for _ in 0..1_000 {
+        assert_eq!(host_drops(&mut rig, &hello_with(known, next)), None);
+        assert_eq!(reply(&mut rig), Some((Kind::Welcome, welcome.clone())));
+    }
+    // Without its sender having shown its address, there is none.
+    let mut other = hello_with(known, next);
+    rig.host_receives(Peer(10), &other);
+    assert_eq!(reply(&mut rig).unwrap().0, Kind::Challenge);
+    // Another message in its place is no session's.
+    other[30 + 40 + 48] ^= 1;
+    assert_eq!(host_drops(&mut rig, &other), None);
+    assert_eq!(reply(&mut rig).unwrap().0, Kind::Welcome);
+}
+
+#[test]
+fn a_flood_of_handshakes_gets_its_share_and_no_more() {
+    let mut rig = rig();
+    let mut admitted = 0;
+    for life in 100..400 {
+        let unknown = |hello: &mut Hello| (hello.life, hello.client) = (life, [9; 16]);
+        match challenged_drops(&mut rig, unknown) {
+            Some(Reason::Client) => admitted += 1,
+            dropped => assert_eq!(dropped, Some(Reason::Handshakes)),
+        }
+        reply(&mut rig);
+    }
+    assert_eq!(admitted, 64, "no time passes");
+    assert_eq!(rig.read(1, 0, 512), [0; 512]);
+}
+
+#[test]
+fn frames_of_other_stations_are_not_the_iohosts() {
+    let mut rig = rig();
+    rig.submit(1, request(Operation::Read, 0, 4096));
+    rig.step();
+    rig.poll_host();
+    let answer = rig.to_client.frames.pop_back().unwrap();
+    let mut port = SlicePort { wire: &mut rig.to_host, data: &mut rig.guest };
+    let from = (rig.now, Peer(2));
+    port.to_client(&mut rig.client, from, &mut Arrived::new(answer.clone()));
+    assert_eq!(rig.client_counts().dropped(Reason::Peer), 1);
+    assert_eq!(client_drops(&mut rig, &answer), None);
 }
 
 #[test]
@@ -250,10 +352,10 @@ fn an_ending_that_anyone_can_send_is_looked_into_and_not_believed() {
     frame.extend(Ending { code: ending::UNKNOWN_SESSION, ..Ending::default() }.encode());
     rig.write(1, 0, &[1; 512]);
     assert_eq!(rig.wait(1), Ok(()));
-    rig.client.receive(rig.now, &frame, &mut rig.guest);
+    rig.client_receives(&frame);
     assert!(rig.client.is_connected(), "the IOhost has been heard just now");
     rig.now = rig.now.after(Nanos::from_millis(100));
-    rig.client.receive(rig.now, &frame, &mut rig.guest);
+    rig.client_receives(&frame);
     assert!(!rig.client.is_connected());
     assert_eq!(rig.read(2, 0, 512), [1; 512]);
 }
@@ -264,8 +366,8 @@ fn a_flood_of_forged_frames_costs_a_session_and_no_request() {
     let frame = caught(&mut rig);
     for counter in 0..10_000 {
         let noise = with_body(&frame, 5_000 + counter, |body| body.sequence = counter as u32);
-        rig.host.receive(rig.now, Peer(9), &noise, &mut rig.buffers);
-        rig.host.receive(rig.now, Peer(8), &hello(|hello| hello.life = counter), &mut rig.buffers);
+        rig.host_receives(Peer(9), &noise);
+        rig.host_receives(Peer(8), &hello(|hello| hello.life = counter));
     }
     // The window is far ahead of the client now, as it cannot be with a seal.
     rig.holds = false;

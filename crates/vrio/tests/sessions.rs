@@ -2,9 +2,10 @@
 
 mod common;
 
-use common::{DISK_BYTES, HOP, Rig, device, pattern, request};
+use common::{DISK_BYTES, HOP, Rig, device, name, pattern, request};
 use sidecore_block::{BlockError, Operation};
 use sidecore_units::Nanos;
+use sidecore_vrio::slices::SlicePort;
 use sidecore_vrio::wire::{FrameHeader, Kind, MIN_FRAME_BYTES, device_flag};
 use sidecore_vrio::{ClientOptions, Event, OnDisconnect, Reason, Request, ServerOptions};
 
@@ -27,8 +28,8 @@ fn kind(frame: &[u8]) -> Kind {
 /// Delivers what both sides send once, but for frames to the IOhost or the client of this kind, of
 /// which it loses `count`.
 fn lose(rig: &mut Rig, lost: Kind, mut count: usize) {
-    rig.client.poll(rig.now, &mut rig.to_host, &mut rig.guest);
-    rig.host.poll(rig.now, &mut rig.to_client, &mut rig.buffers);
+    rig.poll_client();
+    rig.poll_host();
     for wire in [&mut rig.to_host, &mut rig.to_client] {
         wire.frames.retain(|frame| {
             let loses = kind(frame) == lost && count > 0;
@@ -137,7 +138,7 @@ fn of_a_large_write_only_the_lost_segments_are_sent_again() {
 fn a_large_write_survives_the_loss_of_its_last_segment() {
     let mut rig = rig();
     rig.write(1, 0, &pattern(3, 65_536));
-    rig.client.poll(rig.now, &mut rig.to_host, &mut rig.guest);
+    rig.poll_client();
     rig.to_host.frames.pop_back();
     assert_eq!(rig.wait(1), Ok(()));
     assert_eq!(rig.disk.bytes[..65_536], pattern(3, 65_536));
@@ -166,19 +167,19 @@ fn a_block_is_never_put_together_from_two_attempts() {
         ServerOptions::default(),
     );
     rig.devices[0].block_bytes = 4096;
-    rig.host.set_devices(0, &rig.devices.clone());
+    rig.set_devices();
     rig.run_until(Nanos::from_millis(50), |rig| rig.client.is_ready(0));
     rig.run_for(Nanos::from_millis(5));
     rig.submit(1, request(Operation::Read, 0, 8192));
     rig.step();
     // One segment of the second block is lost, and one is late.
-    rig.host.poll(rig.now, &mut rig.to_client, &mut rig.buffers);
+    rig.poll_host();
     rig.to_client.frames.remove(4);
     let late = rig.to_client.frames.remove(4).unwrap();
     rig.step();
     rig.disk.bytes[..8192].fill(1);
     rig.run_until(Nanos::from_millis(50), |rig| rig.client_counts().retransmissions > 0);
-    rig.client.receive(rig.now, &late, &mut rig.guest);
+    rig.client_receives(&late);
     assert_eq!(rig.client_counts().dropped(Reason::Attempt), 1);
     assert_eq!(rig.wait(1), Ok(()));
     assert_eq!(rig.guest.bytes(1)[..4096], [0; 4096], "the first block was whole");
@@ -306,7 +307,7 @@ fn nothing_is_replayed_that_a_flush_has_covered() {
 fn a_store_without_a_cache_has_nothing_replayed() {
     let mut rig = Rig::new(options(), ServerOptions::default());
     rig.devices[0].flags &= !device_flag::VOLATILE_CACHE;
-    rig.host.set_devices(0, &rig.devices.clone());
+    rig.set_devices();
     rig.write(1, 0, &[1; 512]);
     assert_eq!(rig.wait(1), Ok(()));
     rig.restart(false);
@@ -383,7 +384,7 @@ fn requests_wait_for_an_iohost_that_is_not_there_yet() {
     let mut rig = Rig::new(options(), ServerOptions::default());
     rig.write(1, 0, &[1; 512]);
     for _ in 0..100_000 {
-        rig.client.poll(rig.now, &mut rig.to_host, &mut rig.guest);
+        rig.poll_client();
         rig.now = rig.now.after(Nanos::from_micros(500));
     }
     rig.to_host.frames.clear();
@@ -402,7 +403,7 @@ fn requests_fail_after_the_time_that_is_configured_and_not_before() {
     rig.write(1, 0, &[1; 512]);
     let begin = rig.now;
     while rig.completed.is_empty() {
-        rig.client.poll(rig.now, &mut rig.to_host, &mut rig.guest);
+        rig.poll_client();
         rig.to_host.frames.clear();
         rig.now = rig.now.after(Nanos::from_millis(1));
         while let Some(event) = rig.client.next_event() {
@@ -426,8 +427,8 @@ fn a_path_that_stops_to_carry_full_frames_is_noticed_within_a_second() {
     let mut rig = rig();
     let begin = rig.now;
     while rig.client.frame_bytes() > MIN_FRAME_BYTES {
-        rig.client.poll(rig.now, &mut rig.to_host, &mut rig.guest);
-        rig.host.poll(rig.now, &mut rig.to_client, &mut rig.buffers);
+        rig.poll_client();
+        rig.poll_host();
         rig.to_host.frames.retain(|frame| frame.len() <= 1_500);
         rig.to_client.frames.retain(|frame| frame.len() <= 1_500);
         rig.step();
@@ -443,7 +444,7 @@ fn a_silent_iohost_is_noticed_within_a_second_without_requests() {
     let mut rig = rig();
     let begin = rig.now;
     while rig.client.is_connected() {
-        rig.client.poll(rig.now, &mut rig.to_host, &mut rig.guest);
+        rig.poll_client();
         rig.now = rig.now.after(Nanos::from_millis(1));
     }
     assert!(rig.now.since(begin) < Nanos::from_millis(1_000));
@@ -455,20 +456,20 @@ fn a_device_grows_comes_and_goes() {
     rig.events.clear();
     rig.devices[0].capacity_bytes *= 2;
     rig.devices.push(device(7));
-    rig.host.set_devices(0, &rig.devices.clone());
-    rig.client.open(7);
+    rig.set_devices();
+    assert_eq!(rig.client.open(&name(7)), Some(1));
     rig.run_for(Nanos::from_millis(300));
     assert_eq!(rig.client.device(0).unwrap().capacity_bytes, 2 * DISK_BYTES as u64);
-    assert!(rig.client.is_ready(7));
+    assert!(rig.client.is_ready(1));
     assert_eq!(rig.client.listed().iter().map(|entry| entry.device).collect::<Vec<_>>(), [0, 7]);
-    for event in [Event::Device(0), Event::Device(7), Event::Listed] {
+    for event in [Event::Device(0), Event::Device(1), Event::Listed] {
         assert!(rig.events.contains(&event), "{event:?}");
     }
     rig.holds = true;
     rig.submit(1, request(Operation::Read, 0, 512));
     rig.run_for(Nanos::from_millis(1));
     rig.devices.remove(0);
-    rig.host.set_devices(0, &rig.devices.clone());
+    rig.set_devices();
     assert_eq!(rig.wait(1), Err(BlockError::EIO), "the owner has taken the device away");
 }
 
@@ -480,7 +481,7 @@ fn another_epoch_of_a_device_is_another_owner() {
     // Another owner has served the store meanwhile, and has lost the write.
     rig.devices[0].epoch += 1;
     rig.disk.bytes.fill(0);
-    rig.host.set_devices(0, &rig.devices.clone());
+    rig.set_devices();
     assert_eq!(rig.read(2, 0, 512), [1; 512]);
     assert_eq!(rig.client_counts().replayed, 1);
 }
@@ -489,14 +490,14 @@ fn another_epoch_of_a_device_is_another_owner() {
 fn a_slot_limit_holds_and_is_no_increment() {
     let mut rig = rig();
     rig.holds = true;
-    rig.host.server(0).unwrap().set_slot_limit(2);
+    rig.host.set_slot_limit(rig.now, 0, 2);
     rig.run_for(Nanos::from_millis(250));
     for tag in 0..8 {
         rig.submit(tag, request(Operation::Read, tag * 512, 512));
     }
     rig.run_for(Nanos::from_millis(5));
     assert_eq!(rig.held.len(), 2);
-    rig.host.server(0).unwrap().set_slot_limit(5);
+    rig.host.set_slot_limit(rig.now, 0, 5);
     rig.run_for(Nanos::from_millis(250));
     assert_eq!(rig.held.len(), 5);
     rig.holds = false;
@@ -544,7 +545,7 @@ fn an_old_sessions_write_is_over_before_the_new_session_begins() {
     // The path is cut for so long that the client looks for a new session.
     let end = rig.now.after(Nanos::from_millis(900));
     while rig.now < end {
-        rig.client.poll(rig.now, &mut rig.to_host, &mut rig.guest);
+        rig.poll_client();
         rig.to_host.frames.clear();
         rig.now = rig.now.after(Nanos::from_millis(1));
     }
@@ -563,14 +564,15 @@ fn an_old_sessions_write_is_over_before_the_new_session_begins() {
 #[test]
 fn a_client_that_starts_again_takes_its_place_over() {
     let mut rig = rig();
-    rig.client.end(rig.now, &mut rig.to_host);
+    let mut port = SlicePort { wire: &mut rig.to_host, data: &mut rig.guest };
+    rig.client.end(rig.now, &mut port);
     rig.step();
-    let old = rig.host.server(0).unwrap().session();
+    let old = rig.host.session(0).unwrap().session();
     assert_eq!(old, 0, "ended in order");
     let next = Rig::new(ClientOptions { life: 2, ..options() }, ServerOptions::default());
     rig.client = next.client;
     rig.write(1, 0, &[1; 512]);
     assert_eq!(rig.wait(1), Ok(()));
-    assert_ne!(rig.host.server(0).unwrap().session(), 0);
+    assert_ne!(rig.host.session(0).unwrap().session(), 0);
     assert!(rig.client.round_trip() >= HOP && rig.client.round_trip() < Nanos::from_millis(1));
 }

@@ -2,11 +2,12 @@
 
 mod common;
 
-use common::{Rig, request};
+use common::{HOST, Rig, request};
 use sidecore_block::Operation;
 use sidecore_counting_alloc::{CountingAllocator, allocations};
 use sidecore_units::Nanos;
-use sidecore_vrio::{ClientOptions, Data, Event, Execute, Peer, Request, ServerOptions, Transmit};
+use sidecore_vrio::slices::{Arrived, Data, SlicePort, Transmit};
+use sidecore_vrio::{ClientOptions, Event, Execute, Peer, Request, ServerOptions};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -80,14 +81,20 @@ fn requests_allocate_nothing() {
             rig.client.submit(submitted, 0, next(submitted)).unwrap();
             submitted += 1;
         }
-        rig.client.poll(rig.now, &mut to_host, &mut guest);
-        rig.host.poll(rig.now, &mut to_client, &mut buffers);
+        let mut client_port = SlicePort { wire: &mut to_host, data: &mut guest };
+        let mut host_port = SlicePort { wire: &mut to_client, data: &mut buffers };
+        rig.client.poll(rig.now, &mut client_port);
+        rig.host.poll(rig.now, &mut host_port);
         rig.now = rig.now.after(Nanos::from_micros(10));
-        for frame in &to_host.frames[..std::mem::take(&mut to_host.used)] {
-            rig.host.receive(rig.now, Peer(9), frame, &mut buffers);
+        for index in 0..std::mem::take(&mut client_port.wire.used) {
+            let mut arrived = Arrived::new(std::mem::take(&mut client_port.wire.frames[index]));
+            host_port.to_host(&mut rig.host, (rig.now, Peer(9)), &mut arrived);
+            client_port.wire.frames[index] = arrived.into_frame();
         }
-        for frame in &to_client.frames[..std::mem::take(&mut to_client.used)] {
-            rig.client.receive(rig.now, frame, &mut guest);
+        for index in 0..std::mem::take(&mut host_port.wire.used) {
+            let mut arrived = Arrived::new(std::mem::take(&mut host_port.wire.frames[index]));
+            client_port.to_client(&mut rig.client, (rig.now, HOST), &mut arrived);
+            host_port.wire.frames[index] = arrived.into_frame();
         }
         while let Some(Execute { ticket, .. }) = rig.host.next_execute() {
             rig.host.complete(ticket, Ok(()));

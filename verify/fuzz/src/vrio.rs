@@ -1,7 +1,12 @@
 //! The parts that the targets of the remote channel share.
 
-use sidecore_vrio::wire::{BODY_BYTES, DeviceEntry, FrameHeader, Kind, VERSION, device_flag};
-use sidecore_vrio::{Data, Peer, Transmit};
+use sidecore_vrio::Peer;
+use sidecore_vrio::handshake::code;
+use sidecore_vrio::slices::{Data, Transmit};
+use sidecore_vrio::wire::{
+    BODY_BYTES, DEVICE_NAME_BYTES, DeviceEntry, FrameHeader, Greeting, Kind, MIN_FRAME_BYTES,
+    VERSION, device_flag,
+};
 
 /// Frames that were sent.
 #[derive(Debug)]
@@ -65,16 +70,32 @@ impl Data for Buffers {
 /// A device with a volatile cache; those with odd numbers have large blocks.
 #[must_use]
 pub fn device(number: u16) -> DeviceEntry {
+    let mut name = [0; DEVICE_NAME_BYTES];
+    name[0] = b'a' + number as u8;
     let block_bytes = if number.is_multiple_of(2) { 512 } else { 4096 };
     DeviceEntry {
         device: number,
-        flags: device_flag::PRESENT | device_flag::VOLATILE_CACHE | device_flag::DISCARD | device_flag::WRITE_ZEROES,
+        flags: device_flag::PRESENT
+            | device_flag::VOLATILE_CACHE
+            | device_flag::DISCARD
+            | device_flag::WRITE_ZEROES,
         epoch: 1,
         capacity_bytes: 1 << 20,
         block_bytes,
         physical_block_bytes: block_bytes,
+        name,
         ..DeviceEntry::default()
     }
+}
+
+/// The payload of a HELLO or WELCOME with this message, in a frame of the smallest size.
+#[must_use]
+pub fn greeting(greeting: Greeting, message: &[u8]) -> Vec<u8> {
+    let greeting =
+        Greeting { handshake: code::PLAIN, message_bytes: message.len() as u16, ..greeting };
+    let mut payload = [greeting.encode().as_slice(), message].concat();
+    payload.resize(MIN_FRAME_BYTES as usize - FrameHeader::BYTES, 0);
+    payload
 }
 
 /// The next frame of an input: its kind, what to leave wrong, and the content; and what is left.
@@ -89,7 +110,12 @@ pub fn next_frame(input: &[u8]) -> Option<(Kind, u8, &[u8], &[u8])> {
 /// wrong: 16 another session, 32 an old counter, 64 one payload byte more than there is. 8 makes
 /// the payload a whole segment, 128 whole sectors, so that short inputs have data.
 #[must_use]
-pub fn write_frame(kind: Kind, (session, counter, incarnation): (u64, u64, u64), flags: u8, content: &[u8]) -> Vec<u8> {
+pub fn write_frame(
+    kind: Kind,
+    (session, counter, incarnation): (u64, u64, u64),
+    flags: u8,
+    content: &[u8],
+) -> Vec<u8> {
     let (body, payload) = if kind.has_body() {
         let (body, payload) = content.split_at(BODY_BYTES.min(content.len()));
         let mut whole = body.to_vec();

@@ -9,9 +9,12 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use sidecore_block::Operation;
-use sidecore_fuzz::vrio::{Buffers, Wire, device, next_frame, write_frame};
+use sidecore_fuzz::vrio::{Buffers, Wire, device, greeting, next_frame, write_frame};
 use sidecore_units::Nanos;
-use sidecore_vrio::wire::{DeviceEntry, FrameHeader, Hello, Kind, MIN_FRAME_BYTES, VERSION, Welcome};
+use sidecore_vrio::slices::{Arrived, SlicePort};
+use sidecore_vrio::wire::{
+    DeviceEntry, FrameHeader, Greeting, Hello, Kind, MIN_FRAME_BYTES, VERSION, Welcome,
+};
 use sidecore_vrio::{Client, ClientOptions, Event, Peer, Plain, Request, VrioStats};
 
 const INCARNATION: u64 = 77;
@@ -28,14 +31,23 @@ const REQUESTS: [(Operation, u64, u64); 8] = [
     (Operation::Write, 4096, 65_536),
 ];
 
+const HOST: Peer = Peer(1);
+
+/// The fields of this HELLO.
+fn fields(hello: &[u8]) -> Hello {
+    Hello::decode(
+        hello[FrameHeader::BYTES + Greeting::BYTES..].first_chunk().expect("a whole HELLO"),
+    )
+}
+
 /// The WELCOME to this HELLO.
-fn welcome(hello: &[u8]) -> Vec<u8> {
-    let Hello { life, number, frame_bytes, slots, .. } =
-        Hello::decode(hello[FrameHeader::BYTES..].first_chunk().expect("a whole HELLO"));
+fn welcome(hello: &Hello) -> Vec<u8> {
+    let Hello { life, number, frame_bytes, slots, .. } = *hello;
     let welcome = Welcome {
         life,
         number,
         session: SESSION + number,
+        incarnation: INCARNATION,
         frame_bytes,
         devices_version: 1,
         slots,
@@ -43,8 +55,7 @@ fn welcome(hello: &[u8]) -> Vec<u8> {
         version: VERSION,
         ..Welcome::default()
     };
-    let mut payload = welcome.encode().to_vec();
-    payload.resize(frame_bytes as usize - FrameHeader::BYTES, 0);
+    let payload = greeting(Greeting { life, number, ..Greeting::default() }, &welcome.encode());
     write_frame(Kind::Welcome, (0, 0, INCARNATION), 0, &payload)
 }
 
@@ -57,8 +68,8 @@ fuzz_target!(|input: &[u8]| {
         replay_bytes: 128 << 10,
         ..ClientOptions::default()
     };
-    let mut client = Client::new(options, Peer(1), Plain, Arc::new(VrioStats::default()));
-    client.open(0);
+    let mut client = Client::new(options, HOST, Plain, Arc::new(VrioStats::default()));
+    client.open(&device(0).name);
     let (mut wire, mut buffers) = (Wire::default(), Buffers::default());
     let (mut now, mut counter, mut session) = (Nanos(1), 1, 0);
     let (mut submitted, mut unanswered) = (0, HashSet::new());
@@ -72,22 +83,24 @@ fuzz_target!(|input: &[u8]| {
             submitted += 1;
         }
         now = now.after(Nanos::from_micros(u64::from(flags) * u64::from(flags)));
-        wire.room = 16;
-        client.poll(now, &mut wire, &mut buffers);
-        for frame in wire.take() {
+        let mut port = SlicePort { wire: &mut wire, data: &mut buffers };
+        port.wire.room = 16;
+        client.poll(now, &mut port);
+        for frame in port.wire.take() {
             assert!(frame.len() <= MIN_FRAME_BYTES as usize);
             if frame[1] == Kind::Hello.code() && flags & 1 == 0 {
-                let number = Hello::decode(frame[FrameHeader::BYTES..].first_chunk().expect("a HELLO")).number;
-                client.receive(now, &welcome(&frame), &mut buffers);
-                (session, counter) = (SESSION + number, 1);
+                let hello = fields(&frame);
+                port.to_client(&mut client, (now, HOST), &mut Arrived::new(welcome(&hello)));
+                (session, counter) = (SESSION + hello.number, 1);
                 let entry = DeviceEntry { version: 1, count: 1, ..device(0) }.encode();
-                let attached = write_frame(Kind::Attached, (session, counter, INCARNATION), 0, &entry);
-                client.receive(now, &attached, &mut buffers);
+                let attached =
+                    write_frame(Kind::Attached, (session, counter, INCARNATION), 0, &entry);
+                port.to_client(&mut client, (now, HOST), &mut Arrived::new(attached));
             }
         }
         counter += 1;
         let frame = write_frame(kind, (session, counter, INCARNATION), flags, content);
-        client.receive(now, &frame, &mut buffers);
+        port.to_client(&mut client, (now, HOST), &mut Arrived::new(frame));
         while let Some(event) = client.next_event() {
             if let Event::Completed { tag, .. } = event {
                 assert!(unanswered.remove(&tag), "request {tag} ends twice");

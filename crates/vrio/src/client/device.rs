@@ -4,7 +4,7 @@ use sidecore_block::BlockError;
 use sidecore_units::Nanos;
 
 use super::replay::ReplayLog;
-use crate::wire::{DeviceEntry, device_flag};
+use crate::wire::{DEVICE_NAME_BYTES, DeviceEntry, device_flag};
 
 /// The executor of the writes of a replay log: an incarnation of an IOhost, in an epoch of the
 /// device.
@@ -17,7 +17,9 @@ pub(super) struct Executor {
 /// A device that was opened.
 #[derive(Debug)]
 pub(super) struct Device {
-    pub(super) number: u16,
+    /// The place is in use.
+    pub(super) is_open: bool,
+    pub(super) name: [u8; DEVICE_NAME_BYTES],
     pub(super) entry: DeviceEntry,
     /// The IOhost has attached the device to this session.
     pub(super) is_attached: bool,
@@ -49,15 +51,21 @@ pub(super) struct Replay {
 }
 
 impl Device {
-    pub(super) fn new(number: u16, replay_bytes: usize) -> Self {
+    pub(super) fn new(name: [u8; DEVICE_NAME_BYTES], replay_bytes: usize) -> Self {
         // A log must hold each single write.
         let replay_bytes = replay_bytes.max(crate::wire::MAX_REQUEST_BYTES as usize);
+        Self { is_open: true, log: ReplayLog::new(replay_bytes), name, ..Self::closed() }
+    }
+
+    /// The place of a device that is not used.
+    pub(super) fn closed() -> Self {
         Self {
-            number,
+            is_open: false,
+            name: [0; DEVICE_NAME_BYTES],
             entry: DeviceEntry::default(),
             is_attached: false,
             ask_at: Nanos::ZERO,
-            log: ReplayLog::new(replay_bytes),
+            log: ReplayLog::new(0),
             executor: None,
             replay: None,
             is_flushing: false,
@@ -69,6 +77,16 @@ impl Device {
     /// Whether the IOhost has ever attached it.
     pub(super) const fn is_known(&self) -> bool {
         self.entry.has(device_flag::PRESENT)
+    }
+
+    /// Whether `entry` is of this device: an IOhost may have made another one with its name.
+    pub(super) fn is_same(&self, entry: &DeviceEntry) -> bool {
+        !self.is_known() || entry.serial == self.entry.serial
+    }
+
+    /// Whether the entry has to be asked for.
+    pub(super) const fn is_stale(&self, devices_version: u32) -> bool {
+        self.is_open && (!self.is_attached || self.entry.version != devices_version)
     }
 
     /// Whether requests of the caller may be sent.

@@ -6,11 +6,12 @@ use sidecore_units::Nanos;
 use super::entry::{Entry, Origin};
 use super::slots::Slot;
 use super::{Core, OWN_REQUESTS, OnDisconnect};
-use crate::channel::{Channel, padded};
+use crate::channel::Channel;
+use crate::port::{Payload, Port, Seal};
 use crate::request::result_of;
 use crate::segmentation::{bits, segment_bytes};
 use crate::wire::{AnswerBody, Kind, RequestBody, answer_state, request_flag, status};
-use crate::{Data, Reason, Request, Rule, Seal, Segmentation, Transmit};
+use crate::{Reason, Request, Rule, Segmentation};
 
 /// The error of a request that has waited for an IOhost for too long (Linux' ETIMEDOUT).
 const TIMED_OUT: BlockError = BlockError::Io { errno: 110 };
@@ -67,17 +68,17 @@ impl Core {
     }
 
     /// Starts what can be started of the waiting entries, in their order.
-    pub(super) fn start_waiting(&mut self, data: &mut impl Data) {
+    pub(super) fn start_waiting(&mut self, port: &mut impl Port) {
         for _ in 0..self.waiting.len() {
             let Some(index) = self.waiting.pop_front() else { return };
-            if self.start(index, data) == Start::Waits {
+            if self.start(index, port) == Start::Waits {
                 self.waiting.push_back(index);
             }
         }
     }
 
     /// Sends writes of the replay logs again, in the order of their answers.
-    pub(super) fn replay(&mut self, data: &mut impl Data) {
+    pub(super) fn replay(&mut self, port: &mut impl Port) {
         for device in 0..self.devices.len() {
             while let Some(position) = self.next_replay(device) {
                 if self.own_requests >= REPLAYS_MAX {
@@ -89,7 +90,7 @@ impl Core {
                 if let Some(entry) = self.entries.get_mut(usize::from(index)) {
                     entry.record = Some(record);
                 }
-                match self.start(index, data) {
+                match self.start(index, port) {
                     Start::Started => self.replay_started(device, 1),
                     Start::Ended => self.replay_started(device, 0),
                     Start::Waits => {
@@ -126,7 +127,7 @@ impl Core {
     }
 
     /// Gives an entry a slot, if nothing is in its way.
-    fn start(&mut self, index: u16, data: &mut impl Data) -> Start {
+    fn start(&mut self, index: u16, port: &mut impl Port) -> Start {
         let Some(entry) = self.entries.get(usize::from(index)).copied() else {
             return Start::Ended;
         };
@@ -161,7 +162,7 @@ impl Core {
             return Start::Waits;
         }
         let Some(number) = self.free_slots.lowest(self.slot_limit) else { return Start::Waits };
-        match self.keep(index, &entry, data) {
+        match self.keep(index, &entry, port) {
             Start::Started => {}
             other => return other,
         }
@@ -192,7 +193,7 @@ impl Core {
     }
 
     /// Keeps a private copy of a write that may be lost after its answer.
-    fn keep(&mut self, index: u16, entry: &Entry, data: &mut impl Data) -> Start {
+    fn keep(&mut self, index: u16, entry: &Entry, port: &mut impl Port) -> Start {
         let request = &entry.request;
         let Some(device) = self.devices.get_mut(entry.device) else { return Start::Ended };
         if request.operation == Operation::Flush {
@@ -219,7 +220,7 @@ impl Core {
         };
         device
             .log
-            .write(record, data_bytes, |offset_bytes, piece| data.fill(tag, offset_bytes, piece));
+            .write(record, data_bytes, |offset_bytes, piece| port.load(tag, offset_bytes, piece));
         if let Some(entry) = self.entries.get_mut(usize::from(index)) {
             entry.record = Some(record);
         }
@@ -282,11 +283,10 @@ impl Core {
         &mut self,
         now: Nanos,
         channel: &mut Channel<S>,
-        link: &mut impl Transmit,
-        data: &mut impl Data,
+        port: &mut impl Port,
     ) {
         while let Some(number) = self.sending.front().copied() {
-            if !self.send_slot(now, number, channel, link, data) {
+            if !self.send_slot(now, number, channel, port) {
                 return;
             }
             self.sending.pop_front();
@@ -301,51 +301,38 @@ impl Core {
         now: Nanos,
         number: u16,
         channel: &mut Channel<S>,
-        link: &mut impl Transmit,
-        data: &mut impl Data,
+        port: &mut impl Port,
     ) -> bool {
         let Some(slot) = self.slots.get_mut(usize::from(number)) else { return true };
         let Some(entry) = slot.entry.and_then(|index| self.entries.get(usize::from(index))) else {
             return true;
         };
         let Some(device) = self.devices.get(entry.device) else { return true };
-        let body = request_body(number, slot, entry, (device.number, device.entry.epoch));
+        let body = request_body(number, slot, entry, (device.entry.device, device.entry.epoch));
         let may_be_lost = slot.cut.count() > 1 || slot.attempt > 0;
+        let range = entry.request.range().encode();
         for segment in bits(slot.segments) {
-            let Some((offset_bytes, len)) = slot.cut.range(segment) else { continue };
+            let Some((offset_bytes, len_bytes)) = slot.cut.range(segment) else { continue };
             let rest = slot.segments & slot.segments.wrapping_sub(1);
             // The last one asks for what is missing then.
             let ask = if rest == 0 && may_be_lost { request_flag::ASK } else { 0 };
             let body = RequestBody { offset_bytes, flags: body.flags | ask, ..body }.encode();
-            let fill =
-                |payload: &mut [u8]| match (entry.request.operation, entry.record, entry.origin) {
-                    (Operation::Write, Some(record), _) => {
-                        let kept = device.log.read(record, offset_bytes, len);
-                        let mut rest = payload;
-                        for piece in kept {
-                            let (to, behind) = rest.split_at_mut(piece.len().min(rest.len()));
-                            to.copy_from_slice(piece);
-                            rest = behind;
-                        }
-                    }
-                    (Operation::Write, None, Origin::Guest { tag }) => {
-                        data.fill(tag, offset_bytes, payload)
-                    }
-                    _ => padded(&entry.request.range().encode())(payload),
-                };
-            if !channel.send(
-                link,
-                Kind::Request,
-                Some(&body),
-                usize::try_from(len).unwrap_or(0),
-                fill,
-            ) {
+            let payload = match (entry.request.operation, entry.record, entry.origin) {
+                (Operation::Write, Some(record), _) => {
+                    Payload::Kept(device.log.read(record, offset_bytes, len_bytes))
+                }
+                (Operation::Write, None, Origin::Guest { tag }) => {
+                    Payload::Data { request: tag, offset_bytes, len_bytes }
+                }
+                _ => Payload::Message { message: &range, len_bytes: range.len() },
+            };
+            if !channel.send(port, Kind::Request, Some(&body), payload) {
                 return false;
             }
             slot.segments = rest;
         }
         if slot.owes_frame {
-            if !channel.send(link, Kind::Request, Some(&body.encode()), 0, |_| ()) {
+            if !channel.send(port, Kind::Request, Some(&body.encode()), Payload::NONE) {
                 return false;
             }
             slot.owes_frame = false;
@@ -383,20 +370,21 @@ impl Core {
     }
 
     /// Takes an ANSWER.
-    pub(super) fn answer(
+    pub(super) fn answer<P: Port>(
         &mut self,
         now: Nanos,
         is_newest: bool,
         body: &AnswerBody,
-        payload: &[u8],
-        data: &mut impl Data,
+        payload_bytes: usize,
+        received: &mut P::Received,
+        port: &mut P,
     ) -> Result<(), Reason> {
         self.limits(is_newest, body.slot_limit, body.devices_version);
         let index = self.named(now, body)?;
         let entry = self.entries.get(usize::from(index)).ok_or(Reason::Unasked)?;
         let slot = self.slots.get_mut(usize::from(body.slot)).ok_or(Reason::Unasked)?;
         if entry.request.operation != Operation::Read {
-            if !payload.is_empty() {
+            if payload_bytes > 0 {
                 return Err(Reason::Segment);
             }
             self.end(index, result_of(body.status));
@@ -409,7 +397,7 @@ impl Core {
             self.end(index, result_of(body.status));
             return Ok(());
         }
-        let segment = slot.cut.index_of(body.offset_bytes, payload.len());
+        let segment = slot.cut.index_of(body.offset_bytes, payload_bytes);
         let segment =
             segment.filter(|_| body.len_bytes == slot.cut.len_bytes()).ok_or(Reason::Segment)?;
         let bit = 1_u64.checked_shl(segment).unwrap_or(0);
@@ -419,7 +407,7 @@ impl Core {
         slot.received |= bit;
         slot.due = now.after(slot.timeout);
         if let Origin::Guest { tag } = entry.origin {
-            data.store(tag, body.offset_bytes, payload);
+            port.store(received, tag, body.offset_bytes);
         }
         if slot.received == slot.cut.all() {
             self.end(index, Ok(()));
@@ -433,10 +421,10 @@ impl Core {
         now: Nanos,
         is_newest: bool,
         body: &AnswerBody,
-        payload: &[u8],
+        payload_bytes: usize,
     ) -> Result<(), Reason> {
         self.limits(is_newest, body.slot_limit, body.devices_version);
-        if !payload.is_empty() {
+        if payload_bytes > 0 {
             return Err(Reason::Malformed);
         }
         let index = self.named(now, body)?;
@@ -473,7 +461,8 @@ impl Core {
         let slot = self.slots.get_mut(usize::from(body.slot)).ok_or(Reason::Unasked)?;
         let index = slot.entry.filter(|_| slot.sequence == body.sequence).ok_or(Reason::Unasked)?;
         let entry = self.entries.get(usize::from(index)).ok_or(Reason::Unasked)?;
-        let device = self.devices.get(entry.device).filter(|device| device.number == body.device);
+        let device =
+            self.devices.get(entry.device).filter(|device| device.entry.device == body.device);
         let device = device.ok_or(Reason::Unasked)?;
         if device.entry.epoch != body.epoch {
             return Err(Reason::Epoch);

@@ -6,19 +6,20 @@ use sidecore_units::Nanos;
 use super::Core;
 use super::device::Executor;
 use super::entry::Origin;
-use crate::channel::{Channel, padded, send};
+use crate::channel::{Channel, message};
+use crate::greeting::{padded_bytes, send_greeting, split_greeting};
+use crate::handshake::{ClientHandshake, MESSAGE_MAX};
+use crate::port::{Peer, Port, Seal};
 use crate::wire::{
-    Attach, Challenge, DeviceEntry, Frame, FrameHeader, Hello, Kind, List, MAX_FRAME_BYTES,
-    MIN_FRAME_BYTES, Ping, Pong, VERSION, Welcome,
+    Attach, DeviceEntry, Ending, FEATURES, Frame, FrameHeader, Greeting, Hello, Kind, List,
+    MAX_FRAME_BYTES, MIN_FRAME_BYTES, Ping, Pong, VERSION, Welcome,
 };
-use crate::{Reason, Rule, Seal, Transmit};
+use crate::{Reason, Rule};
 
 /// A HELLO of one size is sent so often before the next size is tried.
 const TRIES_PER_SIZE: u32 = 3;
 /// Entries of the IOhost's list that a client keeps.
 const LIST_MAX: u16 = 256;
-/// A PING that shows only that both sides are there.
-const SHORT_PING_BYTES: usize = Ping::BYTES;
 
 /// Whether there is a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +30,8 @@ pub(super) enum Phase {
         size: usize,
         /// HELLOs of this size that were sent.
         tries: u32,
-        /// From the CHALLENGE.
-        cookie: u64,
+        /// From the CHALLENGE: when it was sent, and its cookie.
+        challenge: (u64, u64),
         next_at: Nanos,
         timeout: Nanos,
     },
@@ -46,12 +47,20 @@ impl Default for Phase {
 
 impl Phase {
     const fn looking(now: Nanos, size: usize) -> Self {
-        Self::Hello { size, tries: 0, cookie: 0, next_at: now, timeout: Nanos::ZERO }
+        Self::Hello { size, tries: 0, challenge: (0, 0), next_at: now, timeout: Nanos::ZERO }
     }
 
     pub(super) const fn is_connected(&self) -> bool {
         matches!(self, Self::Connected)
     }
+}
+
+/// The PINGs that show each side that the other one is there.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Keepalive {
+    /// PINGs since the last one that was answered.
+    tries: u32,
+    next_at: Nanos,
 }
 
 /// How far the IOhost's list of devices was read.
@@ -71,144 +80,219 @@ impl Core {
     }
 
     /// Looks for a session, or shows the IOhost that the client is there.
-    pub(super) fn keep_session<S: Seal>(
+    pub(super) fn keep_session<H: ClientHandshake>(
         &mut self,
         now: Nanos,
-        channel: &mut Channel<S>,
-        link: &mut impl Transmit,
+        channel: &mut Channel<H::Seal>,
+        handshake: &mut H,
+        port: &mut impl Port,
     ) {
+        if self.phase.is_connected() {
+            let dead_after = self.options.timing.dead_after;
+            let is_dead = self.heard_at.is_none_or(|heard_at| now.since(heard_at) >= dead_after);
+            if is_dead {
+                self.lose(now, 0);
+            } else if self.frame_bytes > MIN_FRAME_BYTES
+                && now.since(self.full_heard_at) >= dead_after
+            {
+                // Short frames arrive and full ones do not.
+                self.lose(now, 1);
+            }
+        }
         if !self.phase.is_connected() {
-            self.say_hello(now, channel, link);
+            channel.end();
+            self.say_hello(now, channel.peer, handshake, port);
             return;
         }
-        let dead_after = self.options.timing.dead_after;
-        let is_dead = self.heard_at.is_none_or(|heard_at| now.since(heard_at) >= dead_after);
-        if is_dead {
-            self.lose(now, 0);
-            self.say_hello(now, channel, link);
-            return;
+        if self.keepalive.next_at <= now {
+            self.ping(now, channel, port);
         }
-        if self.frame_bytes > MIN_FRAME_BYTES && now.since(self.full_heard_at) >= dead_after {
-            // Short frames arrive and full ones do not.
-            self.lose(now, 1);
-            self.say_hello(now, channel, link);
-            return;
+        if self.is_asking {
+            self.ask_for_devices(now, channel, port);
         }
-        if self.next_ping <= now {
-            self.next_ping = now.after(self.options.timing.keepalive);
-            let round_trip_ns = u32::try_from(self.round_trip.smoothed().0).unwrap_or(u32::MAX);
-            let ping = Ping { sent_at: now.0, round_trip_ns }.encode();
-            let overhead = FrameHeader::BYTES.saturating_add(S::TAG_BYTES);
-            let full_bytes =
-                usize::try_from(self.frame_bytes).unwrap_or(0).saturating_sub(overhead);
-            channel.send(link, Kind::Ping, None, SHORT_PING_BYTES, padded(&ping));
-            channel.send(link, Kind::Ping, None, full_bytes.max(SHORT_PING_BYTES), padded(&ping));
+    }
+
+    /// Sends a full PING, which shows that the path still carries full frames. One that is not
+    /// answered is repeated as a HELLO is, with a short one that shows whether the size is the
+    /// reason.
+    fn ping<S: Seal>(&mut self, now: Nanos, channel: &mut Channel<S>, port: &mut impl Port) {
+        let timing = self.options.timing;
+        let wait = self.round_trip.timeout(&timing).max(timing.first_timeout);
+        let Keepalive { tries, next_at } = &mut self.keepalive;
+        let longer = Nanos(wait.0.saturating_mul(1_u64.checked_shl(*tries).unwrap_or(u64::MAX)));
+        *next_at = now.after(longer.min(timing.keepalive));
+        let is_first = *tries == 0;
+        *tries = tries.saturating_add(1).min(32);
+        let round_trip = self.round_trip.smoothed();
+        self.has_told = round_trip > Nanos::ZERO;
+        let round_trip_ns = u32::try_from(round_trip.0).unwrap_or(u32::MAX);
+        let ping = Ping { sent_at: now.0, round_trip_ns }.encode();
+        if !is_first || round_trip == Nanos::ZERO {
+            channel.send_message(port, Kind::Ping, &ping, 0);
         }
-        self.ask_for_devices(now, channel, link);
+        let overhead = FrameHeader::BYTES.saturating_add(channel.tag_bytes());
+        let full_bytes = usize::try_from(self.frame_bytes).unwrap_or(0).saturating_sub(overhead);
+        channel.send_message(port, Kind::Ping, &ping, full_bytes);
     }
 
     /// When the session needs the next poll.
     pub(super) fn session_deadline(&self) -> Nanos {
         let Phase::Hello { next_at, .. } = self.phase else {
-            let devices = self.devices.iter().filter(|device| self.is_stale(device));
-            let asks = devices.map(|device| device.ask_at).min().unwrap_or(Nanos::MAX);
-            let lists = self.listing.index.map_or(Nanos::MAX, |_| self.listing.ask_at);
-            return self.next_ping.min(asks).min(lists);
+            let next = self.keepalive.next_at;
+            return if self.is_asking { next.min(self.ask_deadline()) } else { next };
         };
         next_at
     }
 
-    fn say_hello<S: Seal>(
+    fn ask_deadline(&self) -> Nanos {
+        let is_stale = |device: &&super::Device| device.is_stale(self.devices_version);
+        let devices = self.devices.iter().filter(is_stale);
+        let asks = devices.map(|device| device.ask_at).min().unwrap_or(Nanos::MAX);
+        let listing = &self.listing;
+        let is_listing = listing.index.is_some() || listing.version != self.devices_version;
+        asks.min(if is_listing { listing.ask_at } else { Nanos::MAX })
+    }
+
+    fn say_hello<H: ClientHandshake>(
         &mut self,
         now: Nanos,
-        channel: &mut Channel<S>,
-        link: &mut impl Transmit,
+        to: Peer,
+        handshake: &mut H,
+        port: &mut impl Port,
     ) {
         let sizes = self.sizes();
-        let timing = self.options.timing;
-        let Phase::Hello { size, tries, cookie, next_at, timeout } = &mut self.phase else {
-            return;
-        };
-        if now < *next_at {
+        let Phase::Hello { size, challenge, next_at, .. } = self.phase else { return };
+        if now < next_at {
             return;
         }
-        let frame_bytes = sizes.get(*size).copied().unwrap_or(MIN_FRAME_BYTES);
+        let frame_bytes = sizes.get(size).copied().unwrap_or(MIN_FRAME_BYTES);
+        if self.hello.is_empty() && !self.make_hello(frame_bytes, handshake) {
+            return;
+        }
+        let (challenged_ns, cookie) = challenge;
+        let greeting = Greeting {
+            life: self.options.life,
+            number: self.number,
+            challenged_ns,
+            cookie,
+            handshake: handshake.code(),
+            message_bytes: u16::try_from(self.hello.len()).unwrap_or(u16::MAX),
+        };
+        let header = FrameHeader {
+            kind: Kind::Hello.code(),
+            queue: self.options.host_queue,
+            payload_bytes: padded_bytes(frame_bytes),
+            ..FrameHeader::default()
+        };
+        if !send_greeting(port, to, &header, &greeting, &self.hello) {
+            return;
+        }
+        self.stats.frames_sent.add(1);
+        self.said_hello(now);
+    }
+
+    /// Has the handshake make the message of the HELLO for the wanted session.
+    fn make_hello<H: ClientHandshake>(&mut self, frame_bytes: u32, handshake: &mut H) -> bool {
         let hello = Hello {
             client: self.options.client,
             life: self.options.life,
             number: self.number,
-            cookie: *cookie,
-            features: 0,
-            queue: self.options.queue,
-            version_min: VERSION,
-            version_max: VERSION,
+            features: FEATURES,
             frame_bytes,
             receive_frames: self.options.receive_frames,
             slots: self.options.slots.max(1),
+            queue: self.options.queue,
+            version_min: VERSION,
+            version_max: VERSION,
         };
-        let overhead = FrameHeader::BYTES.saturating_add(S::TAG_BYTES);
-        let payload_bytes = usize::try_from(frame_bytes).unwrap_or(0).saturating_sub(overhead);
-        let payload_bytes = u16::try_from(payload_bytes.max(Hello::BYTES)).unwrap_or(u16::MAX);
-        let header = FrameHeader {
-            version: VERSION,
-            kind: Kind::Hello.code(),
-            payload_bytes,
-            ..FrameHeader::default()
-        };
-        if !send(&mut channel.seal, link, channel.peer, &header, None, padded(&hello.encode())) {
+        let mut room = [0; MESSAGE_MAX];
+        let message = handshake.hello(&hello, &mut room).and_then(|len| room.get(..len));
+        self.hello.extend_from_slice(message.unwrap_or_default());
+        !self.hello.is_empty()
+    }
+
+    /// Plans the next HELLO.
+    fn said_hello(&mut self, now: Nanos) {
+        let timing = self.options.timing;
+        let Phase::Hello { size, tries, challenge, next_at, timeout } = &mut self.phase else {
             return;
-        }
-        self.stats.frames_sent.add(1);
+        };
         *tries = tries.saturating_add(1);
-        if *tries >= TRIES_PER_SIZE {
-            *tries = 0;
-            *size = if *size == 0 { 1 } else { 0 };
-        }
         let longer = Nanos(timeout.0.saturating_mul(2)).min(timing.keepalive);
         *timeout = longer.max(timing.first_timeout);
         *next_at = now.after(*timeout);
+        if *tries >= TRIES_PER_SIZE {
+            // A HELLO of another size is for another session: the IOhost may have begun one whose
+            // WELCOME does not get through.
+            (*tries, *challenge) = (0, (0, 0));
+            *size = if *size == 0 { 1 } else { 0 };
+            self.number = self.number.wrapping_add(1);
+            self.hello.clear();
+        }
     }
 
-    /// Takes a frame that is outside of a session. Returns the session's name if one begins.
-    pub(super) fn handshake(
+    /// Takes a frame that is outside of a session. Returns the session that begins, if one does.
+    pub(super) fn greeted<P: Port, H: ClientHandshake>(
         &mut self,
         now: Nanos,
-        frame: &Frame<'_>,
-        payload: &[u8],
-        len_bytes: usize,
-    ) -> Result<Option<u64>, Reason> {
+        (frame, frame_bytes): (&Frame<'_>, usize),
+        received: &P::Received,
+        port: &mut P,
+        handshake: &mut H,
+    ) -> Result<Option<(Welcome, H::Seal)>, Reason> {
         match frame.kind {
             Kind::Challenge => {
-                let challenge = Challenge::decode(payload.first_chunk().ok_or(Reason::Malformed)?);
-                self.check_number(challenge.life, challenge.number)?;
-                if let Phase::Hello { cookie, next_at, tries, .. } = &mut self.phase {
+                let Greeting { life, number, challenged_ns, cookie, .. } =
+                    Greeting::decode(&message(port, received)?);
+                self.check_number(life, number)?;
+                if let Phase::Hello { challenge, next_at, tries, .. } = &mut self.phase {
                     // The path carries frames of this size to the IOhost.
                     *tries = 0;
-                    if *cookie != challenge.cookie {
-                        *cookie = challenge.cookie;
+                    // While the IOhost waits for its store, each HELLO is challenged again.
+                    if challenge.1 == 0 {
                         *next_at = now;
                     }
+                    *challenge = (challenged_ns, cookie);
                 }
                 Ok(None)
             }
             Kind::Welcome => {
-                let welcome = Welcome::decode(payload.first_chunk().ok_or(Reason::Malformed)?);
-                self.check_number(welcome.life, welcome.number)?;
+                let mut room = [0; Greeting::BYTES.saturating_add(MESSAGE_MAX)];
+                let len = port.message(received, &mut room);
+                let (greeting, message) =
+                    room.get(..len).and_then(split_greeting).ok_or(Reason::Malformed)?;
+                self.check_number(greeting.life, greeting.number)?;
                 if self.phase.is_connected() {
                     return Err(Reason::Duplicate);
                 }
-                self.welcome(now, &welcome, frame.header.incarnation, len_bytes).map(Some)
+                let (welcome, seal) = handshake.welcome(message).ok_or(Reason::Seal)?;
+                self.check_number(welcome.life, welcome.number)?;
+                if welcome.incarnation != frame.header.incarnation {
+                    return Err(Reason::Incarnation);
+                }
+                self.welcome(now, &welcome, frame_bytes)?;
+                Ok(Some((welcome, seal)))
             }
             Kind::Ending => {
-                // A hint: it is looked into if the session has been silent, and else is not true.
-                let timeout = self.round_trip.timeout(&self.options.timing);
-                let is_silent = self.heard_at.is_none_or(|heard_at| now.since(heard_at) > timeout);
-                if self.phase.is_connected() && is_silent {
-                    self.lose(now, 0);
-                }
+                self.refused(now, &Ending::decode(&message(port, received)?));
                 Ok(None)
             }
             _ => Err(Reason::Kind),
+        }
+    }
+
+    /// A hint of the IOhost, or of anyone: it is looked into if the session has been silent, and
+    /// else is not true.
+    fn refused(&mut self, now: Nanos, ending: &Ending) {
+        if !self.phase.is_connected() {
+            if self.check_number(ending.life, ending.number).is_ok() {
+                self.refusal = Some(ending.code);
+            }
+            return;
+        }
+        let timeout = self.round_trip.timeout(&self.options.timing);
+        if self.heard_at.is_none_or(|heard_at| now.since(heard_at) > timeout) {
+            self.lose(now, 0);
         }
     }
 
@@ -220,36 +304,34 @@ impl Core {
         }
     }
 
-    fn welcome(
-        &mut self,
-        now: Nanos,
-        welcome: &Welcome,
-        incarnation: u64,
-        len_bytes: usize,
-    ) -> Result<u64, Reason> {
+    fn welcome(&mut self, now: Nanos, welcome: &Welcome, frame_bytes: usize) -> Result<(), Reason> {
+        let [largest, _] = self.sizes();
         let is_sound = welcome.session != 0
             && welcome.version == VERSION
+            && welcome.features & !FEATURES == 0
             && welcome.slots > 0
-            && (MIN_FRAME_BYTES..=self.sizes()[0]).contains(&welcome.frame_bytes)
-            && usize::try_from(welcome.frame_bytes)
-                .is_ok_and(|frame_bytes| frame_bytes <= len_bytes);
+            && (MIN_FRAME_BYTES..=largest).contains(&welcome.frame_bytes)
+            && usize::try_from(welcome.frame_bytes).is_ok_and(|shown| shown <= frame_bytes);
         if !is_sound {
             return Err(Reason::Malformed);
         }
         self.phase = Phase::Connected;
-        self.incarnation = incarnation;
+        self.refusal = None;
+        self.incarnation = welcome.incarnation;
         self.frame_bytes = welcome.frame_bytes;
         self.heard_at = Some(now);
         self.full_heard_at = now;
-        self.next_ping = now;
+        self.keepalive = Keepalive { tries: 0, next_at: now };
         self.round_trip.acknowledges_after(None);
+        self.has_told = false;
         self.devices_version = welcome.devices_version;
         self.listing = Listing { version: welcome.devices_version, index: Some(0), ask_at: now };
+        self.is_asking = true;
         self.free_slots.reset(welcome.slots.min(self.options.slots.max(1)));
         self.slot_limit = welcome.slot_limit;
         self.untold.connected = true;
         self.looks_again = true;
-        Ok(welcome.session)
+        Ok(())
     }
 
     /// The session is over. The client looks for the next one, with frames of the size with index
@@ -260,6 +342,7 @@ impl Core {
         }
         self.phase = Phase::looking(now, size);
         self.number = self.number.wrapping_add(1);
+        self.hello.clear();
         self.untold.connected = false;
         self.untold.disconnected = true;
         for device in &mut self.devices {
@@ -268,27 +351,34 @@ impl Core {
         self.requeue();
     }
 
-    pub(super) fn pong(
+    pub(super) fn pong<P: Port>(
         &mut self,
         now: Nanos,
         is_newest: bool,
-        payload: &[u8],
+        payload_bytes: usize,
+        received: &P::Received,
+        port: &mut P,
     ) -> Result<(), Reason> {
-        let pong = Pong::decode(payload.first_chunk().ok_or(Reason::Malformed)?);
+        let pong = Pong::decode(&message(port, received)?);
         let taken = now.0.checked_sub(pong.sent_at).ok_or(Reason::Malformed)?;
-        if payload.len() > SHORT_PING_BYTES || self.frame_bytes <= MIN_FRAME_BYTES {
-            self.full_heard_at = now;
+        self.limits(is_newest, pong.slot_limit, pong.devices_version);
+        if pong.sent_at == 0 {
+            return Ok(());
         }
-        let was_unknown = self.round_trip.smoothed() == Nanos::ZERO;
-        if payload.len() <= SHORT_PING_BYTES {
+        let is_full = payload_bytes > Ping::BYTES || self.frame_bytes <= MIN_FRAME_BYTES;
+        let keepalive = self.options.timing.keepalive;
+        if is_full {
+            self.full_heard_at = now;
+            self.keepalive = Keepalive { tries: 0, next_at: now.after(keepalive) };
+        }
+        if payload_bytes <= Ping::BYTES {
             self.round_trip.sample(Nanos(taken.saturating_sub(pong.held_ns.into())));
         }
         self.round_trip.acknowledges_after(Some(Nanos(pong.acknowledge_ns.into())));
-        if was_unknown {
+        if !self.has_told && self.round_trip.smoothed() > Nanos::ZERO {
             // The IOhost is to know it, too.
-            self.next_ping = now;
+            self.keepalive.next_at = now;
         }
-        self.limits(is_newest, pong.slot_limit, pong.devices_version);
         Ok(())
     }
 
@@ -303,46 +393,52 @@ impl Core {
             self.looks_again |= slot_limit > self.slot_limit;
             self.slot_limit = slot_limit;
         }
-        if is_newest && neglected.keeps(Rule::Versions) {
-            self.devices_version = devices_version;
+        if is_newest {
+            self.note_version(devices_version);
         }
     }
 
-    /// Whether the entry of a device has to be asked for.
-    fn is_stale(&self, device: &super::Device) -> bool {
-        !device.is_attached || device.entry.version != self.devices_version
+    fn note_version(&mut self, devices_version: u32) {
+        if self.options.neglected.keeps(Rule::Versions) && self.devices_version != devices_version {
+            self.devices_version = devices_version;
+            self.is_asking = true;
+        }
     }
 
     fn ask_for_devices<S: Seal>(
         &mut self,
         now: Nanos,
         channel: &mut Channel<S>,
-        link: &mut impl Transmit,
+        port: &mut impl Port,
     ) {
         let wait = self.round_trip.timeout(&self.options.timing);
         if self.listing.version != self.devices_version {
             self.listing = Listing { version: self.devices_version, index: Some(0), ask_at: now };
         }
         if let Some(index) = self.listing.index.filter(|_| self.listing.ask_at <= now) {
-            let list = List { index }.encode();
-            channel.send(link, Kind::List, None, list.len(), padded(&list));
+            channel.send_message(port, Kind::List, &List { index }.encode(), 0);
             self.listing.ask_at = now.after(wait);
         }
+        self.is_asking = self.listing.index.is_some();
         let version = self.devices_version;
-        for device in &mut self.devices {
-            let is_stale = !device.is_attached || device.entry.version != version;
-            if is_stale && device.ask_at <= now {
-                let attach = Attach { device: device.number }.encode();
-                channel.send(link, Kind::Attach, None, attach.len(), padded(&attach));
+        for device in self.devices.iter_mut().filter(|device| device.is_stale(version)) {
+            self.is_asking = true;
+            if device.ask_at <= now {
+                channel.send_message(port, Kind::Attach, &Attach { name: device.name }.encode(), 0);
                 device.ask_at = now.after(wait);
             }
         }
     }
 
-    pub(super) fn listed(&mut self, is_newest: bool, payload: &[u8]) -> Result<(), Reason> {
-        let entry = DeviceEntry::decode(payload.first_chunk().ok_or(Reason::Malformed)?);
-        if is_newest && self.options.neglected.keeps(Rule::Versions) {
-            self.devices_version = entry.version;
+    pub(super) fn listed<P: Port>(
+        &mut self,
+        is_newest: bool,
+        received: &P::Received,
+        port: &mut P,
+    ) -> Result<(), Reason> {
+        let entry = DeviceEntry::decode(&message(port, received)?);
+        if is_newest {
+            self.note_version(entry.version);
         }
         if self.listing.index != Some(entry.index)
             || !is_newest
@@ -364,52 +460,64 @@ impl Core {
         Ok(())
     }
 
-    pub(super) fn attached(
+    pub(super) fn attached<P: Port>(
         &mut self,
         now: Nanos,
         is_newest: bool,
-        payload: &[u8],
+        received: &P::Received,
+        port: &mut P,
     ) -> Result<(), Reason> {
-        let entry = DeviceEntry::decode(payload.first_chunk().ok_or(Reason::Malformed)?);
-        let index = self.index_of(entry.device).ok_or(Reason::Unasked)?;
+        let entry = DeviceEntry::decode(&message(port, received)?);
+        let is_it = |device: &super::Device| device.is_open && device.name == entry.name;
+        let index = self.devices.iter().position(is_it).ok_or(Reason::Unasked)?;
         if !is_newest {
             // An older entry must not replace a newer one; it is asked for again.
             return Err(Reason::Sequence);
         }
-        if self.options.neglected.keeps(Rule::Versions) {
-            self.devices_version = entry.version;
-        }
+        self.note_version(entry.version);
         let executor = Executor { incarnation: self.incarnation, epoch: entry.epoch };
         let replays = self.options.neglected.keeps(Rule::Replay);
         let Some(device) = self.devices.get_mut(index) else { return Ok(()) };
-        if !entry.is_sound() {
-            device.ask_at = now.after(self.options.timing.keepalive);
-            let was_attached = std::mem::take(&mut device.is_attached);
-            if was_attached {
-                // The IOhost has taken the device away: an error of the owner.
-                device.detach();
-                device.ask_at = now.after(self.options.timing.keepalive);
-                device.is_untold = true;
-                let lost = device.lost;
-                self.fail(|entry| entry.device == index, BlockError::EIO);
-                if let Some(device) = self.devices.get_mut(index) {
-                    // The replay log is as it was.
-                    device.lost = lost;
-                }
-            }
+        if !entry.is_sound() || !device.is_same(&entry) {
+            self.detached(now, index);
             return Ok(());
         }
-        if device.is_attached && device.entry.epoch != entry.epoch {
+        let is_other = entry.device != device.entry.device || entry.epoch != device.entry.epoch;
+        if device.is_attached && is_other {
             self.lose(now, 0);
             return Ok(());
         }
-        device.is_untold |= device.entry != entry;
-        device.entry = entry;
+        if device.entry != entry {
+            device.entry = entry;
+            device.is_untold = true;
+            self.untold.devices = true;
+        }
         if !device.is_attached {
             device.attach(executor, replays);
             self.looks_again = true;
         }
         Ok(())
+    }
+
+    /// The IOhost has no such device, or has another one in its place, or none any more: that is an
+    /// error of the owner. The replay log stays as it was.
+    fn detached(&mut self, now: Nanos, index: usize) {
+        let keepalive = self.options.timing.keepalive;
+        let Some(device) = self.devices.get_mut(index) else { return };
+        let was_attached = device.is_attached;
+        if was_attached {
+            device.detach();
+            device.is_untold = true;
+            self.untold.devices = true;
+        }
+        device.ask_at = now.after(keepalive);
+        if was_attached {
+            let lost = device.lost;
+            self.fail(|entry| entry.device == index, BlockError::EIO);
+            if let Some(device) = self.devices.get_mut(index) {
+                device.lost = lost;
+            }
+        }
     }
 
     /// Fails requests of the caller, and gives up the engine's own, that `concerns` finds.

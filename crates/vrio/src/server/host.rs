@@ -1,25 +1,31 @@
-//! The sessions of one link queue of an IOhost, and who may have one.
+//! The sessions of one link queue of an IOhost, and the clients that may have one.
 
+use std::collections::VecDeque;
+use std::fmt;
 use std::sync::Arc;
 
 use sidecore_block::BlockError;
 use sidecore_units::Nanos;
 
+use super::doorway::Doorway;
 use super::{Execute, Server, ServerOptions};
-use crate::channel::{padded, send};
+use crate::channel::send_clear;
+use crate::greeting::{padded_bytes, send_greeting, split_greeting};
+use crate::handshake::{HostHandshake, MESSAGE_MAX};
+use crate::port::{Peer, Plain, Port};
 use crate::wire::{
-    Challenge, DeviceEntry, Ending, Frame, FrameHeader, Hello, Kind, MIN_FRAME_BYTES, VERSION,
-    Welcome, ending,
+    DeviceEntry, Ending, FEATURES, Frame, FrameHeader, Greeting, Hello, Kind, MIN_FRAME_BYTES,
+    VERSION, Welcome, ending,
 };
-use crate::{Data, Peer, Reason, Rule, Seal, Transmit, VrioStats};
+use crate::{Reason, Rule, VrioStats};
 
-/// A client's sidecore and link queue that may have a session.
+/// A client's link queue that may have a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
     /// The client's name.
     pub client: [u8; 16],
     /// See [`Hello::queue`].
-    pub queue: u16,
+    pub queue: u8,
 }
 
 /// How a host is set up.
@@ -27,299 +33,545 @@ pub struct Member {
 pub struct HostOptions {
     /// The incarnation of the IOhost: a random number of this start, not 0.
     pub incarnation: u64,
-    /// The start of the host's random numbers. They name sessions, and make it unlikely that a
-    /// frame of another incarnation is taken for one of this. They are no secret: that is the
-    /// seal's business.
-    pub seed: u64,
+    /// Random numbers of this start that no peer knows: session names and cookies follow from them.
+    pub secret: [u64; 2],
+    /// The IOhost's link queue that this host serves.
+    pub queue: u8,
+    /// The handshakes of so much time are done at once; after that one each
+    /// [`handshake_every`](Self::handshake_every).
+    pub handshake_burst: u32,
+    /// The time that is left between two handshakes, so that a flood of HELLOs leaves the sidecore
+    /// to the sessions.
+    pub handshake_every: Nanos,
     /// The limits of each session.
     pub server: ServerOptions,
 }
 
-/// A member, its session, and what it has asked for.
-#[derive(Debug)]
-struct Place<S> {
-    member: Member,
-    server: Server<S>,
-    /// The HELLO of the session, or of the last one.
-    current: Option<Hello>,
-    /// The HELLO of the next session, which begins when the store has nothing of the last one.
-    next: Option<(Hello, Peer)>,
-    /// Cookies follow from it. It changes with each session, so that a cookie is good for one.
-    salt: u64,
-    /// The HELLO that is to be challenged.
-    challenge: Option<(Hello, Peer)>,
-    owes_welcome: bool,
+impl Default for HostOptions {
+    fn default() -> Self {
+        Self {
+            incarnation: 1,
+            secret: [0; 2],
+            queue: 0,
+            handshake_burst: 64,
+            handshake_every: Nanos::from_millis(1),
+            server: ServerOptions::default(),
+        }
+    }
 }
 
-/// The sessions of one link queue.
-#[derive(Debug)]
-pub struct Host<S> {
+/// A HELLO, as it is known again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Wish {
+    life: u64,
+    number: u64,
+    handshake: u8,
+    /// A hash of the handshake's message.
+    digest: u64,
+}
+
+/// A session that was asked for and has not begun.
+struct Next<P> {
+    wish: Wish,
+    hello: Hello,
+    from: Peer,
+    pending: P,
+}
+
+/// A place for a client, and its session.
+struct Place<H: HostHandshake> {
+    /// `None` if the place is free.
+    member: Option<Member>,
+    server: Server<H::Seal>,
+    /// The HELLO of the session, or of the last one.
+    current: Option<Wish>,
+    /// When that session began.
+    began_at: Nanos,
+    /// The handshake's message in the WELCOME of the session.
+    welcome: Vec<u8>,
+    /// The next session. It begins when the store has nothing of the last one.
+    next: Option<Next<H::Pending>>,
+    /// The receiver of a WELCOME that is to be sent.
+    owes_welcome: Option<Peer>,
+    /// The place is in the host's list of those that have something to send or to begin.
+    is_active: bool,
+    /// It is in the list of those whose requests the store is to be given.
+    is_ready: bool,
+    /// It is in the list of those with a timer.
+    is_timed: bool,
+}
+
+/// The sessions of one link queue. `H` makes their seals: [`Plain`] without encryption.
+///
+/// The work of a poll is that of the clients that have something to do: idle ones cost nothing.
+pub struct Host<H: HostHandshake> {
     options: HostOptions,
-    random: u64,
-    /// Opens and seals the frames of handshakes.
-    seal: S,
-    places: Vec<Place<S>>,
+    handshake: H,
+    doorway: Doorway,
+    places: Vec<Place<H>>,
+    active: VecDeque<u16>,
+    ready: VecDeque<u16>,
+    timed: VecDeque<u16>,
+    /// No timer of a place ends before.
+    next_timer: Nanos,
     /// An ENDING to a frame that belongs to no session; a second one before the next poll is
     /// dropped.
     ending: Option<(Peer, u64, Ending)>,
     stats: Arc<VrioStats>,
 }
 
-impl<S: Seal + Clone> Host<S> {
-    /// A host for these members, whose devices are set by [`set_devices`](Self::set_devices).
+impl<H: HostHandshake> fmt::Debug for Host<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without keys and secrets.
+        let Self { places, active, ready, next_timer, .. } = self;
+        f.debug_struct("Host")
+            .field("places", &places.len())
+            .field("active", active)
+            .field("ready", ready)
+            .field("next_timer", next_timer)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<H: HostHandshake> Host<H> {
+    /// A host without clients. `stats` counts the frames that are of none.
     #[must_use]
-    pub fn new(options: HostOptions, members: &[Member], seal: S, stats: Arc<VrioStats>) -> Self {
-        let mut host =
-            Self { options, random: options.seed, seal, places: Vec::new(), ending: None, stats };
-        for (place, member) in (0..=u16::MAX).zip(members) {
-            let server =
-                Server::new(options.server, host.seal.clone(), place, Arc::clone(&host.stats));
-            let salt = host.random();
-            host.places.push(Place {
-                member: *member,
-                server,
-                current: None,
-                next: None,
-                salt,
-                challenge: None,
-                owes_welcome: false,
-            });
-        }
-        host
-    }
-
-    /// The next random number (SplitMix64).
-    fn random(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.random)
-    }
-
-    /// The session of a member, by its index among those of [`new`](Self::new).
-    pub fn server(&mut self, place: u16) -> Option<&mut Server<S>> {
-        self.places.get_mut(usize::from(place)).map(|place| &mut place.server)
-    }
-
-    /// Says what devices a member has.
-    pub fn set_devices(&mut self, place: u16, devices: &[DeviceEntry]) {
-        if let Some(server) = self.server(place) {
-            server.set_devices(devices);
+    pub fn new(options: HostOptions, handshake: H, stats: Arc<VrioStats>) -> Self {
+        Self {
+            options,
+            handshake,
+            doorway: Doorway::new(&options),
+            places: Vec::new(),
+            active: VecDeque::new(),
+            ready: VecDeque::new(),
+            timed: VecDeque::new(),
+            next_timer: Nanos::MAX,
+            ending: None,
+            stats,
         }
     }
 
-    /// Takes a frame that came from `from`. A frame that makes no sense is dropped and counted.
-    pub fn receive(&mut self, now: Nanos, from: Peer, bytes: &[u8], data: &mut impl Data) {
-        self.stats.frames_received.add(1);
-        if let Err(reason) = self.take(now, from, bytes, data) {
-            self.stats.count_drop(reason);
+    /// Lets a client have a session from now on. Returns its place, which names it until it is
+    /// [removed](Self::remove); `None` if it has one, or there are too many.
+    pub fn add(&mut self, member: Member, stats: Arc<VrioStats>) -> Option<u16> {
+        if self.places.iter().any(|place| place.member == Some(member)) {
+            return None;
+        }
+        let is_free = |place: &Place<H>| {
+            place.member.is_none() && place.server.session() == 0 && place.server.is_drained()
+        };
+        let index = self.places.iter().position(is_free).unwrap_or(self.places.len());
+        let number = u16::try_from(index).ok()?;
+        if let Some(place) = self.places.get_mut(index) {
+            place.member = Some(member);
+            place.current = None;
+            place.server.hand_over(stats);
+            return Some(number);
+        }
+        self.places.push(Place {
+            member: Some(member),
+            server: Server::new(self.options.server, number, stats),
+            current: None,
+            began_at: Nanos::ZERO,
+            welcome: Vec::new(),
+            next: None,
+            owes_welcome: None,
+            is_active: false,
+            is_ready: false,
+            is_timed: false,
+        });
+        let count = self.places.len();
+        self.active.reserve(count.saturating_sub(self.active.len()));
+        self.ready.reserve(count.saturating_sub(self.ready.len()));
+        self.timed.reserve(count.saturating_sub(self.timed.len()));
+        Some(number)
+    }
+
+    /// Ends a client's session at once, and lets it have none any more. Requests that the store has
+    /// are completed as before.
+    pub fn remove(&mut self, place: u16) {
+        let Some(found) = self.places.get_mut(usize::from(place)) else { return };
+        found.member = None;
+        found.next = None;
+        found.owes_welcome = None;
+        found.server.dismiss(ending::UNKNOWN_CLIENT);
+        self.activate(place);
+    }
+
+    /// The state of a client's session.
+    #[must_use]
+    pub fn session(&self, place: u16) -> Option<&Server<H::Seal>> {
+        self.places.get(usize::from(place)).map(|place| &place.server)
+    }
+
+    /// Says what devices a client has. A device whose epoch has changed ends the session, which the
+    /// client is told: another owner may have served it meanwhile. The numbers of devices are the
+    /// caller's, and stay theirs while they exist.
+    pub fn set_devices(&mut self, now: Nanos, place: u16, devices: &[DeviceEntry]) {
+        if let Some(found) = self.places.get_mut(usize::from(place)) {
+            found.server.set_devices(now, devices);
+            self.activate(place);
         }
     }
 
-    fn take(
+    /// Lets a client use this many slots from now on, of those that it has. It may have requests
+    /// unanswered in the others.
+    pub fn set_slot_limit(&mut self, now: Nanos, place: u16, slot_limit: u16) {
+        if let Some(found) = self.places.get_mut(usize::from(place)) {
+            found.server.set_slot_limit(now, slot_limit);
+            self.activate(place);
+        }
+    }
+
+    /// Takes a frame of `frame_bytes`, padding included, that came from `from`. `first` are its
+    /// first [`DATA_HEADER_BYTES`](crate::wire::DATA_HEADER_BYTES), or all if there are fewer;
+    /// `received` is the port's name for it. A frame that makes no sense is dropped and counted.
+    pub fn receive<P: Port>(
+        &mut self,
+        now: Nanos,
+        (from, first, frame_bytes): (Peer, &[u8], usize),
+        received: &mut P::Received,
+        port: &mut P,
+    ) {
+        let stats = match self.take(now, from, (first, frame_bytes), received, port) {
+            (place, Ok(())) => self.stats_of(place),
+            (place, Err(reason)) => {
+                let stats = self.stats_of(place);
+                stats.count_drop(reason);
+                stats
+            }
+        };
+        stats.frames_received.add(1);
+    }
+
+    /// The counters of a client, or of frames that are of none.
+    fn stats_of(&self, place: Option<u16>) -> &VrioStats {
+        let place = place.and_then(|place| self.places.get(usize::from(place)));
+        place.map_or(&self.stats, |place| &place.server.stats)
+    }
+
+    /// Returns the place of the session that the frame is of.
+    fn take<P: Port>(
         &mut self,
         now: Nanos,
         from: Peer,
-        bytes: &[u8],
-        data: &mut impl Data,
-    ) -> Result<(), Reason> {
-        let frame = Frame::parse(bytes, S::TAG_BYTES)?;
+        (first, frame_bytes): (&[u8], usize),
+        received: &mut P::Received,
+        port: &mut P,
+    ) -> (Option<u16>, Result<(), Reason>) {
+        let frame = match Frame::parse(first) {
+            Ok(frame) => frame,
+            Err(reason) => return (None, Err(reason)),
+        };
         if frame.kind == Kind::Hello {
-            let payload = self
-                .seal
-                .open(frame.header.counter, frame.associated, frame.sealed)
-                .ok_or(Reason::Seal)?;
-            let hello = Hello::decode(payload.first_chunk().ok_or(Reason::Malformed)?);
-            return self.hello(from, &hello, bytes.len());
+            return (None, self.hello(now, from, (&frame, frame_bytes), received, port));
         }
         if frame.kind.is_handshake() {
-            return Err(Reason::Kind);
+            return (None, Err(Reason::Kind));
         }
         let session = frame.header.session;
-        let place = self.places.get_mut((session & 0xffff) as usize);
-        match place.filter(|place| session != 0 && place.server.session() == session) {
-            Some(place) => place.server.receive(now, from, &frame, data),
-            None => {
-                // Not to an ENDING, which would come back for ever.
-                if frame.kind != Kind::Ending {
-                    self.refuse(
-                        from,
-                        session,
-                        Ending { code: ending::UNKNOWN_SESSION, ..Ending::default() },
-                    );
-                }
-                Err(Reason::Session)
-            }
+        let number = (session & 0xffff) as u16;
+        let place = self.places.get_mut(usize::from(number));
+        if let Some(place) = place.filter(|place| session != 0 && place.server.session() == session)
+        {
+            let taken = place.server.receive(now, from, (&frame, frame_bytes), received, port);
+            self.activate(number);
+            return (Some(number), taken);
         }
+        // Not to an ENDING, which would come back for ever.
+        if frame.kind != Kind::Ending {
+            let ending = Ending { code: ending::UNKNOWN_SESSION, ..Ending::default() };
+            self.refuse(from, session, ending);
+        }
+        (None, Err(Reason::Session))
     }
 
     fn refuse(&mut self, to: Peer, session: u64, ending: Ending) {
         self.ending.get_or_insert((to, session, ending));
     }
 
-    fn hello(&mut self, from: Peer, hello: &Hello, frame_bytes: usize) -> Result<(), Reason> {
-        let (life, number) = (hello.life, hello.number);
+    /// Takes a HELLO. Nothing is asked of the handshake for a sender that has not shown its
+    /// address, or for a message that was opened before.
+    fn hello<P: Port>(
+        &mut self,
+        now: Nanos,
+        from: Peer,
+        (frame, frame_bytes): (&Frame<'_>, usize),
+        received: &mut P::Received,
+        port: &mut P,
+    ) -> Result<(), Reason> {
+        frame.check_size(frame_bytes, 0)?;
+        if !port.open(received, frame.head, frame.payload_bytes(), 0, &mut Plain) {
+            return Err(Reason::Seal);
+        }
+        let mut room = [0; Greeting::BYTES.saturating_add(MESSAGE_MAX)];
+        let len = port.message(received, &mut room);
+        let (greeting, message) =
+            room.get(..len).and_then(split_greeting).ok_or(Reason::Malformed)?;
+        if greeting.number == 0 {
+            return Err(Reason::Malformed);
+        }
+        if !self.doorway.knows(now, from, &greeting) {
+            self.doorway.challenge(from, &greeting);
+            return Ok(());
+        }
+        let Greeting { life, number, handshake, .. } = greeting;
+        let digest = self.doorway.digest(handshake, message);
+        let wish = Wish { life, number, handshake, digest };
+        if self.is_known(from, &wish) {
+            return Ok(());
+        }
+        self.doorway.admit(now)?;
+        let Some((hello, pending)) = self.handshake.hello(greeting.handshake, message) else {
+            self.refuse(from, 0, Ending { life, number, code: ending::UNKNOWN_CLIENT });
+            return Err(Reason::Client);
+        };
+        if (hello.life, hello.number) != (life, number) {
+            return Err(Reason::Malformed);
+        }
+        self.opened(from, &greeting, frame_bytes, Next { wish, hello, from, pending })
+    }
+
+    /// Whether this HELLO was opened before: its session has begun, or waits for the store.
+    fn is_known(&mut self, from: Peer, wish: &Wish) -> bool {
+        for (number, place) in (0_u16..).zip(&mut self.places) {
+            if place.current == Some(*wish) && place.server.session() != 0 {
+                place.owes_welcome = Some(from);
+                self.activate(number);
+                return true;
+            }
+            if place.next.as_ref().is_some_and(|next| next.wish == *wish) {
+                // The client sees that it was heard, and waits.
+                let Wish { life, number, .. } = *wish;
+                self.doorway.challenge(from, &Greeting { life, number, ..Greeting::default() });
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Takes the fields of a HELLO whose client is proved.
+    fn opened(
+        &mut self,
+        from: Peer,
+        greeting: &Greeting,
+        frame_bytes: usize,
+        next: Next<H::Pending>,
+    ) -> Result<(), Reason> {
+        let Next { wish: Wish { life, number, .. }, hello, .. } = next;
         if !(hello.version_min..=hello.version_max).contains(&VERSION) {
             self.refuse(from, 0, Ending { life, number, code: ending::VERSION });
             return Err(Reason::Version);
         }
-        let member = Member { client: hello.client, queue: hello.queue };
-        let Some(place) = self.places.iter_mut().find(|place| place.member == member) else {
+        let member = Some(Member { client: hello.client, queue: hello.queue });
+        let found = (0_u16..).zip(&mut self.places).find(|(_, place)| place.member == member);
+        let Some((index, place)) = found else {
             self.refuse(from, 0, Ending { life, number, code: ending::UNKNOWN_CLIENT });
             return Err(Reason::Client);
         };
         // The frame shows how much the path carries: no answer is larger.
         let shown_bytes = u32::try_from(frame_bytes).unwrap_or(u32::MAX);
-        if hello.frame_bytes < MIN_FRAME_BYTES
-            || hello.frame_bytes > shown_bytes
-            || hello.number == 0
-        {
+        if !(MIN_FRAME_BYTES..=shown_bytes).contains(&hello.frame_bytes) {
             return Err(Reason::Malformed);
         }
-        if let Some(current) = place.current.filter(|current| current.life == life) {
-            if current.number == number && place.server.session() != 0 {
-                place.owes_welcome = true;
-                place.server.channel.peer = from;
-                return Ok(());
-            }
-            if number < current.number {
+        match place.current {
+            Some(current) if current.life == life && number < current.number => {
                 return Err(Reason::Replayed);
             }
-        }
-        if hello.cookie != cookie(place.salt, hello) {
-            place.challenge = Some((*hello, from));
-            return Ok(());
+            // A HELLO of an earlier life, which the network has kept.
+            Some(current) if current.life != life && greeting.challenged_ns <= place.began_at.0 => {
+                self.doorway.challenge(from, greeting);
+                return Ok(());
+            }
+            _ => {}
         }
         place.server.end();
-        place.owes_welcome = false;
-        place.next = Some((*hello, from));
+        place.owes_welcome = None;
+        place.next = Some(next);
         if !place.server.is_drained() {
-            // The same cookie again: the client sees that it was heard, and waits.
-            place.challenge = place.next;
+            self.doorway.challenge(from, greeting);
         }
+        self.activate(index);
         Ok(())
     }
 
-    /// The next request for the store, of any session.
+    /// The next request for the store. Clients take turns.
     pub fn next_execute(&mut self) -> Option<Execute> {
-        self.places.iter_mut().find_map(|place| place.server.next_execute())
+        while let Some(number) = self.ready.pop_front() {
+            let Some(place) = self.places.get_mut(usize::from(number)) else { continue };
+            let execute = place.server.next_execute();
+            place.is_ready = place.server.has_ready();
+            if place.is_ready {
+                self.ready.push_back(number);
+            }
+            if execute.is_some() {
+                return execute;
+            }
+        }
+        None
     }
 
-    /// The store has ended a request of any session.
+    /// The store has ended a request.
     pub fn complete(&mut self, ticket: u64, result: Result<(), BlockError>) {
         let place = (ticket.wrapping_shr(16) & 0xffff) as u16;
-        if let Some(server) = self.server(place) {
-            server.complete(ticket, result);
+        if let Some(found) = self.places.get_mut(usize::from(place)) {
+            found.server.complete(ticket, result);
+            self.activate(place);
+        }
+    }
+
+    /// Puts a place into the lists that its state asks for.
+    fn activate(&mut self, number: u16) {
+        let Some(place) = self.places.get_mut(usize::from(number)) else { return };
+        let server = &place.server;
+        let is_active = server.has_frames() || place.owes_welcome.is_some() || place.next.is_some();
+        if is_active && !std::mem::replace(&mut place.is_active, true) {
+            self.active.push_back(number);
+        }
+        if place.server.has_ready() && !std::mem::replace(&mut place.is_ready, true) {
+            self.ready.push_back(number);
+        }
+        let timer = place.server.next_acknowledge();
+        if timer < Nanos::MAX {
+            self.next_timer = self.next_timer.min(timer);
+            if !std::mem::replace(&mut place.is_timed, true) {
+                self.timed.push_back(number);
+            }
         }
     }
 
     /// Sends what is to be sent, as far as the link has room, and begins sessions.
-    pub fn poll(&mut self, now: Nanos, link: &mut impl Transmit, data: &mut impl Data) {
-        if let Some((to, session, ending)) = self.ending {
-            let header = FrameHeader { session, ..self.header(Kind::Ending, Ending::BYTES) };
-            if send(&mut self.seal, link, to, &header, None, padded(&ending.encode())) {
-                self.stats.frames_sent.add(1);
-                self.ending = None;
+    pub fn poll(&mut self, now: Nanos, port: &mut impl Port) {
+        if self.next_timer <= now {
+            self.expire(now);
+        }
+        self.send_clear(now, port);
+        for _ in 0..self.active.len() {
+            let Some(number) = self.active.pop_front() else { return };
+            self.begin(now, number);
+            let has_room = self.welcome(number, port)
+                && self
+                    .places
+                    .get_mut(usize::from(number))
+                    .is_none_or(|place| place.server.poll(now, port));
+            if let Some(place) = self.places.get_mut(usize::from(number)) {
+                place.is_active = false;
+            }
+            // A place that waits for its store is activated when that completes a request.
+            let waits = |place: &Place<H>| place.next.is_some() && !place.server.has_frames();
+            if !self.places.get(usize::from(number)).is_some_and(waits) {
+                self.activate(number);
+            }
+            if !has_room {
+                // The next poll begins with the next client.
+                return;
             }
         }
-        for index in 0..self.places.len() {
-            self.begin(now, index);
-            self.send_handshake(index, link);
-            if let Some(place) = self.places.get_mut(index) {
-                place.server.poll(now, link, data);
+    }
+
+    /// Acknowledges requests that the store has had for a client's round trip.
+    fn expire(&mut self, now: Nanos) {
+        self.next_timer = Nanos::MAX;
+        for _ in 0..self.timed.len() {
+            let Some(number) = self.timed.pop_front() else { return };
+            let Some(place) = self.places.get_mut(usize::from(number)) else { continue };
+            place.is_timed = false;
+            place.server.acknowledge(now);
+            self.activate(number);
+        }
+    }
+
+    /// Sends the frames that are outside of any session, but for WELCOMEs.
+    fn send_clear(&mut self, now: Nanos, port: &mut impl Port) {
+        let incarnation = self.options.incarnation;
+        let header = |kind: Kind, session| FrameHeader {
+            kind: kind.code(),
+            session,
+            incarnation,
+            ..FrameHeader::default()
+        };
+        if let Some((to, session, ending)) = self.ending
+            && send_clear(port, to, &header(Kind::Ending, session), &ending.encode())
+        {
+            self.stats.frames_sent.add(1);
+            self.ending = None;
+        }
+        while let Some((to, challenge)) = self.doorway.next_challenge(now) {
+            if !send_clear(port, to, &header(Kind::Challenge, 0), &challenge.encode()) {
+                return;
             }
+            self.stats.frames_sent.add(1);
+            self.doorway.challenged();
         }
     }
 
     /// When to poll next, if no frame arrives and nothing is completed; `None` for no such time.
     #[must_use]
     pub fn deadline(&self) -> Option<Nanos> {
-        let owes = |place: &Place<S>| place.owes_welcome || place.challenge.is_some();
-        if self.ending.is_some() || self.places.iter().any(owes) {
+        if self.ending.is_some() || self.doorway.has_challenges() || !self.active.is_empty() {
             return Some(Nanos::ZERO);
         }
-        self.places.iter().filter_map(|place| place.server.deadline()).min()
+        (self.next_timer < Nanos::MAX).then_some(self.next_timer)
     }
 
-    /// Begins the session that a member has asked for, once the store has nothing of its last one:
+    /// Begins the session that a client has asked for, once the store has nothing of its last one:
     /// a late write of that would overwrite a newer one.
-    fn begin(&mut self, now: Nanos, index: usize) {
-        let keeps = self.options.server.neglected.keeps(Rule::Drain);
-        let is_due =
-            |place: &Place<S>| place.next.is_some() && (place.server.is_drained() || !keeps);
-        if !self.places.get(index).is_some_and(is_due) {
+    fn begin(&mut self, now: Nanos, number: u16) {
+        let HostOptions { incarnation, queue, server: options, .. } = self.options;
+        let Some(place) = self.places.get_mut(usize::from(number)) else { return };
+        if !place.server.is_drained() && options.neglected.keeps(Rule::Drain) {
             return;
         }
-        let salt = self.random();
+        let Some(Next { wish, hello, from, pending }) = place.next.take() else { return };
         // The low bits say where the session is; the others are never all zero.
-        let session = (self.random() | 1 << 16) & !0xffff | (index as u64 & 0xffff);
-        let incarnation = self.options.incarnation;
-        let Some(place) = self.places.get_mut(index) else { return };
-        let Some((hello, from)) = place.next.take() else { return };
-        place.server.start(now, session, incarnation, from, &hello);
-        place.current = Some(hello);
-        place.challenge = None;
-        place.salt = salt;
-        place.owes_welcome = true;
-    }
-
-    fn send_handshake(&mut self, index: usize, link: &mut impl Transmit) {
-        let challenge_header = self.header(Kind::Challenge, Challenge::BYTES);
-        let welcome_header = self.header(Kind::Welcome, 0);
-        let Some(place) = self.places.get_mut(index) else { return };
-        if let Some((hello, to)) = place.challenge {
-            let Hello { life, number, .. } = hello;
-            let challenge = Challenge { life, number, cookie: cookie(place.salt, &hello) }.encode();
-            if send(&mut self.seal, link, to, &challenge_header, None, padded(&challenge)) {
-                self.stats.frames_sent.add(1);
-                place.challenge = None;
-            }
-        }
-        let Some(Hello { life, number, .. }) = place.current.filter(|_| place.owes_welcome) else {
+        let name = (self.doorway.random() | 1 << 16) & !0xffff;
+        let welcome = Welcome {
+            life: wish.life,
+            number: wish.number,
+            session: name | u64::from(number),
+            incarnation,
+            features: hello.features & FEATURES,
+            version: VERSION,
+            queue,
+            ..place.server.terms_for(&hello)
+        };
+        let mut room = [0; MESSAGE_MAX];
+        let answered = self.handshake.welcome(pending, &welcome, &mut room);
+        let Some((message, seal)) = answered.and_then(|(len, seal)| Some((room.get(..len)?, seal)))
+        else {
             return;
         };
-        let server = &place.server;
-        let frame_bytes = server.terms.frame_bytes;
-        let welcome = Welcome {
-            life,
-            number,
-            session: server.session(),
-            features: 0,
-            frame_bytes,
-            devices_version: server.devices_version,
-            slots: server.granted,
-            slot_limit: server.slot_limit.min(server.granted),
-            version: VERSION,
-        };
-        let overhead = FrameHeader::BYTES.saturating_add(S::TAG_BYTES);
-        let payload_bytes = usize::try_from(frame_bytes).unwrap_or(0).saturating_sub(overhead);
-        let payload_bytes = u16::try_from(payload_bytes.max(Welcome::BYTES)).unwrap_or(u16::MAX);
-        let header = FrameHeader { payload_bytes, ..welcome_header };
-        if send(&mut self.seal, link, server.channel.peer, &header, None, padded(&welcome.encode()))
-        {
-            self.stats.frames_sent.add(1);
-            place.owes_welcome = false;
-        }
+        place.welcome.clear();
+        place.welcome.extend_from_slice(message);
+        place.server.start(now, from, &hello, &welcome, seal);
+        place.current = Some(wish);
+        place.began_at = now;
+        place.owes_welcome = Some(from);
     }
 
-    /// The header of a frame outside of any session.
-    fn header(&self, kind: Kind, payload_bytes: usize) -> FrameHeader {
-        FrameHeader {
-            version: VERSION,
-            kind: kind.code(),
+    /// Sends the WELCOME that a client is owed. False if the link has no room.
+    fn welcome(&mut self, number: u16, port: &mut impl Port) -> bool {
+        let Some(place) = self.places.get_mut(usize::from(number)) else { return true };
+        let (Some(to), Some(wish)) = (place.owes_welcome, place.current) else { return true };
+        let header = FrameHeader {
+            kind: Kind::Welcome.code(),
             incarnation: self.options.incarnation,
-            payload_bytes: u16::try_from(payload_bytes).unwrap_or(u16::MAX),
+            queue: place.member.map_or(0, |member| member.queue),
+            payload_bytes: padded_bytes(place.server.frame_bytes()),
             ..FrameHeader::default()
+        };
+        let greeting = Greeting {
+            life: wish.life,
+            number: wish.number,
+            handshake: wish.handshake,
+            message_bytes: u16::try_from(place.welcome.len()).unwrap_or(u16::MAX),
+            ..Greeting::default()
+        };
+        let was_sent = send_greeting(port, to, &header, &greeting, &place.welcome);
+        if was_sent {
+            place.server.stats.frames_sent.add(1);
+            place.owes_welcome = None;
         }
+        was_sent
     }
-}
-
-/// The cookie for this HELLO; not 0.
-fn cookie(salt: u64, hello: &Hello) -> u64 {
-    mix(salt ^ mix(hello.life ^ mix(hello.number))) | 1
-}
-
-fn mix(word: u64) -> u64 {
-    let mut mixed = word;
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }

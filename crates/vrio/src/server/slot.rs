@@ -3,12 +3,13 @@
 use sidecore_block::{BlockError, Operation};
 use sidecore_spec_virtio::blk::Range;
 use sidecore_units::Nanos;
-use sidecore_units::layout::Field as _;
 
+use crate::channel::message;
+use crate::port::Port;
 use crate::request::status_of;
 use crate::segmentation::segment_bytes;
 use crate::wire::{DeviceEntry, RequestBody, request_flag, status};
-use crate::{Data, Neglected, Reason, Request, Rule, Segmentation};
+use crate::{Neglected, Reason, Request, Rule, Segmentation};
 
 /// How far a slot's request is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,6 +44,15 @@ pub(super) struct Terms {
     pub(super) neglected: Neglected,
 }
 
+/// A frame of a request, opened, and the request's place for the port.
+pub(super) struct Arrival<'a, P: Port> {
+    pub(super) body: &'a RequestBody,
+    pub(super) payload_bytes: usize,
+    pub(super) received: &'a mut P::Received,
+    pub(super) place: u64,
+    pub(super) port: &'a mut P,
+}
+
 /// A slot.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Slot {
@@ -70,35 +80,30 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// Takes a frame for this slot, whose device is `entry`. `place` is the caller's name for it.
-    pub(super) fn take(
+    /// Takes a frame for this slot, whose device is `entry`.
+    pub(super) fn take<P: Port>(
         &mut self,
         now: Nanos,
-        (body, payload): (&RequestBody, &[u8]),
+        frame: Arrival<'_, P>,
         (entry, terms): (&DeviceEntry, &Terms),
-        (place, data): (u64, &mut impl Data),
     ) -> Result<Step, Reason> {
-        match body.sequence.wrapping_sub(self.body.sequence) {
-            0 if self.state != State::Idle => {
-                self.again(now, (body, payload), terms, (place, data), entry)
-            }
+        match frame.body.sequence.wrapping_sub(self.body.sequence) {
+            0 if self.state != State::Idle => self.again(now, frame, (entry, terms)),
             1 => match self.state {
                 State::Assembling | State::Executing => Err(Reason::Slot),
-                State::Idle | State::Done => {
-                    self.begin(now, (body, payload), (entry, terms), (place, data))
-                }
+                State::Idle | State::Done => self.begin(now, frame, (entry, terms)),
             },
             _ => Err(Reason::Sequence),
         }
     }
 
-    fn begin(
+    fn begin<P: Port>(
         &mut self,
         now: Nanos,
-        (body, payload): (&RequestBody, &[u8]),
+        frame: Arrival<'_, P>,
         (entry, terms): (&DeviceEntry, &Terms),
-        (place, data): (u64, &mut impl Data),
     ) -> Result<Step, Reason> {
+        let body = frame.body;
         let fresh =
             Self { body: *body, arrived_at: now, is_listed: self.is_listed, ..Self::default() };
         let request = match Request::parse(body) {
@@ -117,14 +122,14 @@ impl Slot {
             (Err(error), _) => return Ok(self.refuse(fresh, error)),
             (Ok(()), None) => return Ok(self.refuse(fresh, BlockError::OutOfBounds)),
         };
-        if !request.has_payload() && !payload.is_empty() {
+        if !request.has_payload() && frame.payload_bytes > 0 {
             return Err(Reason::Segment);
         }
         *self = Self { state: State::Assembling, request, cut, ..fresh };
         if self.request.has_payload() {
-            self.segment((body, payload), (entry, terms), (place, data))
+            self.segment(frame, (entry, terms))
         } else {
-            Ok(self.execute(terms, place, data))
+            Ok(self.execute(terms, frame.place, frame.port))
         }
     }
 
@@ -136,14 +141,13 @@ impl Slot {
     }
 
     /// A frame of the request that the slot has already.
-    fn again(
+    fn again<P: Port>(
         &mut self,
         now: Nanos,
-        (body, payload): (&RequestBody, &[u8]),
-        terms: &Terms,
-        (place, data): (u64, &mut impl Data),
-        entry: &DeviceEntry,
+        frame: Arrival<'_, P>,
+        (entry, terms): (&DeviceEntry, &Terms),
     ) -> Result<Step, Reason> {
+        let body = frame.body;
         let ahead = body.attempt.wrapping_sub(self.body.attempt);
         let is_newer = (1..0x8000).contains(&ahead);
         if !self.is_same_request(body) {
@@ -161,7 +165,7 @@ impl Slot {
                 if ahead == 0 {
                     self.arrived_at = now;
                 }
-                self.segment((body, payload), (entry, terms), (place, data))
+                self.segment(frame, (entry, terms))
             }
             State::Executing if is_newer => {
                 self.owes_busy = true;
@@ -172,7 +176,7 @@ impl Slot {
                 let repeats =
                     self.request.has_payload() && !terms.neglected.keeps(Rule::AtMostOnce);
                 if reads || repeats {
-                    return Ok(self.execute(terms, place, data));
+                    return Ok(self.execute(terms, frame.place, frame.port));
                 }
                 self.owes_answer = true;
                 Ok(Step::Send)
@@ -189,24 +193,24 @@ impl Slot {
     }
 
     /// Takes a segment of a write, or a frame without one that asks what is missing.
-    fn segment(
+    fn segment<P: Port>(
         &mut self,
-        (body, payload): (&RequestBody, &[u8]),
+        frame: Arrival<'_, P>,
         (entry, terms): (&DeviceEntry, &Terms),
-        (place, data): (u64, &mut impl Data),
     ) -> Result<Step, Reason> {
+        let Arrival { body, payload_bytes, received, place, port } = frame;
         let asks = body.flags & request_flag::ASK != 0;
         let mut is_duplicate = false;
-        if !payload.is_empty() {
+        if payload_bytes > 0 {
             let index =
-                self.cut.index_of(body.offset_bytes, payload.len()).ok_or(Reason::Segment)?;
+                self.cut.index_of(body.offset_bytes, payload_bytes).ok_or(Reason::Segment)?;
             let bit = 1_u64.checked_shl(index).unwrap_or(0);
             is_duplicate = self.received & bit != 0;
             if !is_duplicate {
                 self.received |= bit;
                 if self.request.operation == Operation::Write {
-                    data.store(place, body.offset_bytes, payload);
-                } else if let Err(error) = self.take_range(payload, entry) {
+                    port.store(received, place, body.offset_bytes);
+                } else if let Err(error) = self.take_range(message(port, received)?, entry) {
                     let Self { body, arrived_at, is_listed, .. } = *self;
                     return Ok(
                         self.refuse(Self { body, arrived_at, is_listed, ..Self::default() }, error)
@@ -215,7 +219,7 @@ impl Slot {
             }
         }
         if self.received == self.cut.all() {
-            Ok(self.execute(terms, place, data))
+            Ok(self.execute(terms, place, port))
         } else if asks {
             self.owes_busy = true;
             Ok(Step::Send)
@@ -227,14 +231,18 @@ impl Slot {
     }
 
     /// The data of a discard or a write of zeros.
-    fn take_range(&mut self, payload: &[u8], entry: &DeviceEntry) -> Result<(), BlockError> {
-        self.request = self.request.with_range(&Range::read(payload, 0))?;
+    fn take_range(
+        &mut self,
+        range: [u8; Range::BYTES],
+        entry: &DeviceEntry,
+    ) -> Result<(), BlockError> {
+        self.request = self.request.with_range(&Range::decode(&range))?;
         self.request.check(entry)
     }
 
-    fn execute(&mut self, terms: &Terms, place: u64, data: &mut impl Data) -> Step {
+    fn execute(&mut self, terms: &Terms, place: u64, port: &mut impl Port) -> Step {
         if self.request.operation == Operation::Read && terms.neglected.keeps(Rule::CleanBuffers) {
-            data.clear(place, self.cut.len_bytes());
+            port.clear(place, self.cut.len_bytes());
         }
         // A repeated read has nothing of its last answer left to send.
         self.segments = 0;

@@ -37,69 +37,87 @@ pub mod device_flag {
     pub const WRITE_ZEROES: u32 = 32;
 }
 
+/// The features that this code knows: none so far. Both sides name theirs, and a session has those
+/// that both know.
+pub const FEATURES: u64 = 0;
+
 layout! {
-    /// HELLO: a client wants a session. It is padded to `frame_bytes`, as the WELCOME will be: so
-    /// the path is known to carry such frames both ways.
-    pub struct Hello: 64 {
+    /// The clear part of HELLO and WELCOME, in front of the message of the
+    /// [handshake](crate::handshake); the whole of a CHALLENGE, which has no message.
+    ///
+    /// HELLO and WELCOME are padded to the size of frames that is wanted, so that the path is known
+    /// to carry such frames both ways. A HELLO that has not the right cookie is challenged: the
+    /// client repeats it with the cookie, which shows that it is there now, at its address, and
+    /// that the HELLO is not an old one.
+    pub struct Greeting: 40 {
+        /// As in the [`Hello`].
+        pub life: u64 = 0,
+        /// As in the [`Hello`]; not 0.
+        pub number: u64 = 8,
+        /// When the CHALLENGE was sent, by the IOhost's clock; 0 before there was one.
+        pub challenged_ns: u64 = 16,
+        /// From the CHALLENGE; 0 before there was one.
+        pub cookie: u64 = 24,
+        /// See [`code`](crate::handshake::code).
+        pub handshake: u8 = 32,
+        /// Size of the handshake's message.
+        pub message_bytes: u16 = 34,
+    }
+}
+
+layout! {
+    /// HELLO: a client wants a session.
+    pub struct Hello: 56 {
         /// The client's name, random numbers that were made by the invitation.
         pub client: [u8; 16] = 0,
         /// A random number of this start of the client.
         pub life: u64 = 16,
         /// The number of the session that is wanted, among those of this life: it rises.
         pub number: u64 = 24,
-        /// From the CHALLENGE; 0 before there was one.
-        pub cookie: u64 = 32,
-        /// Features that the client knows: none so far.
-        pub features: u64 = 40,
-        /// The client's sidecore and link queue that the session is for.
-        pub queue: u16 = 48,
-        /// The oldest version that the client knows.
-        pub version_min: u8 = 50,
-        /// The newest version that the client knows.
-        pub version_max: u8 = 51,
+        /// See [`FEATURES`].
+        pub features: u64 = 32,
         /// The size of frames that is wanted, from the frame header to the tag.
-        pub frame_bytes: u32 = 52,
+        pub frame_bytes: u32 = 40,
         /// Frames that the client's receive ring holds for this session.
-        pub receive_frames: u32 = 56,
+        pub receive_frames: u32 = 44,
         /// Slots that the client can use.
-        pub slots: u16 = 60,
+        pub slots: u16 = 48,
+        /// The client's link queue that the session belongs to, for
+        /// [`FrameHeader::queue`](super::FrameHeader::queue).
+        pub queue: u8 = 50,
+        /// The oldest version that the client knows.
+        pub version_min: u8 = 51,
+        /// The newest version that the client knows.
+        pub version_max: u8 = 52,
     }
 }
 
 layout! {
-    /// CHALLENGE: the client repeats its HELLO with the cookie, which shows that it is there now
-    /// and that the HELLO is not an old one.
-    pub struct Challenge: 24 {
-        /// As in the HELLO.
-        pub life: u64 = 0,
-        /// As in the HELLO.
-        pub number: u64 = 8,
-        /// For the next HELLO; not 0.
-        pub cookie: u64 = 16,
-    }
-}
-
-layout! {
-    /// WELCOME: the session. It is padded to `frame_bytes`.
-    pub struct Welcome: 64 {
+    /// WELCOME: the session.
+    pub struct Welcome: 56 {
         /// As in the HELLO.
         pub life: u64 = 0,
         /// As in the HELLO.
         pub number: u64 = 8,
         /// The session's name in each further frame; not 0.
         pub session: u64 = 16,
+        /// As in the header.
+        pub incarnation: u64 = 24,
         /// Features that both know.
-        pub features: u64 = 24,
+        pub features: u64 = 32,
         /// The size of frames, not above the wanted one.
-        pub frame_bytes: u32 = 32,
+        pub frame_bytes: u32 = 40,
         /// The version of the client's list of devices.
-        pub devices_version: u32 = 40,
+        pub devices_version: u32 = 44,
         /// Slots of the session.
-        pub slots: u16 = 44,
+        pub slots: u16 = 48,
         /// The slots that the client may use now; see [`AnswerBody`](super::AnswerBody).
-        pub slot_limit: u16 = 46,
+        pub slot_limit: u16 = 50,
         /// The version of the session.
-        pub version: u8 = 48,
+        pub version: u8 = 52,
+        /// The IOhost's link queue that the session belongs to, for
+        /// [`FrameHeader::queue`](super::FrameHeader::queue).
+        pub queue: u8 = 53,
     }
 }
 
@@ -113,16 +131,16 @@ layout! {
 
 layout! {
     /// ATTACH: the client wants to use a device in this session.
-    pub struct Attach: 8 {
-        /// The device's number.
-        pub device: u16 = 0,
+    pub struct Attach: 64 {
+        /// The device's name. Numbers of devices are another IOhost's, after it was started again.
+        pub name: [u8; DEVICE_NAME_BYTES] = 0,
     }
 }
 
 layout! {
     /// DEVICE (to LIST) or ATTACHED (to ATTACH): a device as it is now.
     pub struct DeviceEntry: 136 {
-        /// The device's number.
+        /// The number that the device has in this session.
         pub device: u16 = 0,
         /// The entry's place in the list.
         pub index: u16 = 2,
@@ -161,7 +179,7 @@ layout! {
 layout! {
     /// PONG: the answer to a PING.
     pub struct Pong: 24 {
-        /// From the PING.
+        /// From the PING; 0 if this answers none, but says that a limit or the list has changed.
         pub sent_at: u64 = 0,
         /// From the arrival of the PING to this frame.
         pub held_ns: u32 = 8,
@@ -233,18 +251,19 @@ mod tests {
     #[test]
     fn control_messages_have_their_sizes() {
         let sizes = [
+            Greeting::BYTES,
             Hello::BYTES,
-            Challenge::BYTES,
             Welcome::BYTES,
+            Attach::BYTES,
             DeviceEntry::BYTES,
             Ping::BYTES,
             Pong::BYTES,
         ];
-        assert_eq!(sizes, [64, 24, 64, 136, 24, 24]);
+        assert_eq!(sizes, [40, 56, 56, 64, 136, 24, 24]);
         let hello = Hello { client: [9; 16], life: 1, slots: 0x0302, ..Hello::default() };
         let bytes = hello.encode();
         assert_eq!(
-            (bytes[..17].to_vec(), bytes[60..62].to_vec()),
+            (bytes[..17].to_vec(), bytes[48..50].to_vec()),
             ([[9; 16].as_slice(), &[1]].concat(), vec![2, 3])
         );
     }

@@ -9,13 +9,16 @@ use std::sync::Arc;
 use sidecore_block::{BlockError, Operation};
 use sidecore_telemetry::CounterSet as _;
 use sidecore_units::Nanos;
-use sidecore_vrio::wire::{DeviceEntry, device_flag};
+use sidecore_vrio::slices::{Arrived, Data, SlicePort, Transmit};
+use sidecore_vrio::wire::{DEVICE_NAME_BYTES, DeviceEntry, device_flag};
 use sidecore_vrio::{
-    Client, ClientOptions, Data, Event, Execute, Host, HostOptions, Member, Peer, Plain, Request,
-    ServerOptions, Transmit, VrioCounts, VrioStats,
+    Client, ClientOptions, Event, Execute, Host, HostOptions, Member, Peer, Plain, Request,
+    ServerOptions, VrioCounts, VrioStats,
 };
 
 pub const CLIENT: [u8; 16] = *b"the first client";
+/// Where the IOhost is, for the client.
+pub const HOST: Peer = Peer(1);
 pub const DISK_BYTES: usize = 1 << 20;
 /// One way over the wire.
 pub const HOP: Nanos = Nanos::from_micros(20);
@@ -86,6 +89,14 @@ pub struct Disk {
     pub is_null: bool,
 }
 
+/// The name of the device with this number.
+pub fn name(number: u16) -> [u8; DEVICE_NAME_BYTES] {
+    let mut name = [0; DEVICE_NAME_BYTES];
+    name[..4].copy_from_slice(b"disk");
+    name[4..6].copy_from_slice(&number.to_be_bytes());
+    name
+}
+
 pub fn device(number: u16) -> DeviceEntry {
     let flags = device_flag::PRESENT
         | device_flag::VOLATILE_CACHE
@@ -99,6 +110,7 @@ pub fn device(number: u16) -> DeviceEntry {
         capacity_bytes: DISK_BYTES as u64,
         block_bytes: 512,
         physical_block_bytes: 4096,
+        name: name(number),
         ..DeviceEntry::default()
     }
 }
@@ -125,11 +137,12 @@ pub struct Rig {
 
 impl Rig {
     pub fn new(options: ClientOptions, server: ServerOptions) -> Self {
-        let host_options = HostOptions { incarnation: 77, seed: 5, server };
+        let host_options =
+            HostOptions { incarnation: 77, secret: [5, 6], server, ..HostOptions::default() };
         let client_stats = Arc::new(VrioStats::default());
         let options = ClientOptions { client: CLIENT, ..options };
-        let mut client = Client::new(options, Peer(1), Plain, Arc::clone(&client_stats));
-        client.open(0);
+        let mut client = Client::new(options, HOST, Plain, Arc::clone(&client_stats));
+        assert_eq!(client.open(&name(0)), Some(0));
         let host_stats = Arc::new(VrioStats::default());
         let mut rig = Self {
             now: Nanos::from_millis(1),
@@ -156,7 +169,7 @@ impl Rig {
             completed: Vec::new(),
             events: Vec::new(),
         };
-        rig.host.set_devices(0, &rig.devices.clone());
+        rig.set_devices();
         rig
     }
 
@@ -173,25 +186,52 @@ impl Rig {
     /// The IOhost ends at once and another one starts.
     pub fn restart(&mut self, power_cut: bool) {
         self.host_options.incarnation += 1;
-        self.host_options.seed += 1000;
+        self.host_options.secret[0] += 1000;
         self.host = host(self.host_options, &self.host_stats);
-        self.host.set_devices(0, &self.devices.clone());
+        self.set_devices();
         self.held.clear();
         if power_cut {
             self.disk.bytes.clone_from(&self.disk.safe);
         }
     }
 
+    /// The IOhost has the devices of the rig.
+    pub fn set_devices(&mut self) {
+        self.host.set_devices(self.now, 0, &self.devices);
+    }
+
+    pub fn poll_client(&mut self) {
+        let mut port = SlicePort { wire: &mut self.to_host, data: &mut self.guest };
+        self.client.poll(self.now, &mut port);
+    }
+
+    pub fn poll_host(&mut self) {
+        let mut port = SlicePort { wire: &mut self.to_client, data: &mut self.buffers };
+        self.host.poll(self.now, &mut port);
+    }
+
+    pub fn client_receives(&mut self, frame: &[u8]) {
+        let mut port = SlicePort { wire: &mut self.to_host, data: &mut self.guest };
+        let mut arrived = Arrived::new(frame.to_vec());
+        port.to_client(&mut self.client, (self.now, HOST), &mut arrived);
+    }
+
+    pub fn host_receives(&mut self, from: Peer, frame: &[u8]) {
+        let mut port = SlicePort { wire: &mut self.to_client, data: &mut self.buffers };
+        let mut arrived = Arrived::new(frame.to_vec());
+        port.to_host(&mut self.host, (self.now, from), &mut arrived);
+    }
+
     /// One hop: both sides send, and what they sent arrives.
     pub fn step(&mut self) {
-        self.client.poll(self.now, &mut self.to_host, &mut self.guest);
-        self.host.poll(self.now, &mut self.to_client, &mut self.buffers);
+        self.poll_client();
+        self.poll_host();
         self.now = self.now.after(HOP);
         for frame in std::mem::take(&mut self.to_host.frames) {
-            self.host.receive(self.now, Peer(9), &frame, &mut self.buffers);
+            self.host_receives(Peer(9), &frame);
         }
         for frame in std::mem::take(&mut self.to_client.frames) {
-            self.client.receive(self.now, &frame, &mut self.guest);
+            self.client_receives(&frame);
         }
         self.execute();
         while let Some(event) = self.client.next_event() {
@@ -296,8 +336,12 @@ impl Rig {
 }
 
 fn host(options: HostOptions, stats: &Arc<VrioStats>) -> Host<Plain> {
-    let members = [Member { client: CLIENT, queue: 0 }, Member { client: CLIENT, queue: 1 }];
-    Host::new(options, &members, Plain, Arc::clone(stats))
+    let mut host = Host::new(options, Plain, Arc::clone(stats));
+    for queue in 0..2 {
+        let member = Member { client: CLIENT, queue };
+        assert_eq!(host.add(member, Arc::clone(stats)), Some(queue.into()));
+    }
+    host
 }
 
 pub fn request(operation: Operation, offset_bytes: u64, len_bytes: u64) -> Request {

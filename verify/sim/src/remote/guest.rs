@@ -1,7 +1,8 @@
 //! The guest: what it asks for, and what it may be answered.
 
 use sidecore_block::{BlockError, Operation};
-use sidecore_vrio::{Data, Request};
+use sidecore_vrio::Request;
+use sidecore_vrio::slices::Data;
 
 use super::model::{Block, Fate};
 use super::store::{Stamp, stamp_of, write_stamp};

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use sidecore_units::Nanos;
+use sidecore_vrio::Peer;
+use sidecore_vrio::slices::Transmit;
 use sidecore_vrio::wire::MIN_FRAME_BYTES;
-use sidecore_vrio::{Peer, Transmit};
 
 use crate::Random;
 
@@ -89,6 +90,12 @@ impl Network {
     /// Takes a frame that has arrived by `now`.
     pub fn take(&mut self, now: Nanos) -> Option<(Way, Vec<u8>)> {
         (self.next() <= now).then(|| self.frames.pop_first()).flatten().map(|(_, frame)| frame)
+    }
+
+    /// The end of this way, with the buffers of both ends.
+    pub fn end<'a>(&'a mut self, way: Way, now: Nanos, buffers: &'a mut [Vec<u8>; 2]) -> Link<'a> {
+        let buffer = &mut buffers[way as usize];
+        Link { network: self, way, now, buffer, len_bytes: 0, copies: None }
     }
 
     fn chance(&mut self, of_1000: u64) -> bool {

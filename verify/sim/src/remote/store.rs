@@ -2,7 +2,8 @@
 
 use sidecore_block::Operation;
 use sidecore_units::Nanos;
-use sidecore_vrio::{Data, Execute};
+use sidecore_vrio::Execute;
+use sidecore_vrio::slices::Data;
 
 use crate::Random;
 

@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use sidecore_telemetry::{CounterSet as _, Counts as _};
 use sidecore_units::Nanos;
+use sidecore_vrio::slices::{Arrived, SlicePort};
 use sidecore_vrio::wire::{
-    AnswerBody, DeviceEntry, FrameHeader, Kind, MIN_FRAME_BYTES, RequestBody, device_flag,
+    AnswerBody, DEVICE_NAME_BYTES, DeviceEntry, FrameHeader, Kind, MIN_FRAME_BYTES, RequestBody,
+    device_flag,
 };
 use sidecore_vrio::{
     Client, ClientOptions, Event, Host, HostOptions, Member, Neglected, OnDisconnect, Peer, Rule,
@@ -15,11 +17,13 @@ use sidecore_vrio::{
 
 use super::guest::{DEPTH, Guest};
 use super::history::Outcome;
-use super::network::{Link, Network, Way, Weather};
+use super::network::{Network, Way, Weather};
 use super::seal::Checksum;
 use super::store::{Buffers, Store};
 use crate::Random;
 
+/// Where the IOhost is, for the client.
+const HOST: Peer = Peer(0);
 const CLIENT: [u8; 16] = *b"the only client.";
 
 /// The manner of a history.
@@ -360,10 +364,16 @@ impl World {
             match (way, &mut self.host) {
                 (Way::ToClient, _) => {
                     self.ring.arrives(&frame);
-                    self.client.receive(self.now, &frame, &mut self.guest.memory);
+                    let mut link = self.network.end(Way::ToHost, self.now, &mut self.link_buffers);
+                    let mut port = SlicePort { wire: &mut link, data: &mut self.guest.memory };
+                    let arrived = &mut Arrived::new(frame);
+                    port.to_client(&mut self.client, (self.now, HOST), arrived);
                 }
                 (Way::ToHost, Some(host)) => {
-                    host.receive(self.now, Peer(1), &frame, &mut self.buffers);
+                    let mut link =
+                        self.network.end(Way::ToClient, self.now, &mut self.link_buffers);
+                    let mut port = SlicePort { wire: &mut link, data: &mut self.buffers };
+                    port.to_host(host, (self.now, Peer(1)), &mut Arrived::new(frame));
                     while let Some(execute) = host.next_execute() {
                         self.store.submit(self.now, execute);
                     }
@@ -393,17 +403,10 @@ impl World {
     fn poll(&mut self) -> Step {
         let Self { network, client, host, buffers, guest, link_buffers, copies, ring, now, .. } =
             self;
-        let [to_host, to_client] = link_buffers;
-        let (now, len_bytes) = (*now, 0);
-        let mut link = Link {
-            network,
-            way: Way::ToHost,
-            now,
-            buffer: to_host,
-            len_bytes,
-            copies: Some(copies),
-        };
-        client.poll(now, &mut link, &mut guest.memory);
+        let now = *now;
+        let mut link = network.end(Way::ToHost, now, link_buffers);
+        link.copies = Some(copies);
+        client.poll(now, &mut SlicePort { wire: &mut link, data: &mut guest.memory });
         for frame in copies.drain(..) {
             self.requests_sent += usize::from(frame.get(1) == Some(&Kind::Request.code()));
             let asked = ring.sent(&frame).unwrap_or(0);
@@ -414,15 +417,8 @@ impl World {
             }
         }
         if let Some(host) = host {
-            let mut link = Link {
-                network,
-                way: Way::ToClient,
-                now,
-                buffer: to_client,
-                len_bytes,
-                copies: None,
-            };
-            host.poll(now, &mut link, buffers);
+            let mut link = network.end(Way::ToClient, now, link_buffers);
+            host.poll(now, &mut SlicePort { wire: &mut link, data: buffers });
         }
         Ok(())
     }
@@ -435,10 +431,14 @@ impl World {
             neglected: self.neglected,
             ..ServerOptions::default()
         };
-        let options = HostOptions { incarnation, seed: self.random.below(u64::MAX), server };
-        let members = [Member { client: CLIENT, queue: 0 }];
-        let mut host = Host::new(options, &members, Checksum, Arc::clone(&self.host_stats));
-        host.set_devices(0, &[self.device]);
+        let secret = [self.random.below(u64::MAX), 1];
+        let options = HostOptions { incarnation, secret, server, ..HostOptions::default() };
+        let stats = &self.host_stats;
+        let mut host = Host::new(options, Checksum::default(), Arc::clone(stats));
+        host.add(Member { client: CLIENT, queue: 0 }, Arc::clone(stats));
+        // Another start may give the device another number.
+        self.device.device = self.random.below(1000) as u16;
+        host.set_devices(self.now, 0, &[self.device]);
         self.host = Some(host);
         self.set_slot_limit(self.slot_limit);
         self.tell(|| "the IOhost starts".to_owned());
@@ -452,8 +452,8 @@ impl World {
 
     fn set_slot_limit(&mut self, slot_limit: u16) {
         self.slot_limit = slot_limit;
-        if let Some(server) = self.host.as_mut().and_then(|host| host.server(0)) {
-            server.set_slot_limit(slot_limit);
+        if let Some(host) = &mut self.host {
+            host.set_slot_limit(self.now, 0, slot_limit);
         }
     }
 
@@ -513,7 +513,7 @@ impl World {
                 self.device.capacity_bytes += self.manner.block_bytes;
                 let devices = [self.device];
                 if let Some(host) = &mut self.host {
-                    host.set_devices(0, &devices);
+                    host.set_devices(self.now, 0, &devices);
                 }
             }
             _ => self.change_slot_limit(),
@@ -550,6 +550,7 @@ fn client(
         client: CLIENT,
         life,
         queue: 0,
+        host_queue: 0,
         slots: manner.slots,
         depth: DEPTH as u16,
         receive_frames: manner.receive_frames,
@@ -559,7 +560,7 @@ fn client(
         timing,
         neglected,
     };
-    let mut client = Client::new(options, Peer(0), Checksum, Arc::clone(stats));
-    client.open(0);
+    let mut client = Client::new(options, HOST, Checksum::default(), Arc::clone(stats));
+    client.open(&[0; DEVICE_NAME_BYTES]);
     client
 }

@@ -1,0 +1,179 @@
+//! A port whose frames and data are slices, for tests, simulations and fuzzing: there no peer can
+//! write to a frame after it was sent.
+
+use sidecore_units::Nanos;
+
+use crate::handshake::{ClientHandshake, HostHandshake};
+use crate::port::{Payload, Peer, Port, Seal};
+use crate::wire::DATA_HEADER_BYTES;
+use crate::{Client, Host};
+
+/// Sends frames.
+pub trait Transmit {
+    /// A buffer for a frame of `len_bytes`, or `None` while there is no room. Its contents are
+    /// overwritten. A buffer that is not committed is not sent.
+    fn buffer(&mut self, len_bytes: usize) -> Option<&mut [u8]>;
+
+    /// Sends the buffer that was handed out last.
+    fn commit(&mut self, to: Peer);
+}
+
+/// The data of requests.
+pub trait Data {
+    /// Copies the data from `offset_bytes` on into `payload`.
+    fn fill(&mut self, request: u64, offset_bytes: u32, payload: &mut [u8]);
+
+    /// Copies `payload` to the data from `offset_bytes` on.
+    fn store(&mut self, request: u64, offset_bytes: u32, payload: &[u8]);
+
+    /// Makes the first `len_bytes` of the data zeros.
+    fn clear(&mut self, request: u64, len_bytes: u32);
+}
+
+/// A frame that arrived.
+#[derive(Debug, Default)]
+pub struct Arrived {
+    frame: Vec<u8>,
+    payload: (usize, usize),
+}
+
+impl Arrived {
+    /// This frame has arrived.
+    #[must_use]
+    pub const fn new(frame: Vec<u8>) -> Self {
+        Self { frame, payload: (0, 0) }
+    }
+
+    /// The frame's memory.
+    #[must_use]
+    pub fn into_frame(self) -> Vec<u8> {
+        self.frame
+    }
+
+    /// Its first bytes, as an engine takes them.
+    fn first(&self) -> ([u8; DATA_HEADER_BYTES], usize) {
+        let mut first = [0; DATA_HEADER_BYTES];
+        for (to, from) in first.iter_mut().zip(&self.frame) {
+            *to = *from;
+        }
+        (first, self.frame.len().min(DATA_HEADER_BYTES))
+    }
+
+    fn payload(&self) -> &[u8] {
+        let (start, len) = self.payload;
+        self.frame.get(start..).and_then(|rest| rest.get(..len)).unwrap_or_default()
+    }
+}
+
+/// A port over a wire and the data of requests.
+#[derive(Debug)]
+pub struct SlicePort<'a, W, D> {
+    /// The wire.
+    pub wire: &'a mut W,
+    /// The data.
+    pub data: &'a mut D,
+}
+
+impl<W: Transmit, D: Data> Port for SlicePort<'_, W, D> {
+    type Received = Arrived;
+
+    fn send<S: Seal>(
+        &mut self,
+        to: Peer,
+        head: &[u8],
+        payload: Payload<'_>,
+        counter: u64,
+        seal: &mut S,
+    ) -> bool {
+        let payload_bytes = payload.len_bytes();
+        let all = head.len().saturating_add(payload_bytes).saturating_add(seal.tag_bytes());
+        let Some(frame) = self.wire.buffer(all) else { return false };
+        let Some((first, sealed)) = frame.split_at_mut_checked(head.len()) else { return false };
+        first.copy_from_slice(head);
+        let Some(mut rest) = sealed.get_mut(..payload_bytes) else { return false };
+        match payload {
+            Payload::Message { message, .. } => {
+                rest.fill(0);
+                for (to, from) in rest.iter_mut().zip(message) {
+                    *to = *from;
+                }
+            }
+            Payload::Kept(kept) => {
+                for piece in kept {
+                    let Some((to, behind)) = rest.split_at_mut_checked(piece.len()) else {
+                        return false;
+                    };
+                    to.copy_from_slice(piece);
+                    rest = behind;
+                }
+            }
+            Payload::Data { request, offset_bytes, .. } => {
+                self.data.fill(request, offset_bytes, rest);
+            }
+        }
+        seal.seal(counter, head, sealed);
+        self.wire.commit(to);
+        true
+    }
+
+    fn open<S: Seal>(
+        &mut self,
+        received: &mut Arrived,
+        head: &[u8],
+        payload_bytes: usize,
+        counter: u64,
+        seal: &mut S,
+    ) -> bool {
+        let sealed_bytes = payload_bytes.saturating_add(seal.tag_bytes());
+        received.payload = (head.len(), payload_bytes);
+        let sealed = received.frame.get_mut(head.len()..);
+        let sealed = sealed.and_then(|rest| rest.get_mut(..sealed_bytes));
+        sealed.is_some_and(|sealed| seal.open(counter, head, sealed))
+    }
+
+    fn message(&mut self, received: &Arrived, to: &mut [u8]) -> usize {
+        let payload = received.payload();
+        for (to, from) in to.iter_mut().zip(payload) {
+            *to = *from;
+        }
+        to.len().min(payload.len())
+    }
+
+    fn store(&mut self, received: &mut Arrived, request: u64, offset_bytes: u32) {
+        self.data.store(request, offset_bytes, received.payload());
+    }
+
+    fn load(&mut self, request: u64, offset_bytes: u32, to: &mut [u8]) {
+        self.data.fill(request, offset_bytes, to);
+    }
+
+    fn clear(&mut self, request: u64, len_bytes: u32) {
+        self.data.clear(request, len_bytes);
+    }
+}
+
+impl<W: Transmit, D: Data> SlicePort<'_, W, D> {
+    /// Gives a client a frame.
+    pub fn to_client<H: ClientHandshake>(
+        &mut self,
+        client: &mut Client<H>,
+        (now, from): (Nanos, Peer),
+        arrived: &mut Arrived,
+    ) {
+        let ((first, first_bytes), len) = (arrived.first(), arrived.frame.len());
+        let first = first.get(..first_bytes).unwrap_or_default();
+        client.receive(now, (from, first, len), arrived, self);
+    }
+
+    /// Gives an IOhost a frame.
+    pub fn to_host<H: HostHandshake>(
+        &mut self,
+        host: &mut Host<H>,
+        (now, from): (Nanos, Peer),
+        arrived: &mut Arrived,
+    ) {
+        let ((first, first_bytes), len) = (arrived.first(), arrived.frame.len());
+        let first = first.get(..first_bytes).unwrap_or_default();
+        host.receive(now, (from, first, len), arrived, self);
+    }
+}
