@@ -6,13 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 
-use sidecore_block::{BlockChannel, BlockDevice, Geometry};
+use sidecore_block::{BlockChannel, BlockDevice, Gate, Geometry};
 use sidecore_extent::{FunctionId, TreeRoot};
 use sidecore_reactor::CoreContext;
 
 use crate::channel::{FunctionChannel, Stores};
 use crate::epochs::Epochs;
-use crate::limits::Gate;
 use crate::multiplexer::Multiplexer;
 use crate::shares::Boards;
 use crate::stats::{StatsBook, UnitStats};

@@ -61,7 +61,6 @@ mod events;
 mod function;
 mod host;
 mod hypervisor;
-mod limits;
 mod mail;
 mod multiplexer;
 mod options;
@@ -78,12 +77,12 @@ pub use error::ControllerError;
 pub use events::Event;
 pub use function::VirtualFunction;
 pub use host::{HostFunction, HostMap};
-pub use limits::{Limit, Limits};
 pub use options::{
     Answered, ControllerOptions, DEFAULT_WARN_USED_PERCENT, DEFAULT_WEIGHT, FUNCTIONS_MAX,
     FunctionOptions, WEIGHT_MAX,
 };
 pub use physical::PhysicalDisk;
 pub use report::{ControllerReport, FunctionReport, Health};
+pub use sidecore_block::{Limit, Limits};
 pub use stats::{FunctionStats, HypervisorCounts};
 pub use volumes::Change;

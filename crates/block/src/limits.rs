@@ -1,5 +1,5 @@
-//! Rate limits of a virtual function: token buckets, one each for reads and writes, requests and
-//! bytes.
+//! Rate limits of a virtual function, or of a client: token buckets, one each for reads and writes,
+//! requests and bytes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,7 +15,7 @@ pub struct Limit {
     pub burst: u64,
 }
 
-/// The rate limits of a virtual function; `None` is no limit.
+/// The rate limits of a virtual function or a client; `None` is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Reads a second.
@@ -41,12 +41,12 @@ const NANOS_PER_S: u64 = 1_000_000_000;
 /// Fractional bits of a unit's cost: enough for a hundred gigabytes a second.
 const COST_SHIFT: u32 = 24;
 
-/// A token bucket, shared by the queues of a function on all sidecores: one atomic word.
+/// A token bucket, shared by all sidecores: one atomic word.
 ///
 /// The state is the *virtual scheduling* form of the generic cell rate algorithm (ITU-T I.371,
 /// annex A): the time at which the bucket will be full again.
 #[derive(Debug)]
-pub(crate) struct Bucket {
+struct Bucket {
     full_at_ns: AtomicU64,
     /// Nanoseconds a unit, with [`COST_SHIFT`] fractional bits.
     cost: u64,
@@ -55,7 +55,7 @@ pub(crate) struct Bucket {
 }
 
 impl Bucket {
-    pub(crate) fn new(limit: Limit) -> Self {
+    fn new(limit: Limit) -> Self {
         let per_s = limit.per_s.max(1);
         let cost = (NANOS_PER_S << COST_SHIFT).checked_div(per_s).unwrap_or(u64::MAX).max(1);
         Self { full_at_ns: AtomicU64::new(0), cost, capacity_ns: nanos(cost, limit.burst.max(1)) }
@@ -65,7 +65,7 @@ impl Bucket {
     ///
     /// # Errors
     /// When to try again, if `now` is too early.
-    pub(crate) fn take(&self, now: Nanos, units: u64) -> Result<(), Nanos> {
+    fn take(&self, now: Nanos, units: u64) -> Result<(), Nanos> {
         let cost_ns = nanos(self.cost, units);
         let room_ns = self.capacity_ns.max(cost_ns);
         let mut full_at_ns = self.full_at_ns.load(Ordering::Relaxed);
@@ -100,21 +100,24 @@ fn nanos(cost: u64, units: u64) -> u64 {
     u64::try_from(product >> COST_SHIFT).unwrap_or(u64::MAX)
 }
 
-/// The buckets of one direction.
+/// The buckets of one direction, shared by all sidecores.
 #[derive(Debug, Default)]
-pub(crate) struct Gate {
+pub struct Gate {
     requests: Option<Bucket>,
     bytes: Option<Bucket>,
 }
 
 impl Gate {
-    pub(crate) fn new(iops: Option<Limit>, bytes_per_s: Option<Limit>) -> Self {
+    /// Makes the buckets of these limits.
+    #[must_use]
+    pub fn new(iops: Option<Limit>, bytes_per_s: Option<Limit>) -> Self {
         Self { requests: iops.map(Bucket::new), bytes: bytes_per_s.map(Bucket::new) }
     }
 
     /// Whether there are no limits.
+    #[must_use]
     #[inline]
-    pub(crate) fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         self.requests.is_none() && self.bytes.is_none()
     }
 
@@ -122,7 +125,7 @@ impl Gate {
     ///
     /// # Errors
     /// When to try again, if `now` is too early.
-    pub(crate) fn pass(&self, now: Nanos, len_bytes: u64) -> Result<(), Nanos> {
+    pub fn pass(&self, now: Nanos, len_bytes: u64) -> Result<(), Nanos> {
         if let Some(requests) = &self.requests {
             requests.take(now, 1)?;
         }
