@@ -31,6 +31,8 @@
     )
 )]
 
+mod crossing;
+pub mod export;
 mod peers;
 mod port;
 

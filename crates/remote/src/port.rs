@@ -84,6 +84,12 @@ pub struct Arrived {
 }
 
 impl Arrived {
+    /// The frame's [`head`](Self::head) and its payload, for an engine.
+    #[inline]
+    pub fn split(&mut self) -> (&[u8], &mut Received) {
+        (self.head.get(..self.head_bytes).unwrap_or_default(), &mut self.received)
+    }
+
     /// A private copy of the frame's first bytes: as many as the longest head has, or fewer if the
     /// frame is shorter.
     #[must_use]
@@ -151,6 +157,12 @@ impl<D: RequestData> LinkPort<D> {
     #[must_use]
     pub const fn unsendable(&self) -> u64 {
         self.unsendable
+    }
+
+    /// The station of a name.
+    #[must_use]
+    pub fn address(&self, peer: Peer) -> Option<LinkAddress> {
+        self.peers.address(peer)
     }
 
     /// The stations that frames came from and go to.

@@ -1,0 +1,566 @@
+//! The unit that polls a queue of a link and serves the clients behind it.
+
+use std::os::fd::BorrowedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use sidecore_block::{BlockError, Budget, Next, QueueStats};
+use sidecore_link::Link;
+use sidecore_reactor::{Arm, CoreContext, IdleMode, Pollable, Polled, Unit};
+use sidecore_units::Nanos;
+use sidecore_vrio::handshake::HostHandshake;
+use sidecore_vrio::wire::{DEVICE_NAME_BYTES, DeviceEntry, device_flag};
+use sidecore_vrio::{Execute, Host, HostOptions, Member, VrioStats};
+
+use super::executor::{Done, Job};
+use super::executors::Executors;
+use super::helper::HelperEnd;
+use super::slots::SlotBuffers;
+use super::steering::{Assigned, Load};
+use super::turns::Turns;
+use super::{ClientId, ClientLimits, ClientShare, ClientSpec, ExportError, ExportedDevice};
+use crate::LinkPort;
+
+/// Frames that are taken from the link in one poll.
+const POLL_FRAMES: usize = 64;
+
+/// Called when a device is gone: no store has a request of it, and its channels are closed.
+pub type Removed = Box<dyn FnOnce() + Send>;
+
+/// A client.
+pub(super) struct Client {
+    pub(super) name: Arc<str>,
+    /// Its places in the host: one for each of its link queues.
+    pub(super) places: Vec<(u8, u16, Arc<VrioStats>)>,
+}
+
+/// A device of a client.
+pub(super) struct Device {
+    pub(super) client: ClientId,
+    pub(super) name: Arc<str>,
+    pub(super) entry: DeviceEntry,
+    /// Writes are durable before they are answered.
+    writes_through: bool,
+    pub(super) assigned: Assigned,
+    /// The place of the session that the requests in flight are of.
+    place: u16,
+    /// Requests of another session, which wait until those in flight have ended.
+    held: Vec<Execute>,
+    /// Its counters, for each executor.
+    pub(super) stats: Vec<Arc<QueueStats>>,
+    /// It is gone as soon as nothing of it is in flight.
+    removed: Option<Removed>,
+    /// Executors that have not closed its store yet.
+    closing: Option<usize>,
+}
+
+/// A queue of a link of an IOhost, with the sessions of all clients behind it. `H` is the handshake
+/// by which they prove themselves.
+///
+/// Its sidecore does all the work for a request, unless [helpers](super::helper) on other sidecores
+/// are less loaded.
+pub struct Export<H: HostHandshake> {
+    pub(super) port: LinkPort<SlotBuffers>,
+    pub(super) host: Host<H>,
+    pub(super) stats: Arc<VrioStats>,
+    pub(super) options: HostOptions,
+    /// By their names, of which none is used again: devices of a removed client are no other's.
+    pub(super) clients: Vec<Option<Client>>,
+    /// By their numbers, of which none is used again: a client may still have requests that name
+    /// it.
+    pub(super) devices: Vec<Option<Device>>,
+    pub(super) executors: Executors,
+    turns: Turns<Execute>,
+    /// The limits of clients, by places.
+    limits: Vec<Option<Arc<ClientLimits>>>,
+    done: Vec<Done>,
+    closed: Vec<u16>,
+    /// Places of removed clients whose sessions the store still has requests of.
+    leaving: Vec<u16>,
+    now: Nanos,
+    mode: IdleMode,
+    stopped: Option<Box<dyn FnOnce(()) + Send>>,
+}
+
+impl<H: HostHandshake> Export<H> {
+    /// A unit that serves `link`, on the sidecore of `core`, which has this `load` of requests.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub fn new(
+        core: &Rc<CoreContext>,
+        link: Box<dyn Link>,
+        (options, handshake): (HostOptions, H),
+        load: &Arc<Load>,
+        mode: IdleMode,
+    ) -> Result<Self, ExportError> {
+        let stats = Arc::new(VrioStats::default());
+        let frame_bytes = u32::try_from(link.properties().frame_bytes).unwrap_or(u32::MAX);
+        let server = sidecore_vrio::ServerOptions {
+            frame_bytes: options.server.frame_bytes.min(frame_bytes),
+            ..options.server
+        };
+        let options = HostOptions { server, ..options };
+        Ok(Self {
+            port: LinkPort::new(link, SlotBuffers::default()),
+            host: Host::new(options, handshake, Arc::clone(&stats)),
+            stats,
+            options,
+            clients: Vec::new(),
+            devices: Vec::new(),
+            executors: Executors::new(core, load)?,
+            turns: Turns::new(),
+            limits: Vec::new(),
+            done: Vec::new(),
+            closed: Vec::new(),
+            leaving: Vec::new(),
+            now: Nanos::ZERO,
+            mode,
+            stopped: None,
+        })
+    }
+
+    /// Has another sidecore execute requests, of devices that are added from now on.
+    ///
+    /// # Errors
+    /// The kernel has no memory left.
+    pub fn add_helper(&mut self, helper: HelperEnd) -> Result<(), ExportError> {
+        Ok(self.executors.add_helper(helper)?)
+    }
+
+    /// Lets a client have sessions.
+    ///
+    /// # Errors
+    /// It has them already, there are too many clients, or the kernel has no memory left.
+    pub fn add_client(&mut self, spec: &ClientSpec) -> Result<ClientId, ExportError> {
+        let slots = self.options.server.slots;
+        let mut places = Vec::new();
+        for queue in 0..spec.queues.max(1) {
+            let stats = Arc::new(VrioStats::default());
+            let member = Member { client: spec.id, queue };
+            let Some(place) = self.host.add(member, Arc::clone(&stats)) else {
+                self.remove_places(&places);
+                return Err(ExportError::Client { name: Arc::clone(&spec.name) });
+            };
+            places.push((queue, place, stats));
+            if let Err(error) = self.port.data.add(place, slots) {
+                self.remove_places(&places);
+                return Err(error.into());
+            }
+            self.done.reserve(slots.into());
+        }
+        self.set_shares(&places, &spec.share);
+        let client = Client { name: Arc::clone(&spec.name), places };
+        self.clients.push(Some(client));
+        Ok(ClientId(self.clients.len().saturating_sub(1)))
+    }
+
+    /// Changes a client's share.
+    ///
+    /// # Errors
+    /// There is no such client.
+    pub fn set_share(&mut self, client: ClientId, share: &ClientShare) -> Result<(), ExportError> {
+        let found = self.clients.get(client.0).and_then(Option::as_ref);
+        let places = found.ok_or(ExportError::NoClient)?.places.clone();
+        self.set_shares(&places, share);
+        Ok(())
+    }
+
+    fn set_shares(&mut self, places: &[(u8, u16, Arc<VrioStats>)], share: &ClientShare) {
+        let slots = self.options.server.slots;
+        for (_, place, _) in places {
+            self.turns.set(*place, share.weight, slots.into());
+            self.host.set_slot_limit(self.now, *place, share.slots.clamp(1, slots.max(1)));
+            let index = usize::from(*place);
+            if index >= self.limits.len() {
+                self.limits.resize(index.saturating_add(1), None);
+            }
+            if let Some(place) = self.limits.get_mut(index) {
+                *place = share.limits.clone();
+            }
+        }
+    }
+
+    /// Ends the sessions of a client at once, and lets it have none any more. Its devices are to be
+    /// removed by [`remove_device`](Self::remove_device).
+    ///
+    /// # Errors
+    /// There is no such client.
+    pub fn remove_client(&mut self, client: ClientId) -> Result<(), ExportError> {
+        let found = self.clients.get_mut(client.0).and_then(Option::take);
+        let found = found.ok_or(ExportError::NoClient)?;
+        self.remove_places(&found.places);
+        Ok(())
+    }
+
+    fn remove_places(&mut self, places: &[(u8, u16, Arc<VrioStats>)]) {
+        for (_, place, _) in places {
+            self.host.remove(*place);
+            self.leaving.push(*place);
+        }
+    }
+
+    /// Gives a client a device. Returns the device's number.
+    ///
+    /// # Errors
+    /// The client does not exist, or has a device of this name; the name is too long; the kernel
+    /// refuses what the store needs.
+    pub fn add_device(
+        &mut self,
+        client: ClientId,
+        device: &ExportedDevice,
+    ) -> Result<u16, ExportError> {
+        let name = &device.name;
+        if !self.clients.get(client.0).is_some_and(Option::is_some) {
+            return Err(ExportError::NoClient);
+        }
+        if self.devices_of(client).any(|other| other.name == *name) {
+            return Err(ExportError::Device { name: Arc::clone(name) });
+        }
+        let number = u16::try_from(self.devices.len()).map_err(|_| ExportError::Full)?;
+        let entry = entry(number, device)?;
+        let stats: Vec<_> = (0..self.executors.count()).map(|_| Arc::default()).collect();
+        let depth = usize::from(self.options.server.slots.max(1));
+        self.executors.add(number, (name, &device.store), depth, &stats)?;
+        self.devices.push(Some(Device {
+            client,
+            name: Arc::clone(name),
+            entry,
+            writes_through: !device.write_cache && device.store.geometry().volatile_cache,
+            assigned: Assigned::default(),
+            place: 0,
+            held: Vec::new(),
+            stats,
+            removed: None,
+            closing: None,
+        }));
+        self.announce(client);
+        Ok(number)
+    }
+
+    /// The size of a device's store has changed.
+    ///
+    /// # Errors
+    /// There is no such device.
+    pub fn resize_device(&mut self, number: u16, capacity_bytes: u64) -> Result<(), ExportError> {
+        let device = self.device(number).ok_or(ExportError::NoDevice)?;
+        let unit = u64::from(device.entry.block_bytes);
+        let rest = capacity_bytes.checked_rem(unit).unwrap_or(0);
+        device.entry.capacity_bytes = capacity_bytes.saturating_sub(rest);
+        let client = device.client;
+        self.announce(client);
+        Ok(())
+    }
+
+    /// Another owner's epoch has come, or this IOhost's own: sessions that use the device end, and
+    /// begin anew.
+    ///
+    /// # Errors
+    /// There is no such device.
+    pub fn set_epoch(&mut self, number: u16, epoch: u64) -> Result<(), ExportError> {
+        let device = self.device(number).ok_or(ExportError::NoDevice)?;
+        device.entry.epoch = epoch;
+        let client = device.client;
+        self.announce(client);
+        Ok(())
+    }
+
+    /// Takes a device from its client at once. `removed` is called when its store is closed.
+    ///
+    /// # Errors
+    /// There is no such device; `removed` was dropped.
+    pub fn remove_device(&mut self, number: u16, removed: Removed) -> Result<(), ExportError> {
+        let device = self.device(number).ok_or(ExportError::NoDevice)?;
+        device.removed = Some(removed);
+        let client = device.client;
+        let held = std::mem::take(&mut device.held);
+        for execute in held {
+            self.host.complete(execute.ticket, Err(BlockError::EIO));
+        }
+        self.announce(client);
+        self.close_if_idle(number);
+        Ok(())
+    }
+
+    /// A device that is not being removed.
+    fn device(&mut self, number: u16) -> Option<&mut Device> {
+        let device = self.devices.get_mut(usize::from(number))?.as_mut()?;
+        Some(device).filter(|device| device.removed.is_none())
+    }
+
+    fn devices_of(&self, client: ClientId) -> impl Iterator<Item = &Device> {
+        let devices = self.devices.iter().flatten();
+        devices.filter(move |device| device.client == client && device.removed.is_none())
+    }
+
+    /// Tells a client's sessions what devices it has.
+    fn announce(&mut self, client: ClientId) {
+        let entries: Vec<_> = self.devices_of(client).map(|device| device.entry).collect();
+        let Some(Some(found)) = self.clients.get(client.0) else { return };
+        for (_, place, _) in &found.places {
+            self.host.set_devices(self.now, *place, &entries);
+        }
+    }
+
+    /// Closes the store of a device that is being removed, once nothing of it is in flight.
+    fn close_if_idle(&mut self, number: u16) {
+        let Some(Some(device)) = self.devices.get_mut(usize::from(number)) else { return };
+        let is_due = device.removed.is_some() && device.assigned.in_flight == 0;
+        if !is_due || device.closing.is_some() {
+            return;
+        }
+        device.closing = Some(self.executors.remove(number));
+        self.note_closed(number, 0);
+    }
+
+    /// So many executors have closed the store of a device.
+    fn note_closed(&mut self, number: u16, count: usize) {
+        let Some(place) = self.devices.get_mut(usize::from(number)) else { return };
+        let Some(left) = place.as_mut().and_then(|device| device.closing.as_mut()) else { return };
+        *left = left.saturating_sub(count);
+        if *left == 0
+            && let Some(removed) = place.take().and_then(|device| device.removed)
+        {
+            removed();
+        }
+    }
+
+    /// Takes frames from the link. Returns their number.
+    #[inline]
+    fn receive(&mut self, now: Nanos) -> usize {
+        let count = self.port.receive(now, POLL_FRAMES);
+        while let Some(mut frame) = self.port.next_frame() {
+            let (from, frame_bytes) = (frame.from, frame.frame_bytes);
+            let (head, received) = frame.split();
+            self.host.receive(now, (from, head, frame_bytes), received, &mut self.port);
+        }
+        self.port.give_back();
+        count
+    }
+
+    /// Gives a request to the store of its device.
+    #[inline]
+    fn execute(&mut self, now: Nanos, execute: Execute) {
+        let Execute { ticket, place, device: number, request } = execute;
+        let device = self.devices.get_mut(usize::from(number)).and_then(Option::as_mut);
+        let data = self.port.data.at(place);
+        let (Some(device), Some((memory, data))) =
+            (device.filter(|device| device.removed.is_none()), data)
+        else {
+            self.host.complete(ticket, Err(BlockError::EIO));
+            return;
+        };
+        let session = (place >> 16) as u16;
+        if device.place != session {
+            if device.assigned.in_flight > 0 {
+                device.held.push(execute);
+                return;
+            }
+            device.place = session;
+        }
+        let job = Job {
+            ticket,
+            data,
+            operation: request.operation,
+            offset_bytes: request.offset_bytes,
+            len_bytes: request.len_bytes,
+            fua: request.fua || device.writes_through,
+        };
+        let device = (number, &mut device.assigned);
+        self.executors.take(now, device, (memory, job), &mut self.done);
+    }
+
+    /// Takes back what the stores have ended. Returns the number of requests.
+    #[inline]
+    fn complete(&mut self, now: Nanos) -> usize {
+        self.executors.exchange(now, &mut self.done, &mut self.closed);
+        let mut done = std::mem::take(&mut self.done);
+        let count = done.len();
+        for Done { device: number, ticket, result } in done.drain(..) {
+            self.host.complete(ticket, result);
+            let device = self.devices.get_mut(usize::from(number)).and_then(Option::as_mut);
+            if let Some(device) = device {
+                device.assigned.ended();
+                if device.assigned.in_flight == 0 {
+                    self.is_idle_now(now, number);
+                }
+            }
+        }
+        done.append(&mut self.done);
+        self.done = done;
+        while let Some(number) = self.closed.pop() {
+            self.note_closed(number, 1);
+        }
+        count
+    }
+
+    /// Nothing of a device is in flight any more.
+    #[inline]
+    fn is_idle_now(&mut self, now: Nanos, number: u16) {
+        let Some(Some(device)) = self.devices.get_mut(usize::from(number)) else { return };
+        if !device.held.is_empty() {
+            for execute in std::mem::take(&mut device.held) {
+                self.execute(now, execute);
+            }
+        } else if device.removed.is_some() {
+            self.close_if_idle(number);
+        }
+    }
+
+    /// Gives the memory of removed clients back, once no store has a request of theirs.
+    #[cold]
+    fn let_leave(&mut self) {
+        let (host, buffers) = (&self.host, &mut self.port.data);
+        self.leaving.retain(|place| {
+            let is_gone = host
+                .session(*place)
+                .is_none_or(|session| session.session() == 0 && session.is_drained());
+            if is_gone {
+                buffers.remove(*place);
+            }
+            !is_gone
+        });
+    }
+}
+
+/// The entry of a device in its client's list.
+fn entry(number: u16, device: &ExportedDevice) -> Result<DeviceEntry, ExportError> {
+    let geometry = device.store.geometry();
+    let mut name = [0; DEVICE_NAME_BYTES];
+    let text = device.name.as_bytes();
+    let place = name.get_mut(..text.len()).filter(|place| !place.is_empty());
+    place
+        .ok_or_else(|| ExportError::Name { name: Arc::clone(&device.name) })?
+        .copy_from_slice(text);
+    let mut serial = [0; 20];
+    for (to, from) in serial.iter_mut().zip(device.serial.bytes()) {
+        *to = from;
+    }
+    let read_only = device.read_only || geometry.read_only;
+    let flags = [
+        (true, device_flag::PRESENT),
+        (read_only, device_flag::READ_ONLY),
+        (geometry.volatile_cache && device.write_cache, device_flag::VOLATILE_CACHE),
+        (geometry.discard && !read_only, device_flag::DISCARD),
+        (geometry.discard && geometry.discard_zeroes && !read_only, device_flag::DISCARD_ZEROES),
+        (geometry.write_zeroes && !read_only, device_flag::WRITE_ZEROES),
+    ];
+    let flags = flags.into_iter().filter(|(is_set, _)| *is_set);
+    Ok(DeviceEntry {
+        device: number,
+        flags: flags.fold(0, |flags, (_, flag)| flags | flag),
+        epoch: device.epoch,
+        capacity_bytes: geometry.capacity_bytes,
+        block_bytes: geometry.block_bytes,
+        physical_block_bytes: geometry.physical_block_bytes,
+        name,
+        serial,
+        ..DeviceEntry::default()
+    })
+}
+
+impl<H: HostHandshake + 'static> Unit for Export<H> {
+    /// All that a client needs to continue is at the client.
+    type State = ();
+
+    fn stop(&mut self, stopped: Box<dyn FnOnce(()) + Send>) {
+        self.stopped = Some(stopped);
+    }
+}
+
+impl<H: HostHandshake + 'static> Pollable for Export<H> {
+    fn poll(&mut self, now: Nanos, budget: usize) -> Polled {
+        self.now = now;
+        let mut work = 0_usize;
+        if self.stopped.is_none() {
+            work = self.receive(now);
+            while let Some(execute) = self.host.next_execute() {
+                let session = (execute.place >> 16) as u16;
+                self.turns.push(session, execute.request.len_bytes, execute);
+            }
+            let mut budget = Budget::new(budget);
+            self.turns.resume(now);
+            while !self.turns.is_empty() && budget.take() {
+                let limits = &self.limits;
+                let next = self.turns.pop(|place, len_bytes, execute| {
+                    match limits.get(usize::from(place)) {
+                        Some(Some(limits)) => {
+                            limits.pass(now, execute.request.operation, len_bytes)
+                        }
+                        _ => Ok(()),
+                    }
+                });
+                let Some((len_bytes, execute)) = next else { break };
+                budget.spend_bytes(len_bytes);
+                self.execute(now, execute);
+            }
+        }
+        work = work.saturating_add(self.complete(now));
+        self.host.poll(now, &mut self.port);
+        self.port.flush(now);
+        if !self.leaving.is_empty() {
+            self.let_leave();
+        }
+        if self.stopped.is_some() && self.executors.is_idle() {
+            return Polled::Finished;
+        }
+        if work > 0 { Polled::Busy(work) } else { Polled::Idle }
+    }
+
+    fn idle_mode(&self) -> IdleMode {
+        self.mode
+    }
+
+    fn arm(&mut self) -> Arm {
+        if !self.turns.is_empty() || !self.done.is_empty() {
+            return Arm::CannotSleep;
+        }
+        match self.executors.arm() {
+            Arm::Armed => {}
+            other => return other,
+        }
+        let armed = self.port.arm();
+        if armed != Arm::Armed {
+            self.executors.disarm();
+        }
+        armed
+    }
+
+    fn disarm(&mut self) {
+        self.port.disarm();
+        self.executors.disarm();
+    }
+
+    fn wake_fds(&self, watch: &mut dyn FnMut(BorrowedFd<'_>)) {
+        watch(self.port.wake_fd());
+        self.executors.wake_fds(watch);
+    }
+
+    fn on_wake(&mut self) {
+        self.port.on_wake();
+        self.executors.on_wake();
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        let executors = match self.executors.next() {
+            Next::OnWake => None,
+            next => next.deadline(),
+        };
+        let deadlines =
+            [self.host.deadline(), self.port.deadline(), self.turns.deadline(), executors];
+        deadlines.into_iter().flatten().min()
+    }
+
+    fn waits_since(&self) -> Option<Nanos> {
+        self.executors.waits_since()
+    }
+
+    fn finish(mut self: Box<Self>) {
+        let stopped = self.stopped.take();
+        // The link and the stores are closed before the answer.
+        drop(self);
+        if let Some(stopped) = stopped {
+            stopped(());
+        }
+    }
+}
