@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use sidecore_block::{
     Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation, Readiness,
 };
-use sidecore_link::{EthernetAddress, Faults, LinkAddress, LinkOptions, Network};
+use sidecore_link::{EthernetAddress, Faults, Link, LinkAddress, LinkOptions, Network};
 use sidecore_memory::{GuestAddress, RegionHint, Segments, SharedPages};
 use sidecore_reactor::{CoreContext, IdleMode, Pollable, Polled};
 use sidecore_remote::export::{
@@ -83,9 +83,14 @@ pub fn station(number: u8) -> EthernetAddress {
 
 impl TestClient {
     pub fn new(network: &Network, number: u8, options: ClientOptions) -> Self {
-        let link = network.link(station(number), &link_options()).unwrap();
-        let mut port = LinkPort::new(Box::new(link), Buffers::new());
-        let host = port.peers().name(LinkAddress::Ethernet(IOHOST));
+        let link = Box::new(network.link(station(number), &link_options()).unwrap());
+        Self::on(link, LinkAddress::Ethernet(IOHOST), number, options)
+    }
+
+    /// A client of the IOhost at this address of a link.
+    pub fn on(link: Box<dyn Link>, host: LinkAddress, number: u8, options: ClientOptions) -> Self {
+        let mut port = LinkPort::new(link, Buffers::new());
+        let host = port.peers().name(host);
         let stats = Arc::new(VrioStats::default());
         let options = ClientOptions { client: client_id(number), ..options };
         let client = Client::new(options, host, Plain, Arc::clone(&stats));
@@ -125,7 +130,7 @@ impl TestClient {
     }
 }
 
-fn link_options() -> LinkOptions {
+pub fn link_options() -> LinkOptions {
     LinkOptions {
         receive_frames: 2048,
         transmit_frames: 512,
@@ -432,6 +437,16 @@ fn iohost(
     server: ServerOptions,
 ) -> (Box<Export<Plain>>, Vec<Helper>) {
     let link = Box::new(network.link(IOHOST, &link_options()).unwrap());
+    iohost_on(link, incarnation, helpers, server)
+}
+
+/// An IOhost at a link, and its helpers.
+pub fn iohost_on(
+    link: Box<dyn Link>,
+    incarnation: u64,
+    helpers: usize,
+    server: ServerOptions,
+) -> (Box<Export<Plain>>, Vec<Helper>) {
     let secret = [incarnation, 77];
     let options = HostOptions { incarnation, secret, server, ..HostOptions::default() };
     let (core, load) = (Rc::default(), Arc::new(Load::default()));
