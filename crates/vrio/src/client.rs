@@ -346,6 +346,21 @@ impl<H: ClientHandshake> Client<H> {
         self.is_connected() && found.is_some_and(Device::is_ready)
     }
 
+    /// Whether an opened device is attached in this session. If it is not
+    /// [ready](Self::is_ready), answered writes are sent again.
+    #[must_use]
+    pub fn is_attached(&self, device: u16) -> bool {
+        let found = self.core.devices.get(usize::from(device));
+        self.is_connected() && found.is_some_and(|device| device.is_attached)
+    }
+
+    /// The difference for which a device is not attached that the IOhost has: it is another one than
+    /// the device that was attached first, and its user could not tell.
+    #[must_use]
+    pub fn change(&self, device: u16) -> Option<&'static str> {
+        self.core.devices.get(usize::from(device))?.refused
+    }
+
     /// The IOhost's list of devices for this client, as far as it is known.
     #[must_use]
     pub fn listed(&self) -> &[DeviceEntry] {

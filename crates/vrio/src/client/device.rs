@@ -21,6 +21,8 @@ pub(super) struct Device {
     pub(super) is_open: bool,
     pub(super) name: [u8; DEVICE_NAME_BYTES],
     pub(super) entry: DeviceEntry,
+    /// The first entry, which the device's user relies on.
+    pub(super) promised: DeviceEntry,
     /// The IOhost has attached the device to this session.
     pub(super) is_attached: bool,
     /// When to ask for it again, unless it is attached and the entry is of the newest version.
@@ -34,6 +36,8 @@ pub(super) struct Device {
     pub(super) is_flushing: bool,
     /// Replayed writes failed: the next flush does, too.
     pub(super) lost: Option<BlockError>,
+    /// The difference for which the IOhost's newest entry was refused.
+    pub(super) refused: Option<&'static str>,
     /// The caller has not been told of the entry.
     pub(super) is_untold: bool,
 }
@@ -63,6 +67,7 @@ impl Device {
             is_open: false,
             name: [0; DEVICE_NAME_BYTES],
             entry: DeviceEntry::default(),
+            promised: DeviceEntry::default(),
             is_attached: false,
             ask_at: Nanos::ZERO,
             log: ReplayLog::new(0),
@@ -70,6 +75,7 @@ impl Device {
             replay: None,
             is_flushing: false,
             lost: None,
+            refused: None,
             is_untold: false,
         }
     }
@@ -79,9 +85,28 @@ impl Device {
         self.entry.has(device_flag::PRESENT)
     }
 
-    /// Whether `entry` is of this device: an IOhost may have made another one with its name.
-    pub(super) fn is_same(&self, entry: &DeviceEntry) -> bool {
-        !self.is_known() || entry.serial == self.entry.serial
+    /// The difference for which `entry` is not this device as its user knows it: an IOhost may have
+    /// made another one with its name. Users take growth alone.
+    pub(super) fn change(&self, entry: &DeviceEntry) -> Option<&'static str> {
+        if !self.is_known() {
+            return None;
+        }
+        let (was, is) = (|flag| self.promised.has(flag), |flag| entry.has(flag));
+        let lost = |flag| was(flag) && !is(flag);
+        let changes = [
+            (entry.serial != self.promised.serial, "it has another serial number"),
+            (entry.block_bytes != self.promised.block_bytes, "it has another block size"),
+            (entry.capacity_bytes < self.promised.capacity_bytes, "it has shrunk"),
+            (is(device_flag::READ_ONLY) && !was(device_flag::READ_ONLY), "it has become read-only"),
+            (
+                is(device_flag::VOLATILE_CACHE) && !was(device_flag::VOLATILE_CACHE),
+                "it has got a volatile cache",
+            ),
+            (lost(device_flag::DISCARD), "it no longer discards"),
+            (lost(device_flag::DISCARD_ZEROES), "its discarded blocks no longer read as zeros"),
+            (lost(device_flag::WRITE_ZEROES), "it no longer writes zeros"),
+        ];
+        changes.into_iter().find_map(|(has_changed, what)| has_changed.then_some(what))
     }
 
     /// Whether the entry has to be asked for.
@@ -127,5 +152,56 @@ impl Device {
             self.executor = Some(replay.to);
             self.replay = None;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_may_grow_and_change_in_nothing_that_its_user_relies_on() {
+        let all = device_flag::PRESENT
+            | device_flag::DISCARD
+            | device_flag::DISCARD_ZEROES
+            | device_flag::WRITE_ZEROES;
+        fn with_flags(mut entry: DeviceEntry, flags: u32) -> DeviceEntry {
+            entry.flags = flags;
+            entry
+        }
+        let entry = DeviceEntry {
+            flags: all,
+            capacity_bytes: 1 << 20,
+            block_bytes: 512,
+            physical_block_bytes: 512,
+            ..DeviceEntry::default()
+        };
+        let mut device = Device::new([b'a'; DEVICE_NAME_BYTES], 0);
+        assert_eq!(device.change(&entry), None, "it was not known before");
+        (device.entry, device.promised) = (entry, entry);
+        device.entry.capacity_bytes = 4 << 20;
+        for same in [
+            entry,
+            DeviceEntry { capacity_bytes: 2 << 20, version: 9, epoch: 4, device: 7, ..entry },
+        ] {
+            assert_eq!(device.change(&same), None);
+        }
+        let mut changes: Vec<_> = [
+            DeviceEntry { serial: [1; 20], ..entry },
+            DeviceEntry { block_bytes: 4096, ..entry },
+            DeviceEntry { capacity_bytes: 1 << 19, ..entry },
+            with_flags(entry, all | device_flag::READ_ONLY),
+            with_flags(entry, all | device_flag::VOLATILE_CACHE),
+            with_flags(entry, all & !device_flag::DISCARD),
+            with_flags(entry, all & !device_flag::DISCARD_ZEROES),
+            with_flags(entry, all & !device_flag::WRITE_ZEROES),
+        ]
+        .map(|changed| device.change(&changed).expect("refused"))
+        .into();
+        changes.sort_unstable();
+        changes.dedup();
+        assert_eq!(changes.len(), 8, "each has its own reason: {changes:?}");
+        device.promised.flags |= device_flag::READ_ONLY | device_flag::VOLATILE_CACHE;
+        assert_eq!(device.change(&entry), None, "more than the user relies on");
     }
 }

@@ -478,7 +478,13 @@ impl Core {
         let executor = Executor { incarnation: self.incarnation, epoch: entry.epoch };
         let replays = self.options.neglected.keeps(Rule::Replay);
         let Some(device) = self.devices.get_mut(index) else { return Ok(()) };
-        if !entry.is_sound() || !device.is_same(&entry) {
+        let change = device.change(&entry).filter(|_| entry.is_sound());
+        if change != device.refused {
+            device.refused = change;
+            device.is_untold = true;
+            self.untold.devices = true;
+        }
+        if !entry.is_sound() || change.is_some() {
             self.detached(now, index);
             return Ok(());
         }
@@ -486,6 +492,9 @@ impl Core {
         if device.is_attached && is_other {
             self.lose(now, 0);
             return Ok(());
+        }
+        if !device.is_known() {
+            device.promised = entry;
         }
         if device.entry != entry {
             device.entry = entry;
