@@ -157,8 +157,8 @@ pub trait BlockChannel {
     fn waits_since(&self) -> Option<Nanos>;
 
     /// A file descriptor that is readable (level-triggered) when `poll` has something to hand back.
-    /// `None` if only submission and time complete requests here. It stays the same for the
-    /// channel's life.
+    /// `None` if only submission, time and units of the same sidecore complete requests here. It
+    /// stays the same for the channel's life.
     fn wake_fd(&self) -> Option<BorrowedFd<'_>>;
 }
 
@@ -169,7 +169,8 @@ pub enum Next {
     Now,
     /// At this time, or when its descriptor wakes the queue.
     At(Nanos),
-    /// When its descriptor wakes the queue, or more is submitted.
+    /// When its descriptor wakes the queue, or a unit of the queue's sidecore does by a port, or
+    /// more is submitted.
     OnWake,
 }
 
@@ -190,7 +191,8 @@ impl Next {
 pub struct Readiness {
     /// Requests that were submitted and not yet handed back.
     pub in_flight: usize,
-    /// When to poll next. [`Next::OnWake`] with requests in flight promises a descriptor.
+    /// When to poll next. [`Next::OnWake`] with requests in flight promises a descriptor, or a
+    /// [port](sidecore_reactor::Port) of the queue's sidecore.
     pub next: Next,
 }
 

@@ -10,6 +10,7 @@
 //!
 //! * [`LinkPort`] is the port of both engines: frames of a link in, frames out, and a payload's one
 //!   copy between a frame and the data of its request.
+//! * [`client`] is the VMhost: a unit for a session with an IOhost, and stores of its devices.
 //!
 //! # Hostile peers
 //!
@@ -31,6 +32,7 @@
     )
 )]
 
+pub mod client;
 mod crossing;
 pub mod export;
 mod peers;

@@ -97,6 +97,12 @@ impl Arrived {
     pub fn head(&self) -> &[u8] {
         self.head.get(..self.head_bytes).unwrap_or_default()
     }
+
+    /// The frame's first bytes and its payload, as an engine takes them.
+    #[inline]
+    pub fn parts(&mut self) -> (&[u8], &mut Received) {
+        (self.head.get(..self.head_bytes).unwrap_or_default(), &mut self.received)
+    }
 }
 
 /// A payload in a received frame, until the port receives the next batch.

@@ -1,0 +1,515 @@
+//! The desk of a session: takes requests from all lines, gives their parts to the engine, and
+//! hands them back.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sidecore_block::{Batch, BlockError, BlockRequest, Operation};
+use sidecore_link::LinkState;
+use sidecore_reactor::PortSender;
+use sidecore_units::Nanos;
+use sidecore_vrio::handshake::ClientHandshake;
+use sidecore_vrio::{Client, Event, SubmitError};
+
+use super::handover::HandoverEnd;
+use super::iohost::{Command, Shared};
+use super::local::Desk;
+use super::status::{DeviceShared, DeviceStatus, Waiting, WaitsFor};
+use super::store::{Opened, padded_name};
+use super::table::{LineNumber, Table};
+use crate::LinkPort;
+
+/// The error of requests that a stopped session is given.
+const STOPPED: BlockError = BlockError::EIO;
+
+/// A queue of a store.
+struct Line {
+    opened: Opened,
+    /// The device's number in the engine.
+    device: Option<u16>,
+    depth: usize,
+    /// Requests that were taken and not handed back.
+    in_flight: usize,
+    /// The queue is gone.
+    is_closed: bool,
+    way: Way,
+}
+
+/// The way back to a queue.
+enum Way {
+    /// The queue is on this sidecore.
+    Local {
+        /// Requests that have ended.
+        ended: Batch,
+        sleeps: bool,
+        wake: PortSender<()>,
+    },
+    /// It is on another one.
+    Handover(HandoverEnd),
+}
+
+/// A device of the session.
+struct Device {
+    shared: Arc<DeviceShared>,
+    /// Its number in the engine.
+    number: u16,
+    status: DeviceStatus,
+}
+
+/// See the module.
+pub(super) struct SessionDesk<H: ClientHandshake> {
+    client: Client<H>,
+    pub(super) port: LinkPort<Table>,
+    shared: Arc<Shared>,
+    lines: Vec<Option<Line>>,
+    devices: Vec<Device>,
+    /// Requests of the lines at most.
+    depth: usize,
+    /// Something has changed that a device may wait for.
+    looks_again: bool,
+    /// Devices that wait.
+    waiting: usize,
+    is_stopping: bool,
+    /// The session's unit sleeps, and `doorbell` wakes it.
+    pub(super) is_asleep: bool,
+    doorbell: PortSender<()>,
+    /// Kept for its capacity.
+    over: Vec<(LineNumber, Box<BlockRequest>)>,
+}
+
+impl<H: ClientHandshake> SessionDesk<H> {
+    pub(super) fn new(
+        client: Client<H>,
+        port: LinkPort<Table>,
+        shared: Arc<Shared>,
+        doorbell: PortSender<()>,
+    ) -> Self {
+        Self {
+            client,
+            port,
+            shared,
+            lines: Vec::new(),
+            devices: Vec::new(),
+            depth: 0,
+            looks_again: true,
+            waiting: 0,
+            is_stopping: false,
+            is_asleep: false,
+            doorbell,
+            over: Vec::new(),
+        }
+    }
+
+    /// The engine, for reports.
+    pub(super) const fn client(&self) -> &Client<H> {
+        &self.client
+    }
+
+    /// One round: frames in, requests in, frames out, requests out. Returns the amount of work.
+    pub(super) fn turn(&mut self, now: Nanos, budget: usize) -> usize {
+        let mut work = self.port.receive(now, budget);
+        while let Some(mut arrived) = self.port.next_frame() {
+            let (from, frame_bytes) = (arrived.from, arrived.frame_bytes);
+            let (head, received) = arrived.parts();
+            self.client.receive(now, (from, head, frame_bytes), received, &mut self.port);
+        }
+        work = work.saturating_add(self.take_events());
+        if self.shared.has_commands.load(Ordering::Acquire) {
+            work = work.saturating_add(self.obey());
+        }
+        work = work.saturating_add(self.take_handed_over(now));
+        work = work.saturating_add(self.push(now));
+        self.ring();
+        self.look(now);
+        if work > 0 {
+            self.shared.stats.in_flight.set(self.port.data.len() as u64);
+        }
+        work
+    }
+
+    /// Gives queued parts to the engine and has it send. Returns the number of requests that ended.
+    fn push(&mut self, now: Nanos) -> usize {
+        while let Some(part) = self.port.data.next_part() {
+            match self.client.submit(part.tag, part.device, part.request) {
+                Ok(()) => {
+                    if self.port.data.sent(&part) {
+                        self.shared.stats.splits.add(1);
+                    }
+                }
+                Err(SubmitError::Full) => break,
+                Err(SubmitError::UnknownDevice { .. }) => {
+                    self.port.data.sent(&part);
+                    self.part_ended(part.tag, Err(BlockError::EIO));
+                }
+            }
+        }
+        self.client.poll(now, &mut self.port);
+        let ended = self.take_events();
+        self.port.flush(now);
+        ended
+    }
+
+    /// Takes what the engine has to say. Returns the number of parts that ended.
+    fn take_events(&mut self) -> usize {
+        let mut ended = 0_usize;
+        while let Some(event) = self.client.next_event() {
+            match event {
+                Event::Completed { tag, result } => {
+                    self.part_ended(tag, result);
+                    ended = ended.saturating_add(1);
+                }
+                Event::Connected => {
+                    tracing::info!(iohost = self.shared.name, "a session has begun");
+                    self.looks_again = true;
+                }
+                Event::Disconnected => {
+                    tracing::warn!(iohost = self.shared.name, "the session is lost");
+                    self.looks_again = true;
+                }
+                Event::Listed => {}
+                Event::Device(number) => {
+                    self.looks_again = true;
+                    self.note_entry(number);
+                }
+            }
+        }
+        ended
+    }
+
+    fn part_ended(&mut self, tag: u64, result: Result<(), BlockError>) {
+        if let Some((line, request)) = self.port.data.part_ended(tag, result) {
+            self.hand_back(line, request);
+        }
+    }
+
+    /// Hands a request back that has ended.
+    fn hand_back(&mut self, number: LineNumber, request: Box<BlockRequest>) {
+        let Some(Some(line)) = self.lines.get_mut(number) else { return };
+        match &mut line.way {
+            Way::Local { ended, sleeps, wake } => {
+                ended.push(request);
+                if std::mem::take(sleeps) && wake.send(()).is_ok() {
+                    self.shared.stats.wakes.add(1);
+                }
+            }
+            Way::Handover(end) => {
+                end.give_back(request);
+                line.in_flight = line.in_flight.saturating_sub(1);
+            }
+        }
+        if line.is_closed {
+            self.free_line(number);
+        }
+    }
+
+    /// Wakes queues on other sidecores.
+    fn ring(&mut self) {
+        for line in self.lines.iter_mut().flatten() {
+            if let Way::Handover(end) = &mut line.way
+                && end.ring()
+            {
+                self.shared.stats.wakes.add(1);
+            }
+        }
+    }
+
+    /// Takes the requests of queues on other sidecores. Returns their number.
+    fn take_handed_over(&mut self, now: Nanos) -> usize {
+        let mut count = 0_usize;
+        for number in 0..self.lines.len() {
+            while let Some(Some(line)) = self.lines.get_mut(number)
+                && let Way::Handover(end) = &mut line.way
+                && let Some(request) = end.take()
+            {
+                line.in_flight = line.in_flight.saturating_add(1);
+                count = count.saturating_add(1);
+                self.accept(now, number, request);
+            }
+        }
+        self.shared.stats.handed_over.add(count as u64);
+        count
+    }
+
+    /// Whether a queue on another sidecore has given requests, or a thread a command.
+    pub(super) fn has_mail(&self) -> bool {
+        let has_requests = |line: &Line| match &line.way {
+            Way::Local { .. } => false,
+            Way::Handover(end) => end.has_requests(),
+        };
+        self.shared.has_commands.load(Ordering::Acquire)
+            || self.lines.iter().flatten().any(has_requests)
+    }
+
+    /// Takes a request of a line into the table, or ends it.
+    fn accept(&mut self, now: Nanos, number: LineNumber, request: Box<BlockRequest>) {
+        let mut request = request;
+        let Some(Some(line)) = self.lines.get(number) else { return };
+        let verdict = match line.device {
+            _ if self.is_stopping => Err(STOPPED),
+            None => Err(BlockError::EIO),
+            Some(device) => line.opened.check(&request).map(|()| device),
+        };
+        match verdict {
+            Ok(_) if request.len_bytes == 0 && request.operation != Operation::Flush => {
+                request.result = Ok(());
+            }
+            Ok(device) => match self.port.data.insert(now, (number, device), request) {
+                Ok(()) => return,
+                Err(given_back) => {
+                    request = given_back;
+                    request.result = Err(BlockError::EIO);
+                }
+            },
+            Err(error) => request.result = Err(error),
+        }
+        self.hand_back(number, request);
+    }
+
+    /// Carries out the commands of other threads. Returns their number.
+    fn obey(&mut self) -> usize {
+        let commands = self.shared.take_commands();
+        let count = commands.len();
+        for command in commands {
+            match command {
+                Command::OpenDevice(device) => self.open_device(device),
+                Command::CloseDevice(device) => self.close_device(&device),
+                Command::OpenLine(end) => {
+                    let (opened, depth) = (end.opened.clone(), end.depth);
+                    self.add_line(&opened, depth, Way::Handover(end));
+                }
+                Command::CloseLine(shared) => {
+                    let is_it = |line: &Option<Line>| match line {
+                        Some(Line { way: Way::Handover(end), .. }) => {
+                            Arc::ptr_eq(&end.shared, &shared)
+                        }
+                        _ => false,
+                    };
+                    if let Some(number) = self.lines.iter().position(is_it) {
+                        self.close_line(number);
+                    }
+                }
+            }
+        }
+        self.looks_again = true;
+        count
+    }
+
+    fn open_device(&mut self, shared: Arc<DeviceShared>) {
+        // A second device of the name is refused before.
+        let number = padded_name(&shared.name).and_then(|name| self.client.open(&name));
+        let Some(number) = number else { return };
+        self.devices.push(Device { shared, number, status: DeviceStatus::default() });
+    }
+
+    fn close_device(&mut self, shared: &Arc<DeviceShared>) {
+        let is_it = |device: &Device| Arc::ptr_eq(&device.shared, shared);
+        let Some(place) = self.devices.iter().position(is_it) else { return };
+        let device = self.devices.swap_remove(place);
+        self.client.close(device.number);
+    }
+
+    fn add_line(&mut self, opened: &Opened, depth: usize, way: Way) -> LineNumber {
+        let is_it = |device: &&Device| Arc::ptr_eq(&device.shared, &opened.device);
+        let device = self.devices.iter().find(is_it).map(|device| device.number);
+        let line =
+            Line { opened: opened.clone(), device, depth, in_flight: 0, is_closed: false, way };
+        self.depth = self.depth.saturating_add(depth);
+        self.port.data.reserve(self.depth);
+        self.over.reserve(self.depth);
+        let free = self.lines.iter().position(Option::is_none).unwrap_or(self.lines.len());
+        match self.lines.get_mut(free) {
+            Some(place) => *place = Some(line),
+            None => self.lines.push(Some(line)),
+        }
+        free
+    }
+
+    /// Frees the place of a closed line once the engine has no request of it.
+    fn free_line(&mut self, number: LineNumber) {
+        if self.port.data.has_requests_of(number) {
+            return;
+        }
+        if let Some(line) = self.lines.get_mut(number).and_then(Option::take) {
+            self.depth = self.depth.saturating_sub(line.depth);
+        }
+    }
+
+    /// Accepts no more requests, and fails those that the engine has not been given.
+    pub(super) fn stop(&mut self) {
+        self.is_stopping = true;
+        let mut over = std::mem::take(&mut self.over);
+        self.port.data.fail_queued(STOPPED, &mut over);
+        for (line, request) in over.drain(..) {
+            self.hand_back(line, request);
+        }
+        self.over = over;
+        self.ring();
+    }
+
+    /// Whether a stopped desk is done: it has no requests, and no queue can give any.
+    pub(super) fn is_over(&self) -> bool {
+        self.port.data.len() == 0 && self.lines.iter().all(Option::is_none)
+    }
+
+    /// Ends the session, at the end of the unit.
+    pub(super) fn end(&mut self, now: Nanos) {
+        self.client.end(now, &mut self.port);
+        self.port.flush(now);
+        for device in &mut self.devices {
+            let since = device.status.waiting.map_or(now, |waiting| waiting.since);
+            device.status.waiting = Some(Waiting { waits_for: WaitsFor::Session, since });
+            device.shared.set(device.status);
+        }
+    }
+
+    /// When the unit has to be polled.
+    pub(super) fn deadline(&self) -> Nanos {
+        self.client.deadline().min(self.port.deadline().unwrap_or(Nanos::MAX))
+    }
+
+    /// Requests that are not answered.
+    pub(super) fn in_flight(&self) -> usize {
+        self.port.data.len()
+    }
+
+    /// When the oldest request was taken that is not answered.
+    pub(super) fn oldest(&self) -> Option<Nanos> {
+        self.port.data.oldest(None)
+    }
+
+    /// Looks at what the devices wait for.
+    #[inline]
+    fn look(&mut self, now: Nanos) {
+        if !std::mem::take(&mut self.looks_again) && self.waiting == 0 {
+            return;
+        }
+        self.look_at_devices(now);
+        self.shared.stats.waiting_devices.set(self.waiting as u64);
+    }
+
+    fn look_at_devices(&mut self, now: Nanos) {
+        let link = self.port.state();
+        self.waiting = 0;
+        for device in &mut self.devices {
+            let waits_for = match link {
+                LinkState::Down(reason) | LinkState::Closed(reason) => Some(WaitsFor::Link(reason)),
+                LinkState::Up if !self.client.is_connected() => Some(WaitsFor::Iohost),
+                LinkState::Up if self.client.is_ready(device.number) => None,
+                LinkState::Up if self.client.is_attached(device.number) => Some(WaitsFor::Replay),
+                LinkState::Up => Some(
+                    self.client
+                        .change(device.number)
+                        .map_or(WaitsFor::Device, WaitsFor::SameDevice),
+                ),
+            };
+            self.waiting = self.waiting.saturating_add(usize::from(waits_for.is_some()));
+            let before = device.status.waiting;
+            if waits_for == before.map(|waiting| waiting.waits_for) {
+                continue;
+            }
+            let since = before.map_or(now, |waiting| waiting.since);
+            device.status.waiting = waits_for.map(|waits_for| Waiting { waits_for, since });
+            let (iohost, name) = (&self.shared.name, &device.shared.name);
+            match (before, waits_for) {
+                (None, Some(_)) => self.shared.stats.device_waits.add(1),
+                (Some(Waiting { since, .. }), None) => {
+                    let waited_ms = now.since(since).0 / 1_000_000;
+                    tracing::info!(iohost, device = name, waited_ms, "the device is served");
+                }
+                _ => {}
+            }
+            if let Some(waits_for) = waits_for {
+                tracing::warn!(iohost, device = name, "the device waits for {waits_for}");
+            }
+            device.shared.set(device.status);
+        }
+    }
+
+    /// The IOhost has another entry of a device.
+    fn note_entry(&mut self, number: u16) {
+        let Some(entry) = self.client.device(number) else { return };
+        let Some(device) = self.devices.iter_mut().find(|device| device.number == number) else {
+            return;
+        };
+        let before = device.status.entry.replace(*entry);
+        if let Some(before) = before
+            && before.capacity_bytes != entry.capacity_bytes
+        {
+            tracing::info!(
+                iohost = self.shared.name,
+                device = device.shared.name,
+                from_bytes = before.capacity_bytes,
+                to_bytes = entry.capacity_bytes,
+                "the device has grown: its guest sees that when the device is started again"
+            );
+        }
+        device.shared.set(device.status);
+    }
+}
+
+impl<H: ClientHandshake> Desk for SessionDesk<H> {
+    fn open_line(&mut self, opened: &Opened, depth: usize, wake: PortSender<()>) -> LineNumber {
+        // The device may have been opened since the last turn.
+        if self.shared.has_commands.load(Ordering::Acquire) {
+            self.obey();
+        }
+        let way = Way::Local { ended: Batch::with_capacity(depth), sleeps: false, wake };
+        self.add_line(opened, depth, way)
+    }
+
+    fn close_line(&mut self, number: LineNumber) {
+        if let Some(Some(line)) = self.lines.get_mut(number) {
+            line.is_closed = true;
+            self.free_line(number);
+        }
+    }
+
+    fn submit(&mut self, now: Nanos, number: LineNumber, batch: &mut Batch) {
+        let Some(Some(line)) = self.lines.get_mut(number) else { return };
+        let room = line.depth.saturating_sub(line.in_flight).min(batch.len());
+        if room == 0 {
+            return;
+        }
+        line.in_flight = line.in_flight.saturating_add(room);
+        self.shared.stats.local_requests.add(room as u64);
+        for request in batch.drain(..room) {
+            self.accept(now, number, request);
+        }
+        self.push(now);
+        self.shared.stats.in_flight.set(self.port.data.len() as u64);
+        if self.is_asleep {
+            // It has to poll for the answers. A full port has woken it already.
+            let _ = self.doorbell.send(());
+        }
+    }
+
+    fn take(&mut self, number: LineNumber, completed: &mut Batch) {
+        if let Some(Some(line)) = self.lines.get_mut(number)
+            && let Way::Local { ended, sleeps, .. } = &mut line.way
+        {
+            *sleeps = false;
+            line.in_flight = line.in_flight.saturating_sub(ended.len());
+            completed.append(ended);
+        }
+    }
+
+    fn readiness(&mut self, number: LineNumber) -> (usize, bool) {
+        let Some(Some(line)) = self.lines.get_mut(number) else { return (0, false) };
+        let Way::Local { ended, sleeps, .. } = &mut line.way else { return (0, false) };
+        *sleeps = line.in_flight > 0 && ended.is_empty();
+        (line.in_flight, !ended.is_empty())
+    }
+
+    fn waits_since(&self, line: LineNumber) -> Option<Nanos> {
+        self.port.data.oldest(Some(line))
+    }
+}
+
+impl<H: ClientHandshake> Drop for SessionDesk<H> {
+    fn drop(&mut self) {
+        self.shared.end();
+        for device in &self.devices {
+            device.shared.notify();
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! The unit that serves a session.
+
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use sidecore_link::{Link, LinkAddress};
+use sidecore_reactor::{Arm, CoreContext, IdleMode, Pollable, Polled, Port, Unit};
+use sidecore_units::Nanos;
+use sidecore_vrio::handshake::ClientHandshake;
+use sidecore_vrio::wire::DeviceEntry;
+use sidecore_vrio::{Client, ClientOptions};
+
+use super::bell::Listener;
+use super::desk::SessionDesk;
+use super::iohost::{Iohost, Shared};
+use super::local::Desks;
+use super::table::Table;
+use crate::LinkPort;
+
+/// The options of a session.
+#[derive(Clone, Copy, Debug)]
+pub struct SessionOptions {
+    /// The options of the engine. The link's frames and receive ring limit what they ask for.
+    pub client: ClientOptions,
+    /// The IOhost's address on the link.
+    pub address: LinkAddress,
+    /// The way to spend idle time.
+    pub idle: IdleMode,
+}
+
+/// A session at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionReport {
+    /// Whether there is a session.
+    pub is_connected: bool,
+    /// The reason that the IOhost gave last for having none, of
+    /// [`ending`](sidecore_vrio::wire::ending); nothing proves it.
+    pub refusal: Option<u16>,
+    /// The incarnation of the IOhost.
+    pub incarnation: u64,
+    /// When a frame of the IOhost arrived last, by the clock of the sidecores.
+    pub heard_at: Option<Nanos>,
+    /// The smoothed round trip; zero before it was measured.
+    pub round_trip: Nanos,
+    /// The size of frames that the path was proved for.
+    pub frame_bytes: u32,
+    /// The client's credit: requests that may be with the IOhost.
+    pub slot_limit: u16,
+    /// Requests of queues that are not answered.
+    pub in_flight: usize,
+    /// The devices that the IOhost has for this client.
+    pub devices: Vec<DeviceEntry>,
+}
+
+/// A session with an IOhost: owns a queue of a link and one engine.
+///
+/// It may be stopped when no store of its devices has a queue left, and then finishes when all
+/// requests are answered.
+pub struct Session<H: ClientHandshake> {
+    desk: Rc<RefCell<SessionDesk<H>>>,
+    desks: Rc<Desks>,
+    shared: Arc<Shared>,
+    idle: IdleMode,
+    /// Other threads wake the unit by it.
+    listener: Listener,
+    /// The link's descriptor is borrowed from here, because the desk cannot lend it.
+    wake: std::os::fd::OwnedFd,
+    /// Queues of this sidecore wake the unit by it.
+    doorbell: Port<()>,
+    now: Nanos,
+    stopped: Option<Box<dyn FnOnce(()) + Send>>,
+}
+
+impl<H: ClientHandshake + 'static> Session<H> {
+    /// A session with `iohost` over `link`, on the sidecore of `core`.
+    ///
+    /// # Errors
+    /// The process has no descriptor left, or the IOhost has a session already.
+    pub fn new(
+        core: &CoreContext,
+        iohost: &Iohost,
+        link: Box<dyn Link>,
+        handshake: H,
+        options: &SessionOptions,
+    ) -> io::Result<Self> {
+        let shared = Arc::clone(&iohost.0);
+        let properties = link.properties();
+        let as_u32 = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let engine = ClientOptions {
+            receive_frames: options.client.receive_frames.min(as_u32(properties.receive_frames)),
+            frame_bytes: options.client.frame_bytes.min(as_u32(properties.frame_bytes)),
+            ..options.client
+        };
+        let wake = link.wake_fd().try_clone_to_owned()?;
+        let listener = shared.take_listener().ok_or(io::ErrorKind::AlreadyExists)?;
+        let _ = shared.link_stats.set(Arc::clone(link.stats()));
+        let mut port = LinkPort::new(link, Table::default());
+        let peer = port.peers().name(options.address);
+        let client = Client::new(engine, peer, handshake, Arc::clone(&shared.vrio_stats));
+        let doorbell = core.open_port(1);
+        let sender = core.connect(doorbell.id()).ok_or(io::ErrorKind::NotConnected)?;
+        let desk = SessionDesk::new(client, port, Arc::clone(&shared), sender);
+        let desk = Rc::new(RefCell::new(desk));
+        let desks = core.shared::<Desks>();
+        let weak = Rc::downgrade(&desk);
+        desks.add(shared.number, weak);
+        let (idle, now) = (options.idle, Nanos::ZERO);
+        Ok(Self { desk, desks, shared, idle, listener, wake, doorbell, now, stopped: None })
+    }
+
+    /// The session at this moment. Allocates.
+    #[must_use]
+    pub fn report(&self) -> SessionReport {
+        let desk = self.desk.borrow();
+        let client = desk.client();
+        SessionReport {
+            is_connected: client.is_connected(),
+            refusal: client.refusal(),
+            incarnation: client.incarnation(),
+            heard_at: client.heard_at(),
+            round_trip: client.round_trip(),
+            frame_bytes: client.frame_bytes(),
+            slot_limit: client.slot_limit(),
+            in_flight: desk.in_flight(),
+            devices: client.listed().to_vec(),
+        }
+    }
+
+    fn ring_off(&self) {
+        self.listener.wake();
+        self.doorbell.disarm();
+        let _ = self.doorbell.receive();
+    }
+}
+
+impl<H: ClientHandshake + 'static> Pollable for Session<H> {
+    fn poll(&mut self, now: Nanos, budget: usize) -> Polled {
+        self.now = now;
+        let mut desk = self.desk.borrow_mut();
+        let work = desk.turn(now, budget);
+        if self.stopped.is_some() && desk.is_over() {
+            desk.end(now);
+            return Polled::Finished;
+        }
+        if work > 0 { Polled::Busy(work) } else { Polled::Idle }
+    }
+
+    fn idle_mode(&self) -> IdleMode {
+        self.idle
+    }
+
+    fn arm(&mut self) -> Arm {
+        let mut desk = self.desk.borrow_mut();
+        self.listener.sleep();
+        let _ = self.doorbell.arm();
+        if desk.has_mail() || desk.deadline() <= self.now {
+            self.ring_off();
+            return Arm::WorkPending;
+        }
+        let armed = desk.port.arm();
+        desk.is_asleep = armed == Arm::Armed;
+        if armed != Arm::Armed {
+            self.ring_off();
+        }
+        armed
+    }
+
+    fn disarm(&mut self) {
+        let mut desk = self.desk.borrow_mut();
+        desk.is_asleep = false;
+        desk.port.disarm();
+        self.ring_off();
+    }
+
+    fn wake_fds(&self, watch: &mut dyn FnMut(BorrowedFd<'_>)) {
+        watch(self.wake.as_fd());
+        watch(self.listener.as_fd());
+    }
+
+    fn on_wake(&mut self) {
+        self.desk.borrow_mut().port.on_wake();
+        self.listener.wake();
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        let deadline = self.desk.borrow().deadline();
+        self.doorbell.deadline().or_else(|| (deadline < Nanos::MAX).then_some(deadline))
+    }
+
+    fn waits_since(&self) -> Option<Nanos> {
+        // An IOhost on this machine needs a CPU, and so does the kernel for its frames.
+        self.desk.borrow().oldest()
+    }
+
+    fn finish(mut self: Box<Self>) {
+        self.desks.remove(self.shared.number);
+        if let Some(stopped) = self.stopped.take() {
+            // The link is closed before the acknowledgement.
+            drop(self);
+            stopped(());
+        }
+    }
+}
+
+impl<H: ClientHandshake + 'static> Unit for Session<H> {
+    type State = ();
+
+    fn stop(&mut self, stopped: Box<dyn FnOnce(()) + Send>) {
+        self.desk.borrow_mut().stop();
+        self.stopped = Some(stopped);
+    }
+}

@@ -1,0 +1,131 @@
+//! The state of a remote device, for any thread.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use sidecore_units::Nanos;
+use sidecore_vrio::wire::DeviceEntry;
+
+/// The condition that a device waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitsFor {
+    /// The link carries no frames, for this reason.
+    Link(&'static str),
+    /// The IOhost answers.
+    Iohost,
+    /// The IOhost has a device of this name for this client.
+    Device,
+    /// The IOhost has the device again as it was: it differs in this.
+    SameDevice(&'static str),
+    /// The IOhost has the answered writes again that it may have lost in a restart.
+    Replay,
+    /// The session has ended, so the wait does not end.
+    Session,
+}
+
+impl fmt::Display for WaitsFor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Link(reason) => write!(f, "the link ({reason})"),
+            Self::Iohost => f.write_str("the IOhost, which does not answer"),
+            Self::Device => f.write_str("the device, which the IOhost does not have"),
+            Self::SameDevice(change) => {
+                write!(f, "the device as it was: {change}, which cannot change while it is open")
+            }
+            Self::Replay => f.write_str("answered writes, which are sent again"),
+            Self::Session => f.write_str("its session, which has ended"),
+        }
+    }
+}
+
+/// A wait of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// The condition that it waits for now.
+    pub waits_for: WaitsFor,
+    /// When it began to wait, by the clock of the sidecores.
+    pub since: Nanos,
+}
+
+/// The state of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceStatus {
+    /// The wait of its requests, if they wait. `None` in the entry's absence means that the
+    /// session has not been polled yet.
+    pub waiting: Option<Waiting>,
+    /// The IOhost's entry of the device, once it was attached: the newest one.
+    pub entry: Option<DeviceEntry>,
+}
+
+/// A device of a session, as other threads see it.
+#[derive(Debug)]
+pub(super) struct DeviceShared {
+    pub(super) name: String,
+    status: Mutex<DeviceStatus>,
+    changed: Condvar,
+    /// No store uses it, and none will.
+    is_unused: AtomicBool,
+}
+
+impl DeviceShared {
+    pub(super) fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            status: Mutex::default(),
+            changed: Condvar::new(),
+            is_unused: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn is_in_use(&self) -> bool {
+        !self.is_unused.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_unused(&self) {
+        self.is_unused.store(true, Ordering::Release);
+    }
+
+    pub(super) fn status(&self) -> DeviceStatus {
+        *self.lock()
+    }
+
+    pub(super) fn set(&self, status: DeviceStatus) {
+        *self.lock() = status;
+        self.changed.notify_all();
+    }
+
+    /// Wakes all threads in [`wait`](Self::wait).
+    pub(super) fn notify(&self) {
+        // With the lock: a thread that is about to wait has it until it waits.
+        let status = self.lock();
+        self.changed.notify_all();
+        drop(status);
+    }
+
+    /// Waits until `is_over`, or for so long. Returns the status and whether it is over.
+    pub(super) fn wait(
+        &self,
+        patience: Option<Duration>,
+        is_over: impl Fn(&DeviceStatus) -> bool,
+    ) -> (DeviceStatus, bool) {
+        let goes_on = |status: &mut DeviceStatus| !is_over(status);
+        let (status, timed_out) = match patience {
+            Some(patience) => {
+                let waited = self.changed.wait_timeout_while(self.lock(), patience, goes_on);
+                let (status, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+                (*status, timeout.timed_out())
+            }
+            None => {
+                let waited = self.changed.wait_while(self.lock(), goes_on);
+                (*waited.unwrap_or_else(PoisonError::into_inner), false)
+            }
+        };
+        (status, !timed_out)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, DeviceStatus> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
