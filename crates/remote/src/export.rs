@@ -24,6 +24,7 @@ mod helper;
 mod slots;
 mod status;
 mod steering;
+mod tenure;
 mod turns;
 mod unit;
 
@@ -37,6 +38,7 @@ pub use executors::{SteeringCounts, SteeringStats};
 pub use helper::{Helper, HelperEnd, HelperSeed, helper};
 pub use status::{DeviceStatus, ExportStatus, SessionStatus};
 pub use steering::Load;
+pub use tenure::Tenure;
 pub use unit::{Export, Removed};
 
 /// Names a client of an [`Export`] until it is removed.
@@ -124,6 +126,8 @@ pub struct ExportedDevice {
     pub write_cache: bool,
     /// The owner's epoch.
     pub epoch: u64,
+    /// One for the device, whatever the number of links and queues that it is added to.
+    pub tenure: Arc<Tenure>,
 }
 
 /// Why a client or a device cannot be added or changed.

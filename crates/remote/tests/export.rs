@@ -404,3 +404,60 @@ fn frames_without_sense_are_dropped_and_counted_and_neighbours_are_served() {
         .sum();
     assert!(dropped > 1500, "{dropped}");
 }
+
+/// A client that comes back by another link queue, while the store has a write of its former
+/// session there.
+#[test]
+fn a_late_write_of_a_former_session_at_another_unit_overwrites_nothing() {
+    let (mut rig, store, disk) = {
+        let mut rig = Rig::simple();
+        rig.add_client(ClientOptions::default());
+        let store = TestStore::new();
+        (rig, store, 0)
+    };
+    let device = exported("disk", Arc::new(store.clone()));
+    rig.export.add_device(rig.ids[0], &device).unwrap();
+    assert_eq!(rig.open(0, "disk"), disk);
+    let elsewhere = common::station(200);
+    let link = rig.network.link(elsewhere, &common::link_options()).unwrap();
+    let (mut other, _) = common::iohost_on(Box::new(link), 1, 0, ServerOptions::default());
+    let share = ClientShare::default();
+    let spec = ClientSpec { name: "client0".into(), id: client_id(0), queues: 1, share };
+    let id = other.add_client(&spec).unwrap();
+    other.add_device(id, &device).unwrap();
+    store.set(|disk| disk.takes = Nanos::from_millis(3));
+    let old = pattern(1, 4096);
+    rig.clients[0].fill(3, &old);
+    rig.clients[0].client.submit(3, disk, request(Operation::Write, 0, 4096)).unwrap();
+    rig.run_until(|_| store.get(|disk| disk.held == 1));
+    // The client is killed and starts again, elsewhere.
+    let link = Box::new(rig.network.link(common::station(9), &common::link_options()).unwrap());
+    let options = ClientOptions { life: 99, ..ClientOptions::default() };
+    let mut client = TestClient::on(link, LinkAddress::Ethernet(elsewhere), 0, options);
+    rig.clients.clear();
+    let disk = client.client.open(&device_name("disk")).unwrap();
+    let new = pattern(2, 4096);
+    let mut is_written = false;
+    let mut steps = 0;
+    while client.completed.len() < 2 {
+        client.poll(rig.now);
+        other.poll(rig.now, 32);
+        if client.client.is_ready(disk) && !is_written {
+            is_written = true;
+            assert_eq!(store.get(|disk| disk.held), 1, "the old write is late");
+            store.set(|disk| disk.takes = Nanos::ZERO);
+            client.fill(4, &new);
+            client.client.submit(4, disk, request(Operation::Write, 0, 4096)).unwrap();
+            client.client.submit(5, disk, request(Operation::Read, 8192, 4096)).unwrap();
+        }
+        if is_written && steps < 100 {
+            // The other unit gives nothing to the store meanwhile.
+            steps += 1;
+            assert_eq!(store.operations(), [Operation::Write]);
+            assert_ne!(other.poll(rig.now, 32), Polled::Finished);
+        }
+        rig.step();
+    }
+    assert!(steps == 100 && store.get(|disk| disk.bytes[..4096] == new));
+    assert_eq!(store.operations(), [Operation::Write, Operation::Write, Operation::Read]);
+}

@@ -17,6 +17,7 @@ use super::executors::Executors;
 use super::helper::HelperEnd;
 use super::slots::SlotBuffers;
 use super::steering::{Assigned, Load};
+use super::tenure::{Holder, Tenure};
 use super::turns::Turns;
 use super::{ClientId, ClientLimits, ClientShare, ClientSpec, ExportError, ExportedDevice};
 use crate::LinkPort;
@@ -42,9 +43,11 @@ pub(super) struct Device {
     /// Writes are durable before they are answered.
     writes_through: bool,
     pub(super) assigned: Assigned,
+    /// Held while requests are in flight.
+    tenure: Arc<Tenure>,
     /// The place of the session that the requests in flight are of.
     place: u16,
-    /// Requests of another session, which wait until those in flight have ended.
+    /// Requests that wait until those of another session, or at another unit, have ended.
     held: Vec<Execute>,
     /// Its counters, for each executor.
     pub(super) stats: Vec<Arc<QueueStats>>,
@@ -75,6 +78,9 @@ pub struct Export<H: HostHandshake> {
     limits: Vec<Option<Arc<ClientLimits>>>,
     done: Vec<Done>,
     closed: Vec<u16>,
+    holder: Holder,
+    /// Devices that another unit holds, and of which requests wait.
+    waiting: Vec<u16>,
     /// Places of removed clients whose sessions the store still has requests of.
     leaving: Vec<u16>,
     now: Nanos,
@@ -113,6 +119,8 @@ impl<H: HostHandshake> Export<H> {
             limits: Vec::new(),
             done: Vec::new(),
             closed: Vec::new(),
+            holder: Holder::new(),
+            waiting: Vec::new(),
             leaving: Vec::new(),
             now: Nanos::ZERO,
             mode,
@@ -228,6 +236,7 @@ impl<H: HostHandshake> Export<H> {
             entry,
             writes_through: !device.write_cache && device.store.geometry().volatile_cache,
             assigned: Assigned::default(),
+            tenure: Arc::clone(&device.tenure),
             place: 0,
             held: Vec::new(),
             stats,
@@ -351,13 +360,17 @@ impl<H: HostHandshake> Export<H> {
             return;
         };
         let session = (place >> 16) as u16;
-        if device.place != session {
-            if device.assigned.in_flight > 0 {
-                device.held.push(execute);
-                return;
-            }
-            device.place = session;
+        let is_first = device.assigned.in_flight == 0;
+        if !device.held.is_empty() || (!is_first && device.place != session) {
+            device.held.push(execute);
+            return;
         }
+        if is_first && !device.tenure.take(self.holder) {
+            device.held.push(execute);
+            self.waiting.push(number);
+            return;
+        }
+        device.place = session;
         let job = Job {
             ticket,
             data,
@@ -398,12 +411,28 @@ impl<H: HostHandshake> Export<H> {
     #[inline]
     fn is_idle_now(&mut self, now: Nanos, number: u16) {
         let Some(Some(device)) = self.devices.get_mut(usize::from(number)) else { return };
-        if !device.held.is_empty() {
-            for execute in std::mem::take(&mut device.held) {
-                self.execute(now, execute);
-            }
-        } else if device.removed.is_some() {
+        device.tenure.release();
+        if device.removed.is_some() {
             self.close_if_idle(number);
+        } else if !device.held.is_empty() {
+            self.try_held(now, number);
+        }
+    }
+
+    /// Gives the requests to the store that waited for those of another session or unit.
+    #[cold]
+    fn try_held(&mut self, now: Nanos, number: u16) {
+        let Some(Some(device)) = self.devices.get_mut(usize::from(number)) else { return };
+        for execute in std::mem::take(&mut device.held) {
+            self.execute(now, execute);
+        }
+    }
+
+    /// Tries again to take hold of the devices that another unit holds.
+    #[cold]
+    fn try_waiting(&mut self, now: Nanos) {
+        for number in std::mem::take(&mut self.waiting) {
+            self.try_held(now, number);
         }
     }
 
@@ -495,6 +524,9 @@ impl<H: HostHandshake + 'static> Pollable for Export<H> {
                 self.execute(now, execute);
             }
         }
+        if !self.waiting.is_empty() {
+            self.try_waiting(now);
+        }
         work = work.saturating_add(self.complete(now));
         self.host.poll(now, &mut self.port);
         self.port.flush(now);
@@ -512,7 +544,7 @@ impl<H: HostHandshake + 'static> Pollable for Export<H> {
     }
 
     fn arm(&mut self) -> Arm {
-        if !self.turns.is_empty() || !self.done.is_empty() {
+        if !(self.turns.is_empty() && self.done.is_empty() && self.waiting.is_empty()) {
             return Arm::CannotSleep;
         }
         match self.executors.arm() {

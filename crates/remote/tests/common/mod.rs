@@ -427,6 +427,7 @@ pub fn exported(name: &str, store: Arc<dyn BlockDevice>) -> ExportedDevice {
         read_only: false,
         write_cache: true,
         epoch: 1,
+        tenure: Arc::default(),
     }
 }
 
