@@ -285,7 +285,7 @@ fn main() {
             let rate = median(rates);
             let (low, high) = (rates[0], rates[rates.len() - 1]);
             println!(
-                "  {:20} {:8.2} us  {:8.0}/s (from {low:.0} to {high:.0})  {:.2} of the bare rings' rate",
+                "  {:20} {:8.2} us  {:8.0}/s (from {low:.0} to {high:.0})  {:.2} of the bare rings",
                 case.name,
                 depth as f64 * 1e6 / rate,
                 rate,

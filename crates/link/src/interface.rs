@@ -57,7 +57,8 @@ pub(crate) fn find(
         tracing::warn!(
             interface = name,
             mtu_bytes,
-            "the link's frames are as short as the MTU: for longer ones, `ip link set dev {name} mtu {wanted_bytes}`"
+            "the link's frames are as short as the MTU: \
+             for longer ones, `ip link set dev {name} mtu {wanted_bytes}`"
         );
     }
     let frame_bytes = wanted_bytes.min(mtu_bytes);

@@ -12,11 +12,11 @@
 //! | [`PacketLink`] | an Ethernet interface, through the rings of a packet socket | any station |
 //! | [`XdpLink`] | an Ethernet interface, through AF_XDP | any station |
 //! | [`UdpLink`] | a UDP port | any host |
-//! | [`MemoryLink`] | rings in memory that two processes share | an IOhost's: 200 on the same host; a client's: one |
+//! | [`MemoryLink`] | rings in memory that two processes share | up to 200 clients, or one IOhost |
 //! | [`SimulatedLink`] | a [`Network`] with faults that follow from a seed | any station |
 //!
-//! [`open`] opens all queues of a link from a description. A frame names the receiver's queue in its
-//! header, at [`QUEUE_AT`].
+//! [`open()`] opens all queues of a link from a description. A frame names the receiver's queue in
+//! its header, at [`QUEUE_AT`].
 //!
 //! # Alignment
 //!

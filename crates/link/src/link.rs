@@ -29,10 +29,10 @@ pub enum LinkState {
 ///
 /// # Sending
 ///
-/// [`buffers`](Self::buffers) lends empty buffers for frames to one address. The caller writes a frame into each, addresses
-/// it and gives it to [`send`](Self::send), in any order, or back by [`cancel`](Self::cancel).
-/// Frames that are sent to one address leave in the order in which they were sent. A link without
-/// free buffers lends none: that is the back pressure.
+/// [`buffers`](Self::buffers) lends empty buffers for frames to one address. The caller writes a
+/// frame into each, addresses it and gives it to [`send`](Self::send), in any order, or back by
+/// [`cancel`](Self::cancel). Frames that are sent to one address leave in the order in which they
+/// were sent. A link without free buffers lends none: that is the back pressure.
 ///
 /// # Duties
 ///

@@ -162,7 +162,8 @@ pub enum LinkError {
     },
     /// The process lacks a capability.
     #[error(
-        "cannot {step} without {capabilities}: run as root, or give the daemon's unit AmbientCapabilities={capabilities}"
+        "cannot {step} without {capabilities}: run as root, or give the daemon's unit \
+         AmbientCapabilities={capabilities}"
     )]
     Capability {
         /// The step, as in "cannot ...".

@@ -107,6 +107,16 @@ struct Coalesced {
 }
 
 impl Receiving {
+    fn new(shape: SlotShape, room_bytes: usize, buffers: usize) -> Self {
+        Self {
+            shape,
+            room_bytes: as_u32(room_bytes),
+            free: (0..as_u32(buffers)).rev().collect(),
+            frames: vec![0; buffers].into(),
+            arrived: VecDeque::with_capacity(buffers),
+        }
+    }
+
     fn start(&self, buffer: u32) -> u32 {
         as_u32(self.shape.slot_bytes)
             .saturating_mul(buffer)
@@ -229,14 +239,9 @@ impl UdpLink {
         let LinkOptions { frame_bytes, header_bytes, receive_frames, transmit_frames } =
             options.link;
         if frame_bytes > DATAGRAM_BYTES_MAX {
+            let (name, value) = ("frame_bytes", frame_bytes);
             let (min, max) = (crate::FRAME_BYTES_MIN, DATAGRAM_BYTES_MAX);
-            return Err(LinkError::Option {
-                name: "frame_bytes",
-                value: frame_bytes,
-                min,
-                max,
-                power_of_two: false,
-            });
+            return Err(LinkError::Option { name, value, min, max, power_of_two: false });
         }
         let transmit_shape = SlotShape::new(&options.link, 0);
         let room_bytes = if options.coalesce { COALESCED_BYTES_MAX } else { frame_bytes };
@@ -264,37 +269,28 @@ impl UdpLink {
         .map_err(LinkError::kernel("bind a UDP socket"))?;
         let address =
             socket.local_address().map_err(LinkError::kernel("read a socket's address"))?;
+        let (payload_align_bytes, mode) = if options.coalesce {
+            (1, "UDP, segmented and coalesced")
+        } else {
+            (transmit_shape.payload_align_bytes, "UDP, segmented")
+        };
         Ok(Self {
             properties: Properties {
                 address: LinkAddress::Udp(address),
                 frame_bytes,
                 header_bytes,
-                payload_align_bytes: if options.coalesce {
-                    1
-                } else {
-                    transmit_shape.payload_align_bytes
-                },
+                payload_align_bytes,
                 receive_frames,
                 transmit_frames,
                 fills_in_order: false,
-                mode: if options.coalesce {
-                    "UDP, segmented and coalesced"
-                } else {
-                    "UDP, segmented"
-                },
+                mode,
             },
             stats: Arc::default(),
             local: address,
             socket,
             wake: WakeSet::new().map_err(LinkError::kernel("make an epoll descriptor"))?,
             watched: false,
-            receiving: Receiving {
-                shape: receive_shape,
-                room_bytes: as_u32(room_bytes),
-                free: (0..as_u32(receive_frames)).rev().collect(),
-                frames: vec![0; receive_frames].into(),
-                arrived: VecDeque::with_capacity(receive_frames),
-            },
+            receiving: Receiving::new(receive_shape, room_bytes, receive_frames),
             transmit_shape,
             transmit_at: as_u32(transmit_at),
             transmit_free: (0..as_u32(transmit_frames)).rev().collect(),

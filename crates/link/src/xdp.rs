@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use sidecore_linux::{
-    CHUNK_BYTES, Interface, KERNEL_HEADROOM_BYTES, PacketSocket, XdpMode, XdpProgram, XdpRings,
-    XdpSocket, XdpStatistics,
+    CHUNK_BYTES, Interface, KERNEL_HEADROOM_BYTES, PacketSocket, XdpMode, XdpProgram, XdpRing,
+    XdpRings, XdpSocket, XdpStatistics,
 };
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, SharedPages};
 use sidecore_reactor::{Arm, WakeSet};
@@ -173,6 +173,29 @@ fn refused(interface: &str, mode: XdpMode, error: io::Error) -> LinkError {
     LinkError::Xdp { interface: interface.to_owned(), error, remedy }
 }
 
+/// The mode, for reports.
+const fn text(mode: XdpMode) -> &'static str {
+    match mode {
+        XdpMode::ZeroCopy => "AF_XDP, zero copy",
+        XdpMode::Driver => "AF_XDP, copied, in the driver",
+        XdpMode::Generic => "AF_XDP, copied, generic",
+    }
+}
+
+/// The fill ring of a new socket, with all chunks for frames to be received.
+fn first_fill(ring: &XdpRing, chunks: u32, socket: &XdpSocket) -> Result<Ring, LinkError> {
+    let mut fill = Ring::new(ring, 1)?;
+    for chunk in 0..chunks {
+        let address = u64::from(chunk).saturating_mul(u64::from(CHUNK_BYTES));
+        fill.push(Descriptor { address, len_bytes: 0, flags: 0 });
+    }
+    fill.publish();
+    if fill.needs_wake_up() {
+        socket.wake_receive();
+    }
+    Ok(fill)
+}
+
 impl XdpLink {
     /// Opens a link with one queue on an interface of this thread's network namespace.
     ///
@@ -207,7 +230,8 @@ impl XdpLink {
         if has > count {
             tracing::warn!(
                 interface = name,
-                "the interface has {has} receive queues and the link {count}, and frames at the others do not arrive: \
+                "the interface has {has} receive queues and the link {count}, and frames at the \
+                 others do not arrive: \
                  `ethtool --set-channels {name} combined {count}`"
             );
         }
@@ -271,15 +295,7 @@ impl XdpLink {
         let (socket, mapped) =
             XdpSocket::open(interface.index, queue, pages, headroom, rings, mode)
                 .map_err(|error| refused(&options.interface, mode, error))?;
-        let mut fill = Ring::new(&mapped.fill, 1)?;
-        for chunk in 0..receive_chunks {
-            let address = u64::from(chunk).saturating_mul(u64::from(CHUNK_BYTES));
-            fill.push(Descriptor { address, len_bytes: 0, flags: 0 });
-        }
-        fill.publish();
-        if fill.needs_wake_up() {
-            socket.wake_receive();
-        }
+        let fill = first_fill(&mapped.fill, receive_chunks, &socket)?;
         let address = EthernetAddress(interface.address);
         Ok(Self {
             properties: Properties {
@@ -290,11 +306,7 @@ impl XdpLink {
                 receive_frames: link.receive_frames,
                 transmit_frames: link.transmit_frames,
                 fills_in_order: false,
-                mode: match socket.mode() {
-                    XdpMode::ZeroCopy => "AF_XDP, zero copy",
-                    XdpMode::Driver => "AF_XDP, copied, in the driver",
-                    XdpMode::Generic => "AF_XDP, copied, generic",
-                },
+                mode: text(socket.mode()),
             },
             address,
             ethertype,

@@ -257,7 +257,7 @@ fn clients_that_do_not_fit_or_are_not_permitted_are_told_why() {
     until(
         &mut [&mut *client],
         "nothing there",
-        |links| matches!(links[0].state(), LinkState::Down(reason) if reason.contains("no socket at the path")),
+        |links| matches!(links[0].state(), LinkState::Down(reason) if reason.contains("no socket")),
     );
     // A user other than this one alone is permitted; root passes the file's mode, and no more.
     let users = vec![rustix::process::geteuid().as_raw() + 1];
@@ -265,7 +265,7 @@ fn clients_that_do_not_fit_or_are_not_permitted_are_told_why() {
     until(
         &mut [&mut *client],
         "another user",
-        |links| matches!(links[0].state(), LinkState::Down(reason) if reason.contains("does not permit this user")),
+        |links| matches!(links[0].state(), LinkState::Down(reason) if reason.contains("not permit this user")),
     );
 }
 
@@ -335,7 +335,7 @@ fn a_client_that_comes_and_goes_wakes_a_sleeping_link() {
         wait_readable(&*host);
         host.on_wake();
         host.disarm();
-        // What the thread that connects has to say about the place wakes as well.
+        // A message about the place wakes as well.
         until(&mut [&mut *host], "it leaves", |links| links[0].memory().region_count() == 0);
         while host.arm() != Arm::Armed {
             host.receive(Nanos::ZERO, 0, &mut Vec::new());

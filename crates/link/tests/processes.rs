@@ -19,7 +19,7 @@ fn open_end(path: &Path, end: MemoryEnd) -> Box<dyn Link> {
     open(&LinkDescription { medium, queues: 1, options }).unwrap().remove(0)
 }
 
-/// An IOhost's end that sends each frame back, until it is killed. Does nothing in the parent's run.
+/// An IOhost's end that sends each frame back, until it is killed. Nothing in the parent's run.
 #[test]
 fn child() {
     let Some(path) = std::env::var_os(PATH) else { return };

@@ -250,20 +250,7 @@ impl XdpSocket {
             unsafe { set(fd, option, &entries)? };
         }
         let offsets: MmapOffsets = get(fd, option::MMAP_OFFSETS)?;
-        let map =
-            |offset: &RingOffset, at, entries: u32, entry_bytes: u64| -> io::Result<XdpRing> {
-                let len_bytes = usize::try_from(offset.entries + u64::from(entries) * entry_bytes)
-                    .unwrap_or(usize::MAX);
-                let memory =
-                    GuestMemory::map_kernel_rings(fd, at, len_bytes).map_err(io::Error::other)?;
-                let RingOffset {
-                    producer: producer_at,
-                    consumer: consumer_at,
-                    entries: entries_at,
-                    flags: flags_at,
-                } = *offset;
-                Ok(XdpRing { memory, producer_at, consumer_at, flags_at, entries_at, entries })
-            };
+        let map = |offset, at, entries, bytes| map(fd, offset, at, entries, bytes);
         let mapped = XdpMapped {
             receive: map(&offsets.receive, place::RX, rings.receive, 16)?,
             transmit: map(&offsets.transmit, place::TX, rings.transmit, 16)?,
@@ -329,6 +316,26 @@ impl AsFd for XdpSocket {
     }
 }
 
+/// Maps a ring whose entries have so many bytes.
+fn map(
+    socket: BorrowedFd<'_>,
+    offset: &RingOffset,
+    at: u64,
+    entries: u32,
+    entry_bytes: u64,
+) -> io::Result<XdpRing> {
+    let RingOffset {
+        producer: producer_at,
+        consumer: consumer_at,
+        entries: entries_at,
+        flags: flags_at,
+    } = *offset;
+    let len_bytes =
+        usize::try_from(entries_at + u64::from(entries) * entry_bytes).unwrap_or(usize::MAX);
+    let memory = GuestMemory::map_kernel_rings(socket, at, len_bytes).map_err(io::Error::other)?;
+    Ok(XdpRing { memory, producer_at, consumer_at, flags_at, entries_at, entries })
+}
+
 /// Binds a socket.
 fn bind(socket: BorrowedFd<'_>, address: &Address) -> io::Result<()> {
     let len = size_of::<Address>() as libc::socklen_t;
@@ -385,8 +392,8 @@ pub struct XdpProgram {
 
 impl XdpProgram {
     /// Attaches a program to an interface whose address is `address`, for its first `queues`
-    /// queues. It ends with the value, and with the process however that ends. May wait a second for
-    /// a program that was detached just now.
+    /// queues. It ends with the value, and with the process however that ends. May wait a second
+    /// for a program that was detached just now.
     ///
     /// # Errors
     /// The process lacks CAP_NET_ADMIN and CAP_BPF; the driver does not know the mode, or frames of

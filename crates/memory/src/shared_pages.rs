@@ -87,6 +87,26 @@ mod tests {
     use crate::table::RegionHint;
 
     #[test]
+    fn pages_of_several_peers_are_one_memory_and_leave_it_one_by_one() {
+        let pages = [0, 1].map(|_| SharedPages::new("test", 8192).unwrap());
+        let one = GuestMemory::empty().with_memory(0, pages[0].memory()).unwrap();
+        let both = one.with_memory(1 << 20, pages[1].memory()).unwrap();
+        let mut hint = RegionHint::default();
+        both.write_slice(GuestAddress((1 << 20) + 5), &[7, 8], &mut hint).unwrap();
+        both.write_slice(GuestAddress(5), &[1, 2], &mut hint).unwrap();
+        let seen = pages.each_ref().map(|pages| {
+            pages.memory().read_array::<2>(GuestAddress(5), &mut RegionHint::default()).unwrap()
+        });
+        assert_eq!(seen, [[1, 2], [7, 8]]);
+        let rest = both.without_region(GuestAddress(0), UserAddress(0), 8192).unwrap();
+        assert_eq!(rest.region_count(), 1);
+        assert!(rest.read_array::<2>(GuestAddress(5), &mut hint).is_err());
+        assert_eq!(rest.read_array(GuestAddress((1 << 20) + 5), &mut hint).unwrap(), [7, 8]);
+        assert!(both.with_memory(4096, pages[0].memory()).is_err(), "it overlaps");
+        assert!(both.with_memory(u64::MAX, pages[0].memory()).is_err(), "it runs past the end");
+    }
+
+    #[test]
     fn a_peer_sees_the_same_bytes_and_cannot_resize_the_file() {
         let pages = SharedPages::new("test", 8192).unwrap();
         let peer = pages.file().try_clone_to_owned().unwrap();

@@ -203,8 +203,10 @@ impl GuestMemory {
         let mut regions = self.0.regions.to_vec();
         for region in &other.0.regions {
             let moved = |start: u64| {
-                let overflow = MemoryError::RegionOverflow { start, len_bytes: region.len_bytes };
-                start.checked_add(base).ok_or(overflow)
+                let len_bytes = region.len_bytes;
+                let overflow = || MemoryError::RegionOverflow { start, len_bytes };
+                let moved = start.checked_add(base).ok_or_else(overflow)?;
+                moved.checked_add(region.len_bytes).map(|_| moved).ok_or_else(overflow)
             };
             regions.push(Region {
                 guest_base: moved(region.guest_base)?,

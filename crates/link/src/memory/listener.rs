@@ -133,7 +133,8 @@ impl Listener {
                         for gone in
                             self.connections.extract_if(.., |connection| connection.state == state)
                         {
-                            tracing::warn!(path = %self.file.path().display(), "a client broke the rules of the shared memory");
+                            let path = self.file.path().display();
+                            tracing::warn!(%path, "a client broke the rules of the shared memory");
                             close_aside(gone.socket);
                         }
                     }
@@ -194,7 +195,8 @@ impl Listener {
     fn admit(&mut self, socket: OwnedFd) {
         let user = sockopt::socket_peercred(&socket).map(|credentials| credentials.uid.as_raw());
         if !user.is_ok_and(|user| self.users.contains(&user)) {
-            tracing::warn!(path = %self.file.path().display(), user = user.unwrap_or(u32::MAX), "a user that may not have a link");
+            let (path, user) = (self.file.path().display(), user.unwrap_or(u32::MAX));
+            tracing::warn!(%path, user, "a user that may not have a link");
             refuse(&socket, Refusal::User);
             close_aside(socket);
             return;
@@ -234,7 +236,8 @@ impl Listener {
                 if let Some(connection) = self.connections.get(index) {
                     refuse(&connection.socket, refusal);
                 }
-                tracing::warn!(path = %self.file.path().display(), reason = refusal.text(), "a client gets no link");
+                let path = self.file.path().display();
+                tracing::warn!(%path, reason = refusal.text(), "a client gets no link");
                 false
             }
         }

@@ -149,7 +149,7 @@ pub(super) fn spawn_listener(
     }
     let event = Arc::new(EventFd::new().map_err(LinkError::kernel("make an eventfd"))?);
     let (links, queues) = ends(options, count, &event, Side::Host, *clients)?;
-    // Whoever may write to the file may connect, and is then asked for its user.
+    // The mode admits every user, and the listener then asks the kernel which one it is.
     let mode = if users.is_empty() { Access::OWNER_ONLY } else { 0o666 };
     let access = Access { mode, ..Access::default() };
     let (file, socket) = SocketFile::listen(&options.path, access, BACKLOG)?;
