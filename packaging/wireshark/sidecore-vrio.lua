@@ -91,6 +91,7 @@ local f = {
     message = ProtoField.bytes("vrio.message", "Sealed message"),
     message_life = ProtoField.uint64("vrio.message.life", "Life", HEX),
     message_number = ProtoField.uint64("vrio.message.number", "Number", DEC),
+    message_cookie = ProtoField.uint64("vrio.message.cookie", "Cookie", HEX),
     message_incarnation = ProtoField.uint64("vrio.message.incarnation", "Incarnation", HEX),
     features = ProtoField.uint64("vrio.features", "Features", HEX),
     session_queue = ProtoField.uint8("vrio.session_queue", "Queue of the session", DEC),
@@ -184,19 +185,19 @@ local GREETING = {
     { 32, 1, f.handshake }, { 33, 1 }, { 34, 2, f.message_bytes }, { 36, 4 },
 }
 -- The messages behind it, without a handshake.
-local MESSAGE_BYTES = 56
+local MESSAGE_BYTES = 64
 local MESSAGES = {
     HELLO = {
         { 0, 16, f.client }, { 16, 8, f.message_life }, { 24, 8, f.message_number },
         { 32, 8, f.features }, { 40, 4, f.frame_bytes }, { 44, 4, f.receive_frames },
         { 48, 2, f.slots }, { 50, 1, f.session_queue }, { 51, 1, f.version_min },
-        { 52, 1, f.version_max }, { 53, 3 },
+        { 52, 1, f.version_max }, { 53, 3 }, { 56, 8, f.message_cookie },
     },
     WELCOME = {
         { 0, 8, f.message_life }, { 8, 8, f.message_number }, { 16, 8, f.new_session },
         { 24, 8, f.message_incarnation }, { 32, 8, f.features }, { 40, 4, f.frame_bytes },
         { 44, 4, f.devices_version }, { 48, 2, f.slots }, { 50, 2, f.slot_limit },
-        { 52, 1, f.session_version }, { 53, 1, f.session_queue }, { 54, 2 },
+        { 52, 1, f.session_version }, { 53, 1, f.session_queue }, { 54, 10 },
     },
 }
 

@@ -229,12 +229,14 @@ fn hello(random: &mut Random) -> Sample {
         queue: random.next() as u8,
         version_min: random.next() as u8,
         version_max: random.next() as u8,
+        cookie: random.next(),
     };
     let mut sample = greeting(random, Kind::Hello, code::PLAIN, &hello.encode());
     sample.shows_all([
         ("vrio.client", hex(&hello.client)),
         ("vrio.message.life", format!("{:#018x}", hello.life)),
         ("vrio.message.number", hello.number.to_string()),
+        ("vrio.message.cookie", format!("{:#018x}", hello.cookie)),
         ("vrio.features", format!("{:#018x}", hello.features)),
         ("vrio.session_queue", hello.queue.to_string()),
         ("vrio.version_min", hello.version_min.to_string()),

@@ -177,6 +177,7 @@ fn hello_with((challenged_ns, cookie): (u64, u64), change: impl FnOnce(&mut Hell
         version_max: VERSION,
         frame_bytes: MIN_FRAME_BYTES,
         slots: 4,
+        cookie,
         ..Hello::default()
     };
     change(&mut hello);
@@ -283,6 +284,28 @@ fn a_hello_that_the_network_kept_from_an_earlier_life_ends_no_session() {
     let session = rig.host.session(0).unwrap().session();
     // Its cookie is right, and older than the session.
     cookie(&mut rig, &hello_with(kept, old));
+    assert_eq!(rig.host.session(0).unwrap().session(), session);
+}
+
+#[test]
+fn a_recorded_hello_with_a_new_cookie_ends_no_session() {
+    let mut rig = rig();
+    let old = |hello: &mut Hello| hello.life = 77;
+    let mut recorded = hello_with(cookie(&mut rig, &hello(old)), old);
+    assert_eq!(host_drops(&mut rig, &recorded), None);
+    assert_eq!(reply(&mut rig).unwrap().0, Kind::Welcome);
+    // The client starts again, and gets its session.
+    rig.now = rig.now.after(Nanos(1));
+    let new = |hello: &mut Hello| hello.life = 78;
+    assert_eq!(challenged_drops(&mut rig, new), None);
+    assert_eq!(reply(&mut rig).unwrap().0, Kind::Welcome);
+    let session = rig.host.session(0).unwrap().session();
+    // The clear part is the attacker's, the sealed message is not.
+    rig.now = rig.now.after(Nanos(1));
+    let (challenged_ns, fresh) = cookie(&mut rig, &hello(old));
+    recorded[30 + 16..][..8].copy_from_slice(&challenged_ns.to_le_bytes());
+    recorded[30 + 24..][..8].copy_from_slice(&fresh.to_le_bytes());
+    assert_eq!(host_drops(&mut rig, &recorded), Some(Reason::Replayed));
     assert_eq!(rig.host.session(0).unwrap().session(), session);
 }
 

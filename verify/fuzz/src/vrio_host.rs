@@ -31,6 +31,7 @@ fn hello(challenge: Greeting) -> Arrived {
         version_max: VERSION,
         frame_bytes: MIN_FRAME_BYTES,
         slots: SLOTS,
+        cookie: challenge.cookie,
         ..Hello::default()
     };
     let payload = greeting(Greeting { life: 1, number: 1, ..challenge }, &hello.encode());

@@ -166,10 +166,10 @@ impl Core {
             return;
         }
         let frame_bytes = sizes.get(size).copied().unwrap_or(MIN_FRAME_BYTES);
-        if self.hello.is_empty() && !self.make_hello(frame_bytes, handshake) {
+        let (challenged_ns, cookie) = challenge;
+        if self.hello.is_empty() && !self.make_hello(frame_bytes, cookie, handshake) {
             return;
         }
-        let (challenged_ns, cookie) = challenge;
         let greeting = Greeting {
             life: self.options.life,
             number: self.number,
@@ -192,7 +192,12 @@ impl Core {
     }
 
     /// Has the handshake make the message of the HELLO for the wanted session.
-    fn make_hello<H: ClientHandshake>(&mut self, frame_bytes: u32, handshake: &mut H) -> bool {
+    fn make_hello<H: ClientHandshake>(
+        &mut self,
+        frame_bytes: u32,
+        cookie: u64,
+        handshake: &mut H,
+    ) -> bool {
         let hello = Hello {
             client: self.options.client,
             life: self.options.life,
@@ -204,6 +209,7 @@ impl Core {
             queue: self.options.queue,
             version_min: VERSION,
             version_max: VERSION,
+            cookie,
         };
         let mut room = [0; MESSAGE_MAX];
         let message = handshake.hello(&hello, &mut room).and_then(|len| room.get(..len));
@@ -251,6 +257,11 @@ impl Core {
                     // While the IOhost waits for its store, each HELLO is challenged again.
                     if challenge.1 == 0 {
                         *next_at = now;
+                    }
+                    if challenge.1 != cookie {
+                        // The message has the cookie in it. Until the next one is made, a WELCOME
+                        // may answer the last.
+                        self.hello.clear();
                     }
                     *challenge = (challenged_ns, cookie);
                 }

@@ -329,6 +329,10 @@ impl<H: HostHandshake> Host<H> {
         if (hello.life, hello.number) != (life, number) {
             return Err(Reason::Malformed);
         }
+        // The message was recorded, and the cookie is new.
+        if hello.cookie != greeting.cookie {
+            return Err(Reason::Replayed);
+        }
         self.opened(from, &greeting, frame_bytes, Next { wish, hello, from, pending })
     }
 

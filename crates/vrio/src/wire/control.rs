@@ -67,8 +67,8 @@ layout! {
 
 layout! {
     /// HELLO: a client wants a session.
-    pub struct Hello: 56 {
-        /// The client's name, random numbers that were made by the invitation.
+    pub struct Hello: 64 {
+        /// The client's name, and zeros behind it.
         pub client: [u8; 16] = 0,
         /// A random number of this start of the client.
         pub life: u64 = 16,
@@ -89,12 +89,14 @@ layout! {
         pub version_min: u8 = 51,
         /// The newest version that the client knows.
         pub version_max: u8 = 52,
+        /// As in the clear part: a message that was recorded cannot be sent with another cookie.
+        pub cookie: u64 = 56,
     }
 }
 
 layout! {
     /// WELCOME: the session.
-    pub struct Welcome: 56 {
+    pub struct Welcome: 64 {
         /// As in the HELLO.
         pub life: u64 = 0,
         /// As in the HELLO.
@@ -259,7 +261,7 @@ mod tests {
             Ping::BYTES,
             Pong::BYTES,
         ];
-        assert_eq!(sizes, [40, 56, 56, 64, 136, 24, 24]);
+        assert_eq!(sizes, [40, 64, 64, 64, 136, 24, 24]);
         let hello = Hello { client: [9; 16], life: 1, slots: 0x0302, ..Hello::default() };
         let bytes = hello.encode();
         assert_eq!(
