@@ -286,8 +286,8 @@ end
 
 -- The size of the tag behind a payload, behind which the frame has `behind` bytes. The
 -- smallest frame has 38 bytes, so padding of Ethernet's is shorter than a tag.
-local function tag_bytes(behind)
-    if vrio.prefs.seal == SEAL_NONE then return 0 end
+local function tag_bytes(behind, is_outside)
+    if is_outside or vrio.prefs.seal == SEAL_NONE then return 0 end
     if vrio.prefs.seal == SEAL_TAG then return TAG_BYTES end
     return behind >= TAG_BYTES and TAG_BYTES or 0
 end
@@ -487,7 +487,8 @@ function vrio.dissector(tvb, pinfo, root)
             "%s, truncated: %d bytes of %d", kind, tvb:len(), frame_bytes))
     end
     local session = tostring(tvb:range(2, 8):bytes())
-    local tag = tag_bytes(tvb:len() - frame_bytes)
+    local is_outside = OUTSIDE[kind] or is_zero(tvb:range(10, 8))
+    local tag = tag_bytes(tvb:len() - frame_bytes, is_outside)
     if tvb:len() < frame_bytes + tag then
         return give_up(tree, pinfo, e.truncated, kind .. ", truncated in the tag")
     end
