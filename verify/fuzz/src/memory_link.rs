@@ -13,7 +13,8 @@ use sidecore_units::Nanos;
 const SLOTS: usize = 4;
 const FRAME_BYTES: usize = 1_232;
 /// Entries of the first round: of the smallest frame, the largest, and one that is too long.
-const ENTRIES: [u64; 4] = [1 << 48, (1 << 48) | 1, (1 << 48) | FRAME_BYTES as u64, (2 << 48) | (3 << 32) | 64];
+const ENTRIES: [u64; 4] =
+    [1 << 48, (1 << 48) | 1, (1 << 48) | FRAME_BYTES as u64, (2 << 48) | (3 << 32) | 64];
 
 struct Host {
     link: MemoryLink,
@@ -66,8 +67,12 @@ impl Host {
 }
 
 fuzz_target!(|input: &[u8]| {
-    let options =
-        LinkOptions { frame_bytes: FRAME_BYTES, header_bytes: 82, receive_frames: SLOTS, transmit_frames: SLOTS };
+    let options = LinkOptions {
+        frame_bytes: FRAME_BYTES,
+        header_bytes: 82,
+        receive_frames: SLOTS,
+        transmit_frames: SLOTS,
+    };
     let (link, _client) = MemoryLink::pair(&options, EventFd::peer_signal).expect("a link");
     let words = link.memory().len_bytes() / 8;
     let mut host = Host { link, frames: Vec::new(), buffers: Vec::new() };
@@ -78,11 +83,16 @@ fuzz_target!(|input: &[u8]| {
             host.check();
             continue;
         }
-        let (Some(place), Some(entry)) = (input.number(&[512, 1024, 2560, 3072]), input.number(&ENTRIES)) else {
+        let (Some(place), Some(entry)) =
+            (input.number(&[512, 1024, 2560, 3072]), input.number(&ENTRIES))
+        else {
             break;
         };
         let at = GuestAddress(place % words * 8);
-        host.link.memory().write_slice(at, &entry.to_ne_bytes(), &mut RegionHint::default()).expect("in range");
+        host.link
+            .memory()
+            .write_slice(at, &entry.to_ne_bytes(), &mut RegionHint::default())
+            .expect("in range");
     }
     host.link.give_back(&mut host.frames);
     host.link.cancel(&mut host.buffers);
