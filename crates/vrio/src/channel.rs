@@ -54,7 +54,7 @@ pub(crate) fn message<P: Port, const BYTES: usize>(
 /// One end of a session.
 pub(crate) struct Channel<S> {
     seal: Option<S>,
-    /// Where frames go.
+    /// The receiver of this end's frames.
     pub(crate) peer: Peer,
     /// Zero while there is no session.
     pub(crate) session: u64,

@@ -44,7 +44,7 @@ pub struct Timing {
     pub max_timeout: Nanos,
     /// When an acknowledged request is asked for first. It doubles with each time, too.
     pub ask_after: Nanos,
-    /// How often the client shows that it is there, with a full frame. One that is not answered is
+    /// The interval of full frames that show that both sides are there. One that is not answered is
     /// repeated sooner.
     pub keepalive: Nanos,
     /// The IOhost is away when nothing of it has arrived for this time.
@@ -74,7 +74,7 @@ pub enum OnDisconnect {
     Fail(Nanos),
 }
 
-/// How a client is set up.
+/// The setup of a client.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientOptions {
     /// The client's name.

@@ -25,7 +25,7 @@ pub enum Payload<'a> {
     Data {
         /// The caller's name for the request.
         request: u64,
-        /// Where the part begins in the request's data.
+        /// Offset of the part in the request's data.
         offset_bytes: u32,
         /// Size of the part.
         len_bytes: u32,
@@ -152,8 +152,8 @@ pub trait Port {
     fn message(&mut self, received: &Self::Received, to: &mut [u8]) -> usize;
 
     /// Moves the whole opened payload to the request's data, from `offset_bytes` on. It lies within
-    /// them, and came once; the next segments may come in any order. A port that can keep the
-    /// frame itself takes it out of `received`.
+    /// them. Segments may come in any order; one of a read comes again if the read is repaired. A
+    /// port that can keep the frame itself takes it out of `received`.
     fn store(&mut self, received: &mut Self::Received, request: u64, offset_bytes: u32);
 
     /// Copies from a request's data, from `offset_bytes` on.

@@ -257,7 +257,7 @@ impl<S: Seal> Server<S> {
         self.heard_at
     }
 
-    /// Where the newest frame came from.
+    /// The sender of the newest frame.
     #[must_use]
     pub const fn peer(&self) -> Peer {
         self.channel.peer

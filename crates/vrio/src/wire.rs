@@ -38,9 +38,9 @@ pub const BODY_BYTES: usize = 52;
 /// front it is 96 bytes, so that a link can align payloads by its headroom.
 pub const DATA_HEADER_BYTES: usize = FrameHeader::BYTES + BODY_BYTES;
 
-/// Where a frame's head has the phase of its key: see [`FrameHeader::phase`].
+/// Offset in a frame of the phase of its key: see [`FrameHeader::phase`].
 pub const PHASE_AT: usize = 26;
-/// Where a frame's head has the receiver's link queue: see [`FrameHeader::queue`].
+/// Offset in a frame of the receiver's link queue: see [`FrameHeader::queue`].
 pub const QUEUE_AT: usize = 27;
 
 codes! {

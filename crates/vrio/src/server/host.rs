@@ -28,7 +28,7 @@ pub struct Member {
     pub queue: u8,
 }
 
-/// How a host is set up.
+/// The setup of a host.
 #[derive(Clone, Copy, Debug)]
 pub struct HostOptions {
     /// The incarnation of the IOhost: a random number of this start, not 0.
@@ -37,11 +37,10 @@ pub struct HostOptions {
     pub secret: [u64; 2],
     /// The IOhost's link queue that this host serves.
     pub queue: u8,
-    /// The handshakes of so much time are done at once; after that one each
+    /// So many handshakes are done at once; after those, one each
     /// [`handshake_every`](Self::handshake_every).
     pub handshake_burst: u32,
-    /// The time that is left between two handshakes, so that a flood of HELLOs leaves the sidecore
-    /// to the sessions.
+    /// The interval of handshakes in a flood of HELLOs, which leaves the sidecore to the sessions.
     pub handshake_every: Nanos,
     /// The limits of each session.
     pub server: ServerOptions,
