@@ -1,0 +1,289 @@
+//! Sealed sessions of the engines: over a wire that loses, doubles, reorders and damages frames,
+//! with keys that change all the time.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use sidecore_block::{BlockError, Operation};
+use sidecore_telemetry::CounterSet as _;
+use sidecore_trust::{Admission, ClientName, ClientTrust, HostTrust, Invitation, PrivateKey};
+use sidecore_units::Nanos;
+use sidecore_vrio::slices::{Arrived, Data, SlicePort, Transmit};
+use sidecore_vrio::wire::{DEVICE_NAME_BYTES, DeviceEntry, FrameHeader, device_flag};
+use sidecore_vrio::{
+    Client, ClientOptions, Event, Host, HostOptions, Member, Peer, Request, VrioCounts, VrioStats,
+};
+
+const HOST: Peer = Peer(1);
+const CLIENT: Peer = Peer(2);
+const HOP: Nanos = Nanos::from_micros(20);
+const BLOCKS: u64 = 64;
+const BLOCK: usize = 4096;
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 11
+    }
+
+    fn one_in(&mut self, count: u64) -> bool {
+        self.next().is_multiple_of(count)
+    }
+}
+
+#[derive(Default)]
+struct Wire {
+    frames: VecDeque<Vec<u8>>,
+    buffer: Vec<u8>,
+}
+
+impl Transmit for Wire {
+    fn buffer(&mut self, len_bytes: usize) -> Option<&mut [u8]> {
+        self.buffer = vec![0xee; len_bytes];
+        Some(&mut self.buffer)
+    }
+
+    fn commit(&mut self, _to: Peer) {
+        self.frames.push_back(std::mem::take(&mut self.buffer));
+    }
+}
+
+#[derive(Default)]
+struct Buffers(HashMap<u64, Vec<u8>>);
+
+impl Buffers {
+    fn bytes(&mut self, request: u64) -> &mut Vec<u8> {
+        self.0.entry(request).or_insert_with(|| vec![0; 64 << 10])
+    }
+}
+
+impl Data for Buffers {
+    fn fill(&mut self, request: u64, offset_bytes: u32, payload: &mut [u8]) {
+        let len = payload.len();
+        payload.copy_from_slice(&self.bytes(request)[offset_bytes as usize..][..len]);
+    }
+
+    fn store(&mut self, request: u64, offset_bytes: u32, payload: &[u8]) {
+        self.bytes(request)[offset_bytes as usize..][..payload.len()].copy_from_slice(payload);
+    }
+
+    fn clear(&mut self, request: u64, len_bytes: u32) {
+        self.bytes(request)[..len_bytes as usize].fill(0);
+    }
+}
+
+struct Rig {
+    now: Nanos,
+    random: Random,
+    client: Client<ClientTrust>,
+    host: Host<HostTrust>,
+    to_host: Wire,
+    to_client: Wire,
+    guest: Buffers,
+    buffers: Buffers,
+    disk: Vec<u8>,
+    stats: [Arc<VrioStats>; 2],
+    completed: Vec<(u64, Result<(), BlockError>)>,
+    is_bad: bool,
+}
+
+fn name() -> [u8; DEVICE_NAME_BYTES] {
+    let mut name = [0; DEVICE_NAME_BYTES];
+    name[..4].copy_from_slice(b"disk");
+    name
+}
+
+impl Rig {
+    fn new(seed: u64) -> Self {
+        let iohost = PrivateKey::generate().unwrap();
+        let key = PrivateKey::generate().unwrap();
+        let client: ClientName = "vmhost1".parse().unwrap();
+        let admission = Admission::Key(key.public());
+        let invitation = Invitation { client, iohost: iohost.public(), key };
+        let stats = [Arc::new(VrioStats::default()), Arc::new(VrioStats::default())];
+        let trust = HostTrust::new(Some(iohost), vec![(client, admission)]).frames_per_key(70);
+        let options = HostOptions { incarnation: 7, secret: [3, 4], ..HostOptions::default() };
+        let mut host = Host::new(options, trust, Arc::clone(&stats[1]));
+        let member = Member { client: client.to_wire(), queue: 0 };
+        assert_eq!(host.add(member, Arc::clone(&stats[1])), Some(0));
+        let entry = DeviceEntry {
+            flags: device_flag::PRESENT,
+            epoch: 1,
+            capacity_bytes: BLOCKS * BLOCK as u64,
+            block_bytes: 512,
+            physical_block_bytes: 512,
+            name: name(),
+            ..DeviceEntry::default()
+        };
+        host.set_devices(Nanos(1), 0, &[entry]);
+        let options = ClientOptions { client: client.to_wire(), ..ClientOptions::default() };
+        let trust = ClientTrust::invited(&invitation).frames_per_key(50);
+        let mut client = Client::new(options, HOST, trust, Arc::clone(&stats[0]));
+        assert_eq!(client.open(&name()), Some(0));
+        Self {
+            now: Nanos::from_millis(1),
+            random: Random(seed),
+            client,
+            host,
+            to_host: Wire::default(),
+            to_client: Wire::default(),
+            guest: Buffers::default(),
+            buffers: Buffers::default(),
+            disk: vec![0; BLOCKS as usize * BLOCK],
+            stats,
+            completed: Vec::new(),
+            is_bad: false,
+        }
+    }
+
+    /// The frames that arrive of those that were sent, if the wire is bad.
+    fn pass(random: &mut Random, is_bad: bool, wire: &mut Wire) -> Vec<Vec<u8>> {
+        let mut arrived = Vec::new();
+        for frame in std::mem::take(&mut wire.frames) {
+            if is_bad && random.one_in(12) {
+                continue;
+            }
+            if is_bad && random.one_in(12) {
+                arrived.push(frame.clone());
+            }
+            if is_bad && random.one_in(6) {
+                // Not in the header: a wrong session is answered by an ENDING, which is a hint.
+                let mut damaged = frame.clone();
+                let at = FrameHeader::BYTES
+                    + random.next() as usize % (damaged.len() - FrameHeader::BYTES);
+                damaged[at] ^= 1 << (random.next() % 8);
+                arrived.push(damaged);
+            }
+            arrived.push(frame);
+        }
+        if is_bad && arrived.len() > 1 && random.one_in(3) {
+            let at = random.next() as usize % arrived.len();
+            arrived.swap(0, at);
+        }
+        arrived
+    }
+
+    fn step(&mut self) {
+        let mut port = SlicePort { wire: &mut self.to_host, data: &mut self.guest };
+        self.client.poll(self.now, &mut port);
+        let mut port = SlicePort { wire: &mut self.to_client, data: &mut self.buffers };
+        self.host.poll(self.now, &mut port);
+        self.now = self.now.after(HOP);
+        for frame in Self::pass(&mut self.random, self.is_bad, &mut self.to_host) {
+            let mut port = SlicePort { wire: &mut self.to_client, data: &mut self.buffers };
+            port.to_host(&mut self.host, (self.now, CLIENT), &mut Arrived::new(frame));
+        }
+        for frame in Self::pass(&mut self.random, self.is_bad, &mut self.to_client) {
+            let mut port = SlicePort { wire: &mut self.to_host, data: &mut self.guest };
+            port.to_client(&mut self.client, (self.now, HOST), &mut Arrived::new(frame));
+        }
+        while let Some(execute) = self.host.next_execute() {
+            let Request { operation, offset_bytes, len_bytes, .. } = execute.request;
+            let range = offset_bytes as usize..(offset_bytes + len_bytes) as usize;
+            let data = &mut self.buffers.bytes(execute.place)[..range.len()];
+            match operation {
+                Operation::Read => data.copy_from_slice(&self.disk[range]),
+                Operation::Write => self.disk[range].copy_from_slice(data),
+                _ => {}
+            }
+            self.host.complete(execute.ticket, Ok(()));
+        }
+        while let Some(event) = self.client.next_event() {
+            if let Event::Completed { tag, result } = event {
+                self.completed.push((tag, result));
+            }
+        }
+    }
+
+    fn run_until(&mut self, until: impl Fn(&Self) -> bool) {
+        for _ in 0..2_000_000 {
+            if until(self) {
+                return;
+            }
+            self.step();
+        }
+        panic!("it never happens: {:?}", [self.counts(0), self.counts(1)]);
+    }
+
+    fn counts(&self, end: usize) -> VrioCounts {
+        self.stats[end].counts()
+    }
+
+    fn request(&mut self, tag: u64, operation: Operation, block: u64) {
+        let (offset_bytes, len_bytes) = (block * BLOCK as u64, BLOCK as u64);
+        let request = Request { operation, offset_bytes, len_bytes, fua: false };
+        self.client.submit(tag, 0, request).unwrap();
+    }
+}
+
+#[test]
+fn a_bad_wire_shows_neither_data_nor_damage() {
+    let mut rig = Rig::new(1);
+    rig.run_until(|rig| rig.client.is_ready(0));
+    rig.is_bad = true;
+    let mut versions = vec![0_u8; BLOCKS as usize];
+    for round in 0..24_u8 {
+        let mut asked = Vec::new();
+        for block in 0..BLOCKS {
+            let tag = u64::from(round) << 32 | block;
+            if rig.random.one_in(3) {
+                versions[block as usize] = round + 1;
+                let data = [round + 1; BLOCK];
+                rig.guest.bytes(tag)[..BLOCK].copy_from_slice(&data);
+                rig.request(tag, Operation::Write, block);
+            } else {
+                rig.request(tag, Operation::Read, block);
+                asked.push((tag, block));
+            }
+        }
+        rig.run_until(|rig| rig.completed.len() == BLOCKS as usize);
+        assert!(rig.completed.drain(..).all(|(_, result)| result.is_ok()));
+        for (tag, block) in asked {
+            let read = &rig.guest.bytes(tag)[..BLOCK];
+            assert!(read.iter().all(|byte| *byte == versions[block as usize]), "block {block}");
+        }
+    }
+    for end in [0, 1] {
+        let counts = rig.counts(end);
+        assert!(counts.frames_sent > 1_000, "the keys of end {end} have changed many times");
+        assert!(counts.dropped_seal > 50, "damage was found: {counts:?}");
+    }
+    assert_eq!(rig.counts(0).sessions, 1, "and no session was lost");
+}
+
+#[test]
+fn data_are_not_on_the_wire() {
+    let mut rig = Rig::new(2);
+    rig.run_until(|rig| rig.client.is_ready(0));
+    rig.guest.bytes(1)[..BLOCK].fill(0x5a);
+    rig.request(1, Operation::Write, 3);
+    let mut shown = false;
+    while rig.completed.is_empty() {
+        rig.step();
+        for wire in [&rig.to_host, &rig.to_client] {
+            shown |= wire.frames.iter().any(|frame| frame.windows(8).any(|part| part == [0x5a; 8]));
+        }
+        let mut port = SlicePort { wire: &mut rig.to_host, data: &mut rig.guest };
+        rig.client.poll(rig.now, &mut port);
+        let sent = &rig.to_host.frames;
+        shown |= sent.iter().any(|frame| frame.windows(8).any(|part| part == [0x5a; 8]));
+    }
+    assert!(!shown);
+    assert_eq!(rig.disk[3 * BLOCK..][..BLOCK], [0x5a; BLOCK]);
+}
+
+#[test]
+fn a_client_that_was_revoked_gets_no_further_session() {
+    let mut rig = Rig::new(3);
+    rig.run_until(|rig| rig.client.is_ready(0));
+    rig.host.remove(0);
+    rig.run_until(|rig| !rig.client.is_connected());
+    let end = rig.now.after(Nanos::from_millis(500));
+    rig.run_until(|rig| rig.now >= end);
+    assert!(!rig.client.is_connected());
+    assert!(rig.counts(1).sessions == 1);
+}
