@@ -55,6 +55,7 @@ const ARROWS: &[(&str, Uses)] = &[
         Only(&[
             "sidecore",
             "remote",
+            "trust",
             "link",
             "vrio",
             "linux",

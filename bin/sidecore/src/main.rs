@@ -1,4 +1,4 @@
-//! The command line: `sidecore list|stats|top|device|volume|controller|check|keep`. See
+//! The command line: `sidecore list|stats|top|device|volume|controller|remote|check|keep`. See
 //! docs/sidecore.md.
 #![forbid(unsafe_code)]
 
@@ -16,6 +16,7 @@ mod list;
 mod pick;
 mod progress;
 mod qemu;
+mod remote;
 mod repair;
 mod stats;
 mod table;
@@ -99,6 +100,8 @@ enum Command {
     Volume(volume::Arguments),
     /// Show controllers, and manage what concerns all volumes of a controller.
     Controller(controller::Arguments),
+    /// Show links and remote devices, and manage the clients that use devices of this host.
+    Remote(remote::Arguments),
     /// Check a configuration without starting anything, and list all faults.
     Check {
         /// The configuration file.
@@ -137,6 +140,7 @@ fn main() -> ExitCode {
         Command::Stats(stats) => with(&arguments.socket, |client| stats::run(client, &stats)),
         Command::Top { interval } => with(&arguments.socket, |client| top::run(client, interval)),
         Command::Device(device) => with(&arguments.socket, |client| device::run(client, device)),
+        Command::Remote(remote) => with(&arguments.socket, |client| remote::run(client, &remote)),
         Command::Controller(controller) => controller::run(&arguments.socket, controller),
         Command::Keep(keep) => match keep::run(&keep) {
             Ok(code) => return code,

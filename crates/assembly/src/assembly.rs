@@ -11,8 +11,11 @@ use crate::controllers::ControllerHandle;
 use crate::disk::Disk;
 use crate::graph::{Graph, Lists, Occasion, lock, open_alone, serve_created};
 use crate::left::LeftDevice;
-use crate::plan::{Verb, bottom, check, find_store, is_file, plan};
-use crate::report::{ClosedControllerReport, DeviceReport, DeviceState, SidecoreReport, Stats};
+use crate::operation::OperationError;
+use crate::plan::{Verb, bottom, check, find_store, may_not_answer, plan};
+use crate::report::{
+    ClosedControllerReport, DeviceReport, DeviceState, RemoteReport, SidecoreReport, Stats,
+};
 use crate::spec::{DeviceSpec, Spec, StoreSpec};
 use crate::stores::Progress;
 
@@ -48,7 +51,7 @@ impl Assembly {
     pub fn take_over(spec: &Spec, left: &mut Vec<LeftDevice>) -> Result<Self, AssemblyError> {
         check(spec)?;
         let clock = Clock::new();
-        let (started_at, lists) = (clock.now(), Lists::new(spec));
+        let (started_at, lists) = (clock.now(), Lists::new(&clock, spec));
         let graph = Graph::new(clock.clone(), lists.clone());
         let mut assembly = Self { clock, started_at, sidecores: Vec::new(), lists, graph };
         assembly.graph().left.append(left);
@@ -159,7 +162,7 @@ impl Assembly {
         let mut opened = None;
         loop {
             let (mut graph, next) = self.with(&mut device, store)?;
-            let file = bottom(&next, &device.store).filter(|bottom| is_file(bottom));
+            let file = bottom(&next, &device.store).filter(|bottom| may_not_answer(bottom));
             if let Some(file) = file.filter(|file| graph.stores.get(&file.name).is_none()) {
                 if graph.stores.is_opening(&file.name) {
                     return Err(AssemblyError::NoAnswer { name: file.name.clone() });
@@ -268,6 +271,7 @@ impl Assembly {
         let mut left = self.end_graph(stop);
         // Clients of an earlier daemon that were not resumed: the next daemon may resume them.
         left.append(&mut self.graph().left);
+        self.lists.remote.end();
         // A change that a host has requested may have waited for the graph, and finds it ended.
         self.lists.subsystems.end();
         left
@@ -334,6 +338,8 @@ impl Assembly {
     pub fn devices(&self) -> Vec<DeviceReport> {
         let with_warnings = |mut report: DeviceReport| {
             let controller = report.controller.as_deref().and_then(|name| self.controller(name));
+            let waits = self.lists.waits_for(&report.store);
+            report.warnings.extend(waits.filter(|_| report.state != DeviceState::Opening));
             report.warnings.extend(
                 controller.iter().flat_map(|found| found.warnings(report.volume.as_deref())),
             );
@@ -341,7 +347,8 @@ impl Assembly {
         };
         let disks = self.lists.all_disks();
         let mut devices: Vec<_> = disks.iter().map(|disk| with_warnings(disk.report())).collect();
-        let unserved = self.lists.wanted().unserved(&devices, &self.lists.controllers);
+        let unserved =
+            self.lists.wanted().unserved(&devices, &self.lists.controllers, &self.lists.remote);
         devices.extend(unserved.into_iter().map(with_warnings));
         self.sort(&mut devices, |device| &device.name);
         devices
@@ -351,6 +358,29 @@ impl Assembly {
     fn sort<T>(&self, devices: &mut [T], name: impl Fn(&T) -> &String) {
         let wanted = self.lists.wanted();
         devices.sort_by_key(|device| wanted.place(name(device)));
+    }
+
+    /// Reports the links, the clients and the IOhosts.
+    #[must_use]
+    pub fn remote(&self) -> RemoteReport {
+        self.lists.remote.report()
+    }
+
+    /// Makes a key for a client, whom the text that this returns lets in. It is a secret.
+    ///
+    /// # Errors
+    /// There is no such client, it is invited already or needs no invitation, or its key cannot be
+    /// stored.
+    pub fn invite(&self, client: &str) -> Result<String, OperationError> {
+        self.lists.remote.invite(client)
+    }
+
+    /// Forgets a client's key, and ends its sessions.
+    ///
+    /// # Errors
+    /// There is no such client, it was not invited, or its key cannot be removed.
+    pub fn revoke(&self, client: &str) -> Result<(), OperationError> {
+        self.lists.remote.revoke(client)
     }
 
     /// The controllers that are open.

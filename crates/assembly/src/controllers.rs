@@ -586,7 +586,7 @@ impl ControllerHandle {
     }
 }
 
-fn limits(spec: &LimitsSpec) -> Limits {
+pub(crate) fn limits(spec: &LimitsSpec) -> Limits {
     let limit =
         |limit: Option<LimitSpec>| limit.map(|LimitSpec { per_s, burst }| Limit { per_s, burst });
     Limits {

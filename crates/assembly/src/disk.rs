@@ -9,8 +9,9 @@ use sidecore_reactor::IdleMode;
 use sidecore_sidecore::Sidecore;
 
 use crate::AssemblyError;
-use crate::front_end::{FrontEnd, Nvme, NvmeParts, VirtioBlk};
+use crate::front_end::{FrontEnd, Nvme, NvmeParts, VirtioBlk, Vrio};
 use crate::left::LeftDevice;
+use crate::remote::Remote;
 use crate::report::{DeviceReport, DeviceState, DeviceStats, DisconnectReport, QueueCounters};
 use crate::spec::{DeviceSpec, FrontEndSpec, StoreKind, StoreSpec, VolumeSpec};
 
@@ -45,7 +46,7 @@ impl Disk {
         store: Arc<dyn BlockDevice>,
         (store_type, stages, bottom, outlives): (&'static str, Vec<String>, StoreSpec, bool),
         sidecores: &[Sidecore],
-        service: Arc<Service>,
+        (service, remote): (Arc<Service>, Arc<Remote>),
         parts: impl FnOnce(Arc<Service>) -> Result<NvmeParts, AssemblyError>,
     ) -> Result<Self, AssemblyError> {
         let serving = sidecores_of(spec, sidecores);
@@ -54,6 +55,7 @@ impl Disk {
             FrontEndSpec::VirtioBlk(own) => {
                 Box::new(VirtioBlk::new(spec, own, store, serving, service))
             }
+            FrontEndSpec::Vrio(own) => Box::new(Vrio::new(spec, own, store, remote)),
             FrontEndSpec::Nvme(own) => {
                 Box::new(Nvme::new((spec, own), store, serving, parts(service)?)?)
             }

@@ -184,6 +184,41 @@ pub enum AssemblyError {
         /// The reason, with the name of the account.
         error: AccountError,
     },
+    /// A link cannot be opened.
+    #[error("link \"{name}\": {error}")]
+    Link {
+        /// The link.
+        name: String,
+        /// The reason, with the remedy.
+        error: String,
+    },
+    /// A client, or a device of it, cannot be served.
+    #[error("client \"{name}\": {error}")]
+    Client {
+        /// The client.
+        name: String,
+        /// The reason.
+        error: String,
+    },
+    /// There can be no session with an IOhost.
+    #[error("iohost \"{name}\": {error}")]
+    Iohost {
+        /// The IOhost.
+        name: String,
+        /// The reason.
+        error: String,
+    },
+    /// A remote device cannot be opened.
+    #[error("store \"{name}\": {error}")]
+    Remote {
+        /// The store.
+        name: String,
+        /// The reason.
+        error: String,
+    },
+    /// The kernel gives no random bytes.
+    #[error("no random numbers for the remote channel: {0}")]
+    Random(io::Error),
     /// A device's socket cannot be served.
     #[error("device \"{name}\": {error}")]
     Server {
@@ -246,6 +281,10 @@ impl AssemblyError {
             Self::Pin { .. } | Self::Sidecore { .. } | Self::HostFunction { .. } => {
                 ErrorKind::Failed
             }
+            Self::Link { .. } | Self::Client { .. } | Self::Iohost { .. } | Self::Remote { .. } => {
+                ErrorKind::Invalid
+            }
+            Self::Random(_) => ErrorKind::Failed,
             Self::Function { .. } | Self::Threads(_) | Self::NoAnswer { .. } => ErrorKind::Failed,
             Self::Ending => ErrorKind::Ending,
         }

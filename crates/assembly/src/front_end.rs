@@ -3,6 +3,7 @@
 mod nvme;
 mod socket;
 mod virtio_blk;
+mod vrio;
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -18,6 +19,7 @@ use sidecore_peer::{Access, Disconnect};
 
 pub(crate) use nvme::{Nvme, NvmeParts, NvmeThreads};
 pub(crate) use virtio_blk::VirtioBlk;
+pub(crate) use vrio::Vrio;
 
 /// A device model with its transport and its queues on sidecores.
 pub(crate) trait FrontEnd: Send + Sync {

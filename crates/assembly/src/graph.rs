@@ -1,10 +1,11 @@
 //! The parts of a running assembly, and the actions of a plan carried out on them.
 
+mod open;
 mod serve;
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sidecore_block::BlockDevice;
 use sidecore_linux::Clock;
@@ -20,8 +21,9 @@ use crate::front_end::{NvmeParts, NvmeThreads};
 use crate::left::LeftDevice;
 use crate::operation::{ErrorKind, OperationError};
 use crate::plan::{
-    Action, Part, Phase, State, Verb, bottom, find_store, is_file, plan, stages, subject,
+    Action, Part, Phase, State, Verb, bottom, find_link, find_store, plan, stages, subject,
 };
+use crate::remote::{Remote, RemoteParts};
 use crate::spec::{DeviceSpec, SidecoreSpec, Spec, StoreKind, StoreSpec};
 use crate::stores::{Progress, Stores, open_file};
 use crate::volume_service::Volumes;
@@ -40,15 +42,18 @@ pub(crate) struct Lists {
     pub(crate) controllers: Arc<Controllers>,
     /// The controllers that hosts of physical functions manage.
     pub(crate) subsystems: Arc<Subsystems>,
+    /// Links, clients and IOhosts.
+    pub(crate) remote: Arc<Remote>,
 }
 
 impl Lists {
-    pub(crate) fn new(spec: &Spec) -> Self {
+    pub(crate) fn new(clock: &Clock, spec: &Spec) -> Self {
         Self {
             disks: Arc::default(),
             wanted: Arc::new(Mutex::new(Wanted::new(spec))),
             controllers: Arc::new(Controllers::new(&spec.controllers)),
             subsystems: Arc::default(),
+            remote: Arc::new(Remote::new(clock.clone(), spec.key_directory.clone())),
         }
     }
 
@@ -60,6 +65,12 @@ impl Lists {
         lock(&self.disks).iter().find(|disk| disk.spec.name == name).cloned()
     }
 
+    /// For whom the requests of a store wait, if it is a device of an IOhost that is away.
+    pub(crate) fn waits_for(&self, store: &str) -> Option<String> {
+        let bottom = bottom(&self.wanted().spec, store)?.name.clone();
+        self.remote.waits_for(&bottom)
+    }
+
     pub(crate) fn wanted(&self) -> MutexGuard<'_, Wanted> {
         lock(&self.wanted)
     }
@@ -69,6 +80,8 @@ impl Lists {
 pub(crate) enum Opened {
     Store(StoreSpec, Result<Arc<dyn BlockDevice>, AssemblyError>),
     Controller(String, Result<ControllerHandle, AssemblyError>),
+    /// A remote device was closed before it came.
+    GivenUp,
 }
 
 /// The occasion of a plan, which decides which failures end the change.
@@ -156,8 +169,12 @@ impl Graph {
         let refused =
             wanted.spec.devices.iter().filter(|device| wanted.refused.contains_key(&device.name));
         let served = disks.iter().map(|disk| device(&disk.spec, Phase::Open));
+        let RemoteParts { links, clients, iohosts } = self.lists.remote.parts();
         State {
             sidecores: self.sidecores().map(sidecore).collect(),
+            links,
+            clients,
+            iohosts,
             stores: self.stores.parts(),
             controllers: self.lists.controllers.parts(),
             devices: refused.map(|spec| device(spec, Phase::Refused)).chain(served).collect(),
@@ -263,8 +280,24 @@ impl Graph {
             let has = |name: &str| names.contains(&name);
             match group[0].verb {
                 Verb::StopDevice => names.iter().for_each(|name| self.stop_device(name)),
-                Verb::CloseStore => unflushed.extend(self.stores.close(&names)),
+                Verb::CloseStore => {
+                    let remote = &self.lists.remote;
+                    unflushed.extend(self.stores.close(&names, |name| remote.is_ready(name)));
+                    names.iter().for_each(|name| remote.close_store(name));
+                }
                 Verb::CloseController => self.lists.controllers.shutdown(&names),
+                Verb::StopClient => {
+                    names.iter().for_each(|name| self.lists.remote.stop_client(name));
+                }
+                Verb::StopIohost => {
+                    names.iter().for_each(|name| self.lists.remote.stop_iohost(name));
+                }
+                Verb::StopLink => names.iter().for_each(|name| self.lists.remote.stop_link(name)),
+                Verb::StartLink | Verb::StartClient | Verb::StartIohost => {
+                    names
+                        .iter()
+                        .try_for_each(|name| self.start_remote(group[0].verb, name, next))?;
+                }
                 Verb::StopSidecore => {
                     self.core_watch = None;
                     self.threads.retain(|thread| !has(thread.sidecore().name()));
@@ -305,6 +338,24 @@ impl Graph {
         Ok(unflushed)
     }
 
+    /// Starts a link, a client or the sessions with an IOhost.
+    fn start_remote(&self, verb: Verb, name: &str, next: &Spec) -> Result<(), AssemblyError> {
+        let (remote, sidecores) = (&self.lists.remote, self.sidecores().collect::<Vec<_>>());
+        let client = next.clients.iter().find(|client| client.name == name);
+        let iohost = next.iohosts.iter().find(|iohost| iohost.name == name);
+        match (verb, client, iohost) {
+            (Verb::StartClient, Some(client), _) => remote.start_client(client),
+            (Verb::StartIohost, _, Some(iohost)) => {
+                let link = find_link(next, &iohost.link);
+                link.map_or(Ok(()), |link| remote.start_iohost(iohost, link, &sidecores))
+            }
+            (Verb::StartLink, ..) => {
+                find_link(next, name).map_or(Ok(()), |link| remote.start_link(link, &sidecores))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn stop_device(&mut self, name: &str) {
         if let Some(disk) = self.lists.disk(name) {
             disk.stop();
@@ -334,113 +385,6 @@ impl Graph {
             Ok(watch) => self.core_watch = Some(watch),
             Err(error) => tracing::warn!("the sidecores' cores are not watched: {error}"),
         }
-    }
-
-    /// Opens a store, or starts a thread that opens a file. False if the store was refused.
-    fn open_store(&mut self, spec: &StoreSpec, occasion: Occasion) -> Result<bool, AssemblyError> {
-        if is_file(spec) {
-            let file = spec.clone();
-            let open = move || {
-                let opened = open_file(&file);
-                Opened::Store(file, opened)
-            };
-            let progress = match self.spawn(&spec.name, open) {
-                Ok(()) => Progress::Opening,
-                Err(error) if occasion.tolerates(&error) => Progress::Refused(error.to_string()),
-                Err(error) => return Err(error),
-            };
-            let is_opening = progress.phase() == Phase::Opening;
-            self.stores.set(spec, progress);
-            return Ok(is_opening);
-        }
-        let progress = match self.stores.open(spec, &self.lists.controllers) {
-            Ok(store) => Progress::Open(store),
-            Err(error) if occasion.tolerates(&error) => Progress::Refused(error.to_string()),
-            Err(error) => return Err(error),
-        };
-        let is_open = progress.phase() == Phase::Open;
-        self.stores.set(spec, progress);
-        Ok(is_open)
-    }
-
-    fn open_controller(
-        &mut self,
-        name: &str,
-        next: &Spec,
-        occasion: Occasion,
-    ) -> Result<(), AssemblyError> {
-        let Some(spec) = next.controllers.iter().find(|spec| spec.name == name).cloned() else {
-            return Ok(());
-        };
-        let Some(store) = self.stores.get(&spec.store).cloned() else { return Ok(()) };
-        let bottom = bottom(next, &spec.store).cloned();
-        let spawned = self.spawn(name, move || {
-            Opened::Controller(
-                spec.name.clone(),
-                ControllerHandle::open(spec, store, bottom.as_ref()),
-            )
-        });
-        let progress = match spawned {
-            Ok(()) => Progress::Opening,
-            Err(error) if occasion.tolerates(&error) => Progress::Refused(error.to_string()),
-            Err(error) => return Err(error),
-        };
-        self.lists.controllers.set(name, progress);
-        Ok(())
-    }
-
-    fn spawn(
-        &mut self,
-        name: &str,
-        open: impl FnOnce() -> Opened + Send + 'static,
-    ) -> Result<(), AssemblyError> {
-        let opened = self.opened.clone();
-        let thread = std::thread::Builder::new().name(format!("open-{name}"));
-        // The receiver is dropped when the assembly ends.
-        thread.spawn(move || drop(opened.send(open()))).map_err(AssemblyError::Threads)?;
-        self.in_flight = self.in_flight.saturating_add(1);
-        Ok(())
-    }
-
-    /// Opens the files and controllers of a start, and waits for them for [`PATIENCE`].
-    pub(crate) fn open_in_time(&mut self, spec: &Spec) -> Result<(), AssemblyError> {
-        let deadline = Instant::now() + PATIENCE;
-        self.come_to(spec, Occasion::Opening)?;
-        while self.in_flight > 0
-            && let Some(receiver) = &self.receiver
-            && let Ok(opened) =
-                receiver.recv_timeout(deadline.saturating_duration_since(Instant::now()))
-        {
-            self.answer(opened, Occasion::Opening)?;
-            self.come_to(spec, Occasion::Opening)?;
-        }
-        Ok(())
-    }
-
-    /// Records the answer of a store or controller.
-    pub(crate) fn answer(
-        &mut self,
-        opened: Opened,
-        occasion: Occasion,
-    ) -> Result<(), AssemblyError> {
-        self.in_flight = self.in_flight.saturating_sub(1);
-        let refused = |error: AssemblyError| match occasion.tolerates(&error) {
-            true => Ok(error.to_string()),
-            false => Err(error),
-        };
-        match opened {
-            Opened::Store(spec, Ok(store)) => self.stores.answered(&spec, Ok(store)),
-            Opened::Store(spec, Err(error)) => self.stores.answered(&spec, Err(refused(error)?)),
-            Opened::Controller(name, Ok(controller)) => {
-                let controller = Arc::new(controller);
-                self.follow_volumes(&controller);
-                self.lists.controllers.set(&name, Progress::Open(controller));
-            }
-            Opened::Controller(name, Err(error)) => {
-                self.lists.controllers.set(&name, Progress::Refused(refused(error)?));
-            }
-        }
-        Ok(())
     }
 
     /// Notifies guests and managing hosts of each change of the controller's volumes.
@@ -550,9 +494,10 @@ impl Graph {
             }
         };
         let sidecores: Vec<Sidecore> = self.sidecores().collect();
+        let remote = Arc::clone(&self.lists.remote);
         let parts = |service| self.nvme_parts(device, &bottom, service);
         let below = (kind, stages(next, &device.store), bottom.clone(), outlives);
-        let disk = Disk::new(device, store, below, &sidecores, service, parts)?;
+        let disk = Disk::new(device, store, below, &sidecores, (service, remote), parts)?;
         let writes_too =
             |other: &&Arc<Disk>| both_write(disk.writes_to().as_ref(), other.writes_to().as_ref());
         if let Some(other) = self.lists.all_disks().iter().find(writes_too) {
@@ -653,7 +598,8 @@ pub(crate) fn both_write(one: Option<&StoreSpec>, other: Option<&StoreSpec>) -> 
     let (Some(one), Some(other)) = (one, other) else { return false };
     match (&one.kind, &other.kind) {
         (StoreKind::File(_), StoreKind::File(_))
-        | (StoreKind::HostFile(_), StoreKind::HostFile(_)) => one.name == other.name,
+        | (StoreKind::HostFile(_), StoreKind::HostFile(_))
+        | (StoreKind::Remote(_), StoreKind::Remote(_)) => one.name == other.name,
         (StoreKind::Volume(one), StoreKind::Volume(other)) => {
             (&one.controller, &one.volume) == (&other.controller, &other.volume)
         }

@@ -55,6 +55,7 @@ pub mod machine;
 pub mod offline;
 mod operation;
 mod plan;
+mod remote;
 pub mod report;
 mod served;
 pub mod spec;

@@ -1,18 +1,24 @@
 //! The difference between the state of an assembly and a specification, as a list of actions.
 //!
 //! [`plan`] is pure: it does no I/O and starts no threads. It assumes that each action succeeds,
-//! with one exception: a file or controller is [`Phase::Opening`] until it answers, and the plan
-//! has no action that needs it. The next plan, after the answer, has the other actions. A plan is
-//! empty when no action is possible.
+//! with one exception: a file, a remote device or a controller is [`Phase::Opening`] until it
+//! answers, and the plan has no action that needs it. The next plan, after the answer, has the
+//! other actions. A plan is empty when no action is possible.
 
 mod check;
+mod stale;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::AssemblyError;
-use crate::spec::{ControllerSpec, DeviceSpec, SidecoreSpec, Spec, StoreKind, StoreSpec};
+use crate::spec::{
+    ClientSpec, ControllerSpec, DeviceSpec, IohostSpec, LinkSpec, SidecoreSpec, Spec, StoreKind,
+    StoreSpec,
+};
+
 pub(crate) use check::check;
+use stale::Stale;
 
 /// The progress of a part whose opening can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +43,11 @@ pub(crate) struct Part<S> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct State {
     pub(crate) sidecores: BTreeMap<String, SidecoreSpec>,
+    /// The links to clients.
+    pub(crate) links: BTreeMap<String, LinkSpec>,
+    pub(crate) clients: BTreeMap<String, ClientSpec>,
+    /// Each with its link.
+    pub(crate) iohosts: BTreeMap<String, (IohostSpec, LinkSpec)>,
     pub(crate) stores: BTreeMap<String, Part<StoreSpec>>,
     pub(crate) controllers: BTreeMap<String, Part<ControllerSpec>>,
     /// Never in [`Phase::Opening`]: a device is absent until its store is open.
@@ -58,8 +69,14 @@ impl fmt::Display for Action {
             Verb::StopDevice => "stop device",
             Verb::CloseStore => "close store",
             Verb::CloseController => "close controller",
+            Verb::StopClient => "stop client",
+            Verb::StopLink => "stop link",
+            Verb::StopIohost => "stop iohost",
             Verb::StopSidecore => "stop sidecore",
             Verb::StartSidecore => "start sidecore",
+            Verb::StartLink => "start link",
+            Verb::StartClient => "start client",
+            Verb::StartIohost => "start iohost",
             Verb::OpenStore => "open store",
             Verb::OpenController => "open controller",
             Verb::RefuseController => "refuse controller",
@@ -76,8 +93,18 @@ pub(crate) enum Verb {
     StopDevice,
     CloseStore,
     CloseController,
+    /// The IOhost serves the client no more.
+    StopClient,
+    StopLink,
+    /// The sessions with an IOhost, and the link to it.
+    StopIohost,
     StopSidecore,
     StartSidecore,
+    /// A link to clients.
+    StartLink,
+    StartClient,
+    /// The link to an IOhost, and the sessions with it.
+    StartIohost,
     OpenStore,
     OpenController,
     /// The controller's store was refused.
@@ -94,6 +121,7 @@ pub(crate) fn plan(now: &State, next: &Spec) -> Vec<Action> {
     let mut planner =
         Planner { state: now.clone(), next, stale: Stale::of(now, next), actions: Vec::new() };
     planner.stop();
+    planner.start();
     planner.open();
     planner.start_devices();
     planner.actions
@@ -146,8 +174,23 @@ pub(crate) fn stages(spec: &Spec, name: &str) -> Vec<String> {
 }
 
 /// Whether a store is opened on a thread of its own, because it may not answer.
-pub(crate) fn is_file(store: &StoreSpec) -> bool {
-    matches!(store.kind, StoreKind::File(_) | StoreKind::HostFile(_))
+pub(crate) fn may_not_answer(store: &StoreSpec) -> bool {
+    matches!(store.kind, StoreKind::File(_) | StoreKind::HostFile(_) | StoreKind::Remote(_))
+}
+
+/// Whether the attempt to open a store can be given up: a device of an IOhost, but not a file,
+/// which the kernel may be opening.
+fn can_give_up(store: &StoreSpec) -> bool {
+    matches!(store.kind, StoreKind::Remote(_))
+}
+
+pub(crate) fn find_link<'a>(spec: &'a Spec, name: &str) -> Option<&'a LinkSpec> {
+    spec.links.iter().find(|link| link.name == name)
+}
+
+/// The names of the links on which clients may come.
+fn links_to_clients(spec: &Spec) -> BTreeSet<&str> {
+    spec.clients.iter().flat_map(|client| client.links.iter().map(String::as_str)).collect()
 }
 
 pub(crate) fn find_store<'a>(spec: &'a Spec, name: &str) -> Option<&'a StoreSpec> {
@@ -166,14 +209,31 @@ impl State {
             }
             Verb::CloseStore => drop(self.stores.remove(name)),
             Verb::CloseController => drop(self.controllers.remove(name)),
+            Verb::StopClient => drop(self.clients.remove(name)),
+            Verb::StopLink => drop(self.links.remove(name)),
+            Verb::StopIohost => drop(self.iohosts.remove(name)),
             Verb::StopSidecore => drop(self.sidecores.remove(name)),
+            Verb::StartLink => {
+                let spec = next.links.iter().find(|spec| spec.name == *name);
+                self.links.extend(spec.map(|spec| (named(), spec.clone())));
+            }
+            Verb::StartClient => {
+                let spec = next.clients.iter().find(|spec| spec.name == *name);
+                self.clients.extend(spec.map(|spec| (named(), spec.clone())));
+            }
+            Verb::StartIohost => {
+                let spec = next.iohosts.iter().find(|spec| spec.name == *name);
+                self.iohosts.extend(spec.and_then(|spec| {
+                    Some((named(), (spec.clone(), find_link(next, &spec.link)?.clone())))
+                }));
+            }
             Verb::StartSidecore => {
                 let spec = next.sidecores.iter().find(|spec| spec.name == *name);
                 self.sidecores.extend(spec.map(|spec| (named(), spec.clone())));
             }
             Verb::OpenStore => {
                 let spec = find_store(next, name);
-                let phase = |spec| if is_file(spec) { Phase::Opening } else { Phase::Open };
+                let phase = |spec| if may_not_answer(spec) { Phase::Opening } else { Phase::Open };
                 self.stores.extend(
                     spec.map(|spec| (named(), Part { spec: spec.clone(), phase: phase(spec) })),
                 );
@@ -224,6 +284,13 @@ impl State {
                 .any(|part| part.spec.store == name && part.phase != Phase::Refused)
     }
 
+    fn uses_iohost(&self, name: &str) -> bool {
+        let is_there = |part: &Part<StoreSpec>| {
+            part.spec.kind.remote().is_some_and(|remote| remote.iohost == name)
+        };
+        self.stores.values().any(is_there)
+    }
+
     fn uses_controller(&self, name: &str) -> bool {
         let by_store = |part: &Part<StoreSpec>| part.spec.kind.controller() == Some(name);
         self.stores.values().any(|part| by_store(part) && part.phase != Phase::Refused)
@@ -264,12 +331,13 @@ impl Planner<'_> {
     fn stop(&mut self) {
         let stale = std::mem::take(&mut self.stale);
         stale.devices.iter().for_each(|name| self.act(Verb::StopDevice, name));
-        // A store or controller cannot be closed while a thread opens it.
+        // A file or controller cannot be closed while a thread opens it.
         loop {
             let can_close = |phase: Phase| phase != Phase::Opening;
             let is_unused = |name: &&String| {
                 let part = self.state.stores.get(*name);
-                part.is_some_and(|part| can_close(part.phase)) && !self.state.uses_store(name)
+                part.is_some_and(|part| can_close(part.phase) || can_give_up(&part.spec))
+                    && !self.state.uses_store(name)
             };
             if let Some(name) = stale.stores.iter().find(is_unused) {
                 self.act(Verb::CloseStore, name);
@@ -282,10 +350,25 @@ impl Planner<'_> {
             let Some(name) = stale.controllers.iter().find(is_unused) else { break };
             self.act(Verb::CloseController, name);
         }
-        stale.sidecores.iter().for_each(|name| self.act(Verb::StopSidecore, name));
+        stale.clients.iter().for_each(|name| self.act(Verb::StopClient, name));
+        // A store that cannot be closed yet keeps its IOhost, with the sidecores of the link to it.
+        for name in &stale.iohosts {
+            if !self.state.uses_iohost(name) {
+                self.act(Verb::StopIohost, name);
+            }
+        }
+        stale.links.iter().for_each(|name| self.act(Verb::StopLink, name));
+        for name in &stale.sidecores {
+            let mut links = self.state.iohosts.values().map(|(_, link)| link);
+            if !links.any(|link| link.sidecores.contains(name)) {
+                self.act(Verb::StopSidecore, name);
+            }
+        }
         self.stale = stale;
         self.stale.stores.retain(|name| self.state.stores.contains_key(name));
         self.stale.controllers.retain(|name| self.state.controllers.contains_key(name));
+        self.stale.iohosts.retain(|name| self.state.iohosts.contains_key(name));
+        self.stale.sidecores.retain(|name| self.state.sidecores.contains_key(name));
     }
 
     fn store_phase(&self, name: &str) -> Option<Phase> {
@@ -325,7 +408,50 @@ impl Planner<'_> {
     fn can_open(&self, store: &StoreSpec) -> bool {
         let is_open = |name: &str| self.store_phase(name) == Some(Phase::Open);
         let controls = |name: &str| self.controller_phase(name) == Some(Phase::Open);
-        store.kind.inner().is_none_or(is_open) && store.kind.controller().is_none_or(controls)
+        let leads = |iohost: &str| {
+            self.state.iohosts.contains_key(iohost) && !self.stale.iohosts.contains(iohost)
+        };
+        store.kind.inner().is_none_or(is_open)
+            && store.kind.controller().is_none_or(controls)
+            && store.kind.remote().is_none_or(|remote| leads(&remote.iohost))
+    }
+
+    /// Starts sidecores, and the links on them with their users.
+    fn start(&mut self) {
+        for sidecore in &self.next.sidecores {
+            if !self.state.sidecores.contains_key(&sidecore.name) {
+                self.act(Verb::StartSidecore, &sidecore.name);
+            }
+        }
+        let links = links_to_clients(self.next);
+        for link in self.next.links.iter().filter(|link| links.contains(&*link.name)) {
+            if !self.state.links.contains_key(&link.name) && self.can_poll(link) {
+                self.act(Verb::StartLink, &link.name);
+            }
+        }
+        for client in &self.next.clients {
+            let runs = |name: &String| self.state.links.contains_key(name);
+            if !self.state.clients.contains_key(&client.name) && client.links.iter().all(runs) {
+                self.act(Verb::StartClient, &client.name);
+            }
+        }
+        for iohost in &self.next.iohosts {
+            let link = find_link(self.next, &iohost.link);
+            if !self.state.iohosts.contains_key(&iohost.name)
+                && link.is_some_and(|link| self.can_poll(link))
+            {
+                self.act(Verb::StartIohost, &iohost.name);
+            }
+        }
+    }
+
+    fn can_poll(&self, link: &LinkSpec) -> bool {
+        link.sidecores.iter().all(|name| self.runs(name))
+    }
+
+    /// Whether a sidecore runs that this plan keeps.
+    fn runs(&self, sidecore: &String) -> bool {
+        self.state.sidecores.contains_key(sidecore) && !self.stale.sidecores.contains(sidecore)
     }
 
     fn open(&mut self) {
@@ -350,17 +476,16 @@ impl Planner<'_> {
                 }
             }
         }
-        for sidecore in &self.next.sidecores {
-            if !self.state.sidecores.contains_key(&sidecore.name) {
-                self.act(Verb::StartSidecore, &sidecore.name);
-            }
-        }
     }
 
     fn start_devices(&mut self) {
         for device in &self.next.devices {
-            let runs = |name: &String| self.state.sidecores.contains_key(name);
-            if self.state.devices.contains_key(&device.name) || !device.sidecores.iter().all(runs) {
+            let runs = |name: &String| self.runs(name);
+            let serves = |client: &str| self.state.clients.contains_key(client);
+            if self.state.devices.contains_key(&device.name)
+                || !device.sidecores.iter().all(runs)
+                || !device.front_end.client().is_none_or(serves)
+            {
                 continue;
             }
             match self.phase(&device.store) {
@@ -369,61 +494,6 @@ impl Planner<'_> {
                 Phase::Refused => self.act(Verb::RefuseDevice, &device.name),
             }
         }
-    }
-}
-
-/// The parts to be stopped: parts that have changed or are not needed, and the parts above them.
-#[derive(Default)]
-struct Stale {
-    sidecores: BTreeSet<String>,
-    stores: BTreeSet<String>,
-    controllers: BTreeSet<String>,
-    devices: BTreeSet<String>,
-}
-
-impl Stale {
-    fn of(state: &State, next: &Spec) -> Self {
-        let needed = state.needed(next);
-        let mut stale = Self::default();
-        for (name, spec) in &state.sidecores {
-            if !next.sidecores.contains(spec) {
-                stale.sidecores.insert(name.clone());
-            }
-        }
-        let mut count = None;
-        while count != Some(stale.count()) {
-            count = Some(stale.count());
-            for (name, Part { spec, .. }) in &state.stores {
-                let kind = &spec.kind;
-                let below = kind.inner().is_some_and(|inner| stale.stores.contains(inner))
-                    || kind
-                        .controller()
-                        .is_some_and(|controller| stale.controllers.contains(controller));
-                if below || !needed.contains(name.as_str()) || !next.stores.contains(spec) {
-                    stale.stores.insert(name.clone());
-                }
-            }
-            for (name, Part { spec, .. }) in &state.controllers {
-                if stale.stores.contains(&spec.store) || !next.controllers.contains(spec) {
-                    stale.controllers.insert(name.clone());
-                }
-            }
-            for (name, Part { spec, phase }) in &state.devices {
-                let on = |sidecore: &String| stale.sidecores.contains(sidecore);
-                let is_attached = *phase == Phase::Open && !state.detached.contains(name);
-                if is_attached && stale.stores.contains(&spec.store)
-                    || spec.sidecores.iter().any(on)
-                    || !next.devices.contains(spec)
-                {
-                    stale.devices.insert(name.clone());
-                }
-            }
-        }
-        stale
-    }
-
-    fn count(&self) -> usize {
-        self.sidecores.len() + self.stores.len() + self.controllers.len() + self.devices.len()
     }
 }
 

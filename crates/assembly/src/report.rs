@@ -5,6 +5,7 @@
 
 mod closed;
 mod controller;
+mod remote;
 mod repair;
 
 use std::ops::Deref;
@@ -21,12 +22,17 @@ pub use controller::{
     CheckReport, ControllerReport, EventReport, ExtentReport, ExtentsReport, FunctionReport,
     SpaceReport, TreeMemoryReport, TreeReport, VolumeReport,
 };
+pub use remote::{
+    ClientReport, ExportReport, IohostReport, LinkReport, RemoteDeviceReport, RemoteReport,
+};
 pub use repair::{LossReport, RepairReport, RivalsReport};
 pub use sidecore_block::QueueCounts;
 pub use sidecore_controller::{FunctionStats, HypervisorCounts};
 pub use sidecore_extent::TranslationCounts;
+pub use sidecore_link::LinkCounts;
 pub use sidecore_reactor::ReactorCounts;
 pub use sidecore_telemetry::{Counts, Latency, LatencyCounts};
+pub use sidecore_vrio::VrioCounts;
 
 /// All counters. They are read while sidecores run: two counters may be a few requests apart.
 #[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]

@@ -4,8 +4,12 @@
 //! Parts refer to one another by name. [`crate::Assembly::start`] refuses an unknown name; the
 //! checks that know the place in the file are made where the file is read.
 
+use std::path::PathBuf;
+
 mod controller;
 mod device;
+mod link;
+mod remote;
 mod rules;
 mod stage;
 mod store;
@@ -13,6 +17,13 @@ mod store;
 pub use controller::{CONTROLLER, ControllerSpec, CrashLogSpec, FormatSpec};
 pub use device::{
     DEFAULT_SPIN_US, DeviceSpec, FrontEndSpec, MINUTE_US, NvmeSpec, STRUCTURE, VirtioBlkSpec,
+    VrioSpec,
+};
+pub use link::{
+    LINK, LinkKind, LinkSpec, MemoryLinkSpec, PacketLinkSpec, REMOTE_PORT, UdpLinkSpec, XdpLinkSpec,
+};
+pub use remote::{
+    CLIENT, CLIENT_NAME_MAX, ClientSpec, IOHOST, IohostSpec, REMOTE_DEVICE_NAME_MAX, RemoteSpec,
 };
 pub use rules::{is_mode, is_name, is_socket_path};
 pub use sidecore_keys::{FromValue, Key, Kind, Value, Values, Variant, size};
@@ -43,7 +54,15 @@ pub struct Spec {
     pub stores: Vec<StoreSpec>,
     /// Each divides a store into volumes.
     pub controllers: Vec<ControllerSpec>,
-    /// The disks that guests see.
+    /// The directory of this host's key, and of those of its clients.
+    pub key_directory: PathBuf,
+    /// The wires of remote devices.
+    pub links: Vec<LinkSpec>,
+    /// The hosts that use devices of this one.
+    pub clients: Vec<ClientSpec>,
+    /// The hosts whose devices this one uses.
+    pub iohosts: Vec<IohostSpec>,
+    /// The disks that guests see, and those exported to clients.
     pub devices: Vec<DeviceSpec>,
 }
 

@@ -12,7 +12,7 @@ use crate::controllers::Controllers;
 use crate::flush::flush;
 use crate::host::MappedFile;
 use crate::machine;
-use crate::plan::{Part, Phase, is_file};
+use crate::plan::{Part, Phase, may_not_answer};
 use crate::spec::{FileOptions, HostFileOptions, StageSpec, StoreKind, StoreSpec};
 
 /// A part that is being opened, or the result.
@@ -90,15 +90,20 @@ impl Stores {
     }
 
     /// Flushes, side by side, what may still be in a cache, and lets go of all; the names of those
-    /// that may have lost writes.
-    pub(crate) fn close(&mut self, names: &[&str]) -> Vec<String> {
+    /// that may have lost writes. A store that cannot be flushed now is closed without.
+    pub(crate) fn close(
+        &mut self,
+        names: &[&str],
+        can_flush: impl Fn(&str) -> bool,
+    ) -> Vec<String> {
         let stores: Vec<_> = names.iter().filter_map(|name| self.0.remove(*name)).collect();
         std::thread::scope(|scope| {
             let mut flushing = Vec::new();
             for (spec, progress) in &stores {
                 if let Progress::Open(store) = progress
-                    && is_file(spec)
+                    && may_not_answer(spec)
                     && !store.geometry().read_only
+                    && can_flush(&spec.name)
                 {
                     flushing
                         .push((&spec.name, scope.spawn(move || flush(&spec.name, store.as_ref()))));
@@ -138,7 +143,9 @@ impl Stores {
             StoreKind::Null { size_bytes, block_bytes } => {
                 Arc::new(NullStore::new(Geometry::new(*size_bytes, *block_bytes)))
             }
-            StoreKind::File(_) | StoreKind::HostFile(_) => return open_file(spec),
+            StoreKind::File(_) | StoreKind::HostFile(_) | StoreKind::Remote(_) => {
+                return open_file(spec);
+            }
         };
         Ok(behind(stages, bottom))
     }
@@ -162,7 +169,7 @@ pub(crate) fn open_file(spec: &StoreSpec) -> Result<Arc<dyn BlockDevice>, Assemb
 }
 
 /// A store with its stages in front of its bottom.
-fn behind(stages: &[StageSpec], bottom: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+pub(crate) fn behind(stages: &[StageSpec], bottom: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
     stages.iter().rev().fold(bottom, |below, stage| stage.open(below))
 }
 

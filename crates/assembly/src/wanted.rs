@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::controllers::Controllers;
 use crate::disk::idle_word;
 use crate::plan::{bottom, find_store, needed, stages};
+use crate::remote::Remote;
 use crate::report::{DeviceReport, DeviceState, QueueCounters};
 use crate::spec::{DeviceSpec, Spec, StoreSpec};
 
@@ -66,14 +67,20 @@ impl Wanted {
         &self,
         served: &[DeviceReport],
         controllers: &Controllers,
+        remote: &Remote,
     ) -> Vec<DeviceReport> {
         let is_served =
             |device: &DeviceSpec| served.iter().any(|served| served.name == device.name);
         let unserved = self.spec.devices.iter().filter(|device| !is_served(device));
-        unserved.map(|device| self.report(device, controllers)).collect()
+        unserved.map(|device| self.report(device, controllers, remote)).collect()
     }
 
-    fn report(&self, device: &DeviceSpec, controllers: &Controllers) -> DeviceReport {
+    fn report(
+        &self,
+        device: &DeviceSpec,
+        controllers: &Controllers,
+        remote: &Remote,
+    ) -> DeviceReport {
         let kind = bottom(&self.spec, &device.store).map(|bottom| &bottom.kind);
         let controller = kind.and_then(|kind| kind.controller());
         let closed = controller.and_then(|name| controllers.closed_one(name));
@@ -93,7 +100,10 @@ impl Wanted {
             ),
             None => {
                 let name = bottom(&self.spec, &device.store).map_or("", |bottom| &bottom.name);
-                format!("store \"{name}\" does not answer yet; the device is served when it does")
+                let waits = remote.waits_for(name);
+                let waits =
+                    waits.unwrap_or_else(|| format!("store \"{name}\" does not answer yet"));
+                format!("{waits}; the device is served when it does")
             }
         };
         DeviceReport {

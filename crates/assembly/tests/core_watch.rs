@@ -129,6 +129,7 @@ fn a_busy_neighbour_is_noticed_and_so_is_its_end() {
         stores: vec![StoreSpec::new("mem", kind)],
         controllers: Vec::new(),
         devices: vec![disk],
+        ..Spec::default()
     };
     let assembly = Assembly::start(&spec).unwrap();
     let mut guest = connect(&spec.devices[0].socket);

@@ -52,6 +52,7 @@ fn spec(directory: &Path, volumes: &[&str]) -> Spec {
             .iter()
             .map(|name| DeviceSpec { store: (*name).to_owned(), ..device(directory, name) })
             .collect(),
+        ..Spec::default()
     }
 }
 

@@ -83,6 +83,7 @@ fn spec(pool: &Path, sockets: &Path) -> Spec {
         devices: names
             .map(|name| DeviceSpec { store: name.to_owned(), ..device(sockets, name) })
             .into(),
+        ..Spec::default()
     }
 }
 

@@ -35,6 +35,7 @@ fn named(directory: &Path, name: &str, file: &Path) -> Spec {
         stores: vec![StoreSpec::new(name, kind)],
         controllers: Vec::new(),
         devices: vec![device(directory, name)],
+        ..Spec::default()
     }
 }
 

@@ -59,6 +59,7 @@ fn spec(directory: &Path) -> Spec {
         ],
         controllers: Vec::new(),
         devices: vec![device("victim"), device("neighbour"), device("slow")],
+        ..Spec::default()
     }
 }
 

@@ -43,6 +43,7 @@ fn spec(directory: &Path, count: usize) -> Spec {
         stores: vec![StoreSpec::new("null", kind)],
         controllers: Vec::new(),
         devices: (0..count).map(device).collect(),
+        ..Spec::default()
     }
 }
 

@@ -40,6 +40,7 @@ fn spec(directory: &Path, names: &[&str]) -> Spec {
         stores: names.iter().map(store).collect(),
         controllers: Vec::new(),
         devices: names.iter().map(|name| function(directory, name, IdleMode::Poll)).collect(),
+        ..Spec::default()
     }
 }
 

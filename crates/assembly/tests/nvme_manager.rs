@@ -79,6 +79,7 @@ fn spec(directory: &Path, idle: IdleMode) -> Spec {
             ..ControllerSpec::new("pool", "below")
         }],
         devices: ["pf", "one", "two"].map(|name| function(directory, name, idle)).to_vec(),
+        ..Spec::default()
     }
 }
 

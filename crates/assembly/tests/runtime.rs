@@ -36,6 +36,7 @@ fn spec(directory: &Path) -> Spec {
         stores: vec![ram("mem"), store("file", StoreKind::File(FileOptions::new(path)))],
         controllers: Vec::new(),
         devices: vec![device(directory, "mem")],
+        ..Spec::default()
     }
 }
 

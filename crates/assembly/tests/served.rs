@@ -30,6 +30,7 @@ fn spec(directory: &Path, stores: Vec<StoreSpec>) -> Spec {
         devices: stores.iter().map(|store| device(directory, &store.name)).collect(),
         stores,
         controllers: Vec::new(),
+        ..Spec::default()
     }
 }
 

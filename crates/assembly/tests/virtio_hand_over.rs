@@ -28,6 +28,7 @@ fn spec(directory: &Path) -> Spec {
         stores: vec![StoreSpec::new("disk", kind)],
         controllers: Vec::new(),
         devices: vec![device(directory, "disk")],
+        ..Spec::default()
     }
 }
 

@@ -57,6 +57,7 @@ fn spec(directory: &Path, on: On) -> Spec {
             ..ControllerSpec::new("pool", "below")
         }],
         devices: vec![device(directory, "root")],
+        ..Spec::default()
     }
 }
 

@@ -25,7 +25,8 @@ use axum::{Json, Router};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sidecore_assembly::report::{
-    ClosedControllerReport, ControllerReport, DeviceReport, SidecoreReport, Stats, VolumeReport,
+    ClosedControllerReport, ControllerReport, DeviceReport, RemoteReport, SidecoreReport, Stats,
+    VolumeReport,
 };
 use sidecore_assembly::spec::SocketAccess;
 use sidecore_assembly::{AccountError, AssemblyError};
@@ -55,6 +56,15 @@ pub struct Devices {
 pub struct Sidecores {
     /// In the order of the configuration.
     pub sidecores: Vec<SidecoreReport>,
+}
+
+/// The answer to `POST /v1/remote/clients/{client}/invite`.
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct Invitation {
+    /// The client's name.
+    pub client: String,
+    /// The text of the file that the client needs: a secret, which the daemon does not keep.
+    pub invitation: String,
 }
 
 /// The answer to `GET /v1/controllers`.
@@ -87,6 +97,7 @@ pub(crate) const DEVICES_PATH: &str = "/v1/devices";
 pub(crate) const SIDECORES_PATH: &str = "/v1/sidecores";
 pub(crate) const STATS_PATH: &str = "/v1/stats";
 pub(crate) const CONTROLLERS_PATH: &str = "/v1/controllers";
+pub(crate) const REMOTE_PATH: &str = "/v1/remote";
 pub(crate) const OPENAPI_PATH: &str = "/openapi.json";
 pub(crate) const METRICS_PATH: &str = "/metrics";
 
@@ -275,6 +286,28 @@ async fn stats(State(source): State<Arc<dyn Source>>) -> Json<Stats> {
     Json(source.stats())
 }
 
+async fn remote(State(source): State<Arc<dyn Source>>) -> Json<RemoteReport> {
+    Json(source.remote())
+}
+
+async fn invite(
+    State(source): State<Arc<dyn Source>>,
+    UrlPath(client): UrlPath<String>,
+) -> Result<Json<Invitation>, Refusal> {
+    let invitation = {
+        let client = client.clone();
+        off_thread(move || source.invite(&client)).await?
+    };
+    Ok(Json(Invitation { client, invitation }))
+}
+
+async fn revoke(
+    State(source): State<Arc<dyn Source>>,
+    UrlPath(client): UrlPath<String>,
+) -> Result<StatusCode, Refusal> {
+    off_thread(move || source.revoke(&client)).await.map(|()| StatusCode::NO_CONTENT)
+}
+
 async fn prometheus(
     State(source): State<Arc<dyn Source>>,
     query: Result<Query<MetricsQuery>, QueryRejection>,
@@ -297,15 +330,27 @@ async fn prometheus(
             Ok(Ok(controllers)) => controllers,
             Ok(Err(_)) | Err(_) => Vec::new(),
         };
-    let page =
-        metrics::render(&source.stats(), &source.devices(), &controllers, query.per_queue == 1);
+    let page = metrics::render(
+        &source.stats(),
+        &source.devices(),
+        &controllers,
+        &source.remote(),
+        query.per_queue == 1,
+    );
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], page))
 }
 
 async fn unknown(uri: Uri) -> Refusal {
-    let paths =
-        [DEVICES_PATH, SIDECORES_PATH, STATS_PATH, CONTROLLERS_PATH, METRICS_PATH, OPENAPI_PATH]
-            .join(", ");
+    let paths = [
+        DEVICES_PATH,
+        SIDECORES_PATH,
+        STATS_PATH,
+        CONTROLLERS_PATH,
+        REMOTE_PATH,
+        METRICS_PATH,
+        OPENAPI_PATH,
+    ]
+    .join(", ");
     Refusal::not_found(format!("there is no {}; there are {paths}", uri.path()))
 }
 

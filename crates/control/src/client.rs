@@ -12,11 +12,12 @@ use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sidecore_assembly::report::{DeviceReport, SidecoreReport, Stats};
+use sidecore_assembly::report::{DeviceReport, RemoteReport, SidecoreReport, Stats};
 use tokio::net::UnixStream;
 
 use crate::api::{
-    DEVICES_PATH, Devices, METRICS_PATH, NewDevice, SIDECORES_PATH, STATS_PATH, Sidecores,
+    DEVICES_PATH, Devices, Invitation, METRICS_PATH, NewDevice, REMOTE_PATH, SIDECORES_PATH,
+    STATS_PATH, Sidecores,
 };
 
 /// The time limit of a request: a daemon that takes longer has a problem that waiting will not
@@ -129,6 +130,32 @@ impl Client {
     /// See [`ClientError`].
     pub fn sidecores(&self) -> Result<Vec<SidecoreReport>, ClientError> {
         self.json::<Sidecores>(SIDECORES_PATH).map(|answer| answer.sidecores)
+    }
+
+    /// Returns the links, the clients and the IOhosts.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn remote(&self) -> Result<RemoteReport, ClientError> {
+        self.json(REMOTE_PATH)
+    }
+
+    /// Makes a key for a client of the daemon.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn invite(&self, client: &str) -> Result<Invitation, ClientError> {
+        let path = format!("{REMOTE_PATH}/clients/{}/invite", escaped(client));
+        self.parse(&self.ask(Method::POST, &path, None, PATIENCE)?)
+    }
+
+    /// Makes the daemon forget a client's key, and end its sessions.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn revoke(&self, client: &str) -> Result<(), ClientError> {
+        let path = format!("{REMOTE_PATH}/clients/{}/revoke", escaped(client));
+        self.ask(Method::POST, &path, None, PATIENCE).map(drop)
     }
 
     /// Returns all counters in Prometheus' text format; with `per_queue` those of each queue as

@@ -9,6 +9,7 @@ pub mod keys;
 mod machine;
 mod nearest;
 mod problem;
+mod remote;
 mod section;
 mod settle;
 

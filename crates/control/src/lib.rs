@@ -40,8 +40,8 @@ mod metrics;
 mod source;
 
 pub use api::{
-    Api, BindError, Controllers, CreateVolume, Devices, ExtentsQuery, MetricsQuery, Named,
-    NewDevice, Place, Prune, Quota, Resize, Share, Sidecores, Socket, Volumes,
+    Api, BindError, Controllers, CreateVolume, Devices, ExtentsQuery, Invitation, MetricsQuery,
+    Named, NewDevice, Place, Prune, Quota, Resize, Share, Sidecores, Socket, Volumes,
 };
 pub use client::{Client, ClientError};
 pub use config::{Config, Depth, Problem, Problems};

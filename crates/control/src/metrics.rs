@@ -4,11 +4,12 @@
 //! `cargo xtask metrics` rewrites them.
 
 mod controllers;
+mod remote;
 
 use std::fmt::{self, Write as _};
 
 use sidecore_assembly::report::{
-    ControllerReport, DeviceReport, DeviceState, QueueCounters, SidecoreReport, Stats,
+    ControllerReport, DeviceReport, DeviceState, QueueCounters, RemoteReport, SidecoreReport, Stats,
 };
 use sidecore_telemetry::{Counts, HistogramMetric, Kind, Metric, Value};
 
@@ -67,6 +68,7 @@ pub(crate) fn render(
     stats: &Stats,
     devices: &[DeviceReport],
     controllers: &[ControllerReport],
+    remote: &RemoteReport,
     per_queue: bool,
 ) -> String {
     let mut page = Page(String::new());
@@ -91,6 +93,7 @@ pub(crate) fn render(
         page.queues(stats);
     }
     page.controllers(controllers);
+    page.remote(remote);
     page.0
 }
 

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use sidecore_assembly::report::{ClosedControllerReport, DeviceReport, Stats};
+use sidecore_assembly::report::{ClosedControllerReport, DeviceReport, RemoteReport, Stats};
 use sidecore_assembly::spec::{DeviceSpec, StoreSpec};
-use sidecore_assembly::{Assembly, AssemblyError, ControllerHandle};
+use sidecore_assembly::{Assembly, AssemblyError, ControllerHandle, OperationError};
 
 /// A running assembly, or a test's stand-in, that reports its state and can be changed.
 ///
@@ -23,6 +23,22 @@ pub trait Source: Send + Sync + 'static {
 
     /// Returns the controllers that are not open.
     fn closed_controllers(&self) -> Vec<ClosedControllerReport>;
+
+    /// Returns the links, the clients and the IOhosts as of now.
+    fn remote(&self) -> RemoteReport;
+
+    /// Makes a key for a client, and returns the text of its invitation.
+    ///
+    /// # Errors
+    /// There is no such client, it is invited already or needs no invitation, or its key cannot be
+    /// stored.
+    fn invite(&self, client: &str) -> Result<String, OperationError>;
+
+    /// Forgets a client's key, and ends its sessions.
+    ///
+    /// # Errors
+    /// There is no such client, it was not invited, or its key cannot be removed.
+    fn revoke(&self, client: &str) -> Result<(), OperationError>;
 
     /// Serves one more device. A store that is given lives as long as the device.
     ///
@@ -62,6 +78,18 @@ impl Source for Assembly {
 
     fn closed_controllers(&self) -> Vec<ClosedControllerReport> {
         Self::closed_controllers(self)
+    }
+
+    fn remote(&self) -> RemoteReport {
+        Self::remote(self)
+    }
+
+    fn invite(&self, client: &str) -> Result<String, OperationError> {
+        Self::invite(self, client)
+    }
+
+    fn revoke(&self, client: &str) -> Result<(), OperationError> {
+        Self::revoke(self, client)
     }
 
     fn add_device(

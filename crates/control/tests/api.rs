@@ -6,10 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use sidecore_assembly::spec::{DeviceSpec, SocketAccess, StoreSpec};
-use sidecore_assembly::{AssemblyError, ControllerHandle};
+use sidecore_assembly::{AssemblyError, ControllerHandle, ErrorKind, OperationError};
 use sidecore_control::report::{
     ClosedControllerReport, DeviceReport, DeviceState, DeviceStats, QueueCounters, QueueCounts,
-    ReactorCounts, SidecoreReport, Stats,
+    ReactorCounts, RemoteReport, SidecoreReport, Stats,
 };
 use sidecore_control::{Api, BindError, Client, ClientError, Socket, Source};
 
@@ -71,6 +71,18 @@ impl Source for StandIn {
         Vec::new()
     }
 
+    fn remote(&self) -> RemoteReport {
+        RemoteReport::default()
+    }
+
+    fn invite(&self, client: &str) -> Result<String, OperationError> {
+        Ok(format!("the invitation of {client}"))
+    }
+
+    fn revoke(&self, client: &str) -> Result<(), OperationError> {
+        Err(OperationError::new(ErrorKind::NotFound, format!("no {client}")))
+    }
+
     fn add_device(&self, _: &DeviceSpec, _: Option<&StoreSpec>) -> Result<(), AssemblyError> {
         Err(AssemblyError::Ending)
     }
@@ -107,6 +119,9 @@ fn the_client_reads_the_reports_of_the_source() {
     assert_eq!(client.stats().unwrap(), StandIn.stats());
     assert_eq!(client.devices().unwrap(), StandIn.devices());
     assert_eq!(client.sidecores().unwrap(), StandIn.stats().sidecores);
+    assert_eq!(client.remote().unwrap(), StandIn.remote());
+    assert_eq!(client.invite("a b").unwrap().invitation, "the invitation of a b");
+    assert_eq!(client.revoke("x").unwrap_err().to_string(), "no x");
     assert!(
         client.metrics(false).unwrap().contains("sidecore_device_kicks_total{device=\"vd0\"} 3\n")
     );

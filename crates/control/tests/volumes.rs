@@ -32,7 +32,7 @@ impl Daemon {
                 format: Some(FormatSpec::default()),
                 ..ControllerSpec::new("pool", "below")
             }],
-            devices: Vec::new(),
+            ..Spec::default()
         };
         let socket =
             Socket::bind(&directory.path().join("control.sock"), &SocketAccess::default()).unwrap();

@@ -5,7 +5,9 @@ use std::path::Path;
 
 use super::subject;
 use crate::AssemblyError;
-use crate::spec::{ControllerSpec, DeviceSpec, QUEUES_MAX, Spec, StoreSpec};
+use crate::spec::{
+    ClientSpec, ControllerSpec, DeviceSpec, IohostSpec, LinkSpec, QUEUES_MAX, Spec, StoreSpec,
+};
 
 /// Refuses a specification whose parts do not fit together: duplicate names and sockets, names of
 /// missing parts, stores that lead to themselves, and impossible numbers of queues.
@@ -19,6 +21,9 @@ pub(super) struct Checker<'a> {
     sidecores: BTreeSet<&'a str>,
     stores: BTreeMap<&'a str, &'a StoreSpec>,
     controllers: BTreeMap<&'a str, &'a ControllerSpec>,
+    links: BTreeMap<&'a str, &'a LinkSpec>,
+    clients: BTreeMap<&'a str, &'a ClientSpec>,
+    iohosts: BTreeMap<&'a str, &'a IohostSpec>,
     /// Stores with a bottom. A way that reaches one of them is not followed further.
     sound: BTreeSet<&'a str>,
     /// Look-ups in the maps above, for a test that they do not grow with the square of the parts.
@@ -35,6 +40,9 @@ impl<'a> Checker<'a> {
             sidecores: next.sidecores.iter().map(|sidecore| sidecore.name.as_str()).collect(),
             stores: stores.collect(),
             controllers: controllers.collect(),
+            links: next.links.iter().map(|link| (link.name.as_str(), link)).collect(),
+            clients: next.clients.iter().map(|spec| (spec.name.as_str(), spec)).collect(),
+            iohosts: next.iohosts.iter().map(|spec| (spec.name.as_str(), spec)).collect(),
             sound: BTreeSet::new(),
             #[cfg(test)]
             steps: 0,
@@ -43,6 +51,7 @@ impl<'a> Checker<'a> {
 
     pub(super) fn check(&mut self, next: &'a Spec) -> Result<(), AssemblyError> {
         self.check_duplicates(next)?;
+        self.check_links()?;
         next.devices.iter().try_for_each(|device| self.check_queues(device))?;
         for device in &next.devices {
             self.check_below(subject(device), &device.store)?;
@@ -65,8 +74,10 @@ impl<'a> Checker<'a> {
         for (index, device) in next.devices.iter().enumerate() {
             self.step();
             let named = names.insert(device.name.as_str(), index);
-            // Paths are compared by their components.
-            let taken = sockets.insert(&device.socket, (index, &device.name));
+            // Paths are compared by their components. An exported device has no socket.
+            let is_local = device.front_end.client().is_none();
+            let place = (index, &device.name);
+            let taken = if is_local { sockets.insert(&device.socket, place) } else { None };
             let name = device.name.clone();
             // The first of the earlier devices is reported, and its name before its socket.
             if named.is_some_and(|named| taken.is_none_or(|(taken, _)| named <= taken)) {
@@ -80,7 +91,32 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
+    /// Refuses clients and IOhosts of missing links, and links on missing sidecores.
+    fn check_links(&self) -> Result<(), AssemblyError> {
+        for link in self.links.values() {
+            let is_missing = |name: &&String| !self.sidecores.contains(name.as_str());
+            if let Some(name) = link.sidecores.iter().find(is_missing) {
+                return Err(unknown(format!("link \"{}\"", link.name), "sidecore", name));
+            }
+        }
+        let is_missing = |name: &&String| !self.links.contains_key(name.as_str());
+        for client in self.clients.values() {
+            if let Some(name) = client.links.iter().find(is_missing) {
+                return Err(unknown(format!("client \"{}\"", client.name), "link", name));
+            }
+        }
+        match self.iohosts.values().find(|iohost| is_missing(&&iohost.link)) {
+            Some(spec) => Err(unknown(format!("iohost \"{}\"", spec.name), "link", &spec.link)),
+            None => Ok(()),
+        }
+    }
+
     fn check_queues(&mut self, device: &DeviceSpec) -> Result<(), AssemblyError> {
+        if let Some(client) = device.front_end.client() {
+            let is_there = self.clients.contains_key(client);
+            let missing = || unknown(subject(device), "client", client);
+            return is_there.then_some(()).ok_or_else(missing);
+        }
         for name in &device.sidecores {
             self.step();
             if !self.sidecores.contains(name.as_str()) {
@@ -110,6 +146,11 @@ impl<'a> Checker<'a> {
                 return Err(AssemblyError::Cycle { name: name.to_owned() });
             }
             user = format!("store \"{name}\"");
+            if let Some(remote) = store.kind.remote()
+                && !self.iohosts.contains_key(remote.iohost.as_str())
+            {
+                return Err(unknown(user, "iohost", &remote.iohost));
+            }
             name = match (store.kind.inner(), store.kind.controller()) {
                 (Some(inner), _) => inner,
                 (None, None) => break,

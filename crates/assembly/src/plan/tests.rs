@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::spec::{FileOptions, VolumeSpec};
+use crate::spec::{FileOptions, FrontEndSpec, RemoteSpec, VolumeSpec, VrioSpec};
 
 fn store(name: &str, kind: StoreKind) -> StoreSpec {
     StoreSpec::new(name, kind)
@@ -53,6 +53,58 @@ fn pool() -> Spec {
         ],
         controllers: vec![ControllerSpec::new("pool", "disk")],
         devices: vec![device("one", "root", "sc0"), device("two", "slow", "sc0")],
+        ..Spec::default()
+    }
+}
+
+fn link(name: &str, sidecores: &[&str]) -> LinkSpec {
+    let sidecores = sidecores.iter().map(|name| (*name).to_owned()).collect();
+    LinkSpec { name: name.to_owned(), sidecores, ..LinkSpec::default() }
+}
+
+fn client(name: &str, links: &[&str]) -> ClientSpec {
+    let links = links.iter().map(|name| (*name).to_owned()).collect();
+    ClientSpec { name: name.to_owned(), links, ..ClientSpec::default() }
+}
+
+fn iohost(name: &str, link: &str) -> IohostSpec {
+    IohostSpec { name: name.to_owned(), link: link.to_owned(), ..IohostSpec::default() }
+}
+
+fn exported(name: &str, store: &str, client: &str) -> DeviceSpec {
+    let front_end =
+        FrontEndSpec::Vrio(VrioSpec { client: client.to_owned(), ..VrioSpec::default() });
+    DeviceSpec {
+        name: name.to_owned(),
+        store: store.to_owned(),
+        front_end,
+        ..DeviceSpec::default()
+    }
+}
+
+/// Exports two devices, and uses one of another host.
+fn remote() -> Spec {
+    Spec {
+        sidecores: vec![sidecore("io"), sidecore("vm")],
+        stores: vec![
+            store("mem", ram()),
+            store("disk", file("/disk")),
+            store("far", StoreKind::Remote(RemoteSpec::new("upstream"))),
+        ],
+        links: vec![
+            link("down", &["io"]),
+            link("side", &["io", "vm"]),
+            link("up", &["vm"]),
+            link("unused", &["io"]),
+        ],
+        clients: vec![client("near", &["down", "side"])],
+        iohosts: vec![iohost("upstream", "up")],
+        devices: vec![
+            exported("one", "mem", "near"),
+            exported("two", "disk", "near"),
+            device("guest", "far", "vm"),
+        ],
+        ..Spec::default()
     }
 }
 
@@ -70,6 +122,7 @@ fn a_check_of_many_devices_takes_a_few_steps_for_each() {
         stores: (0..DEVICES).map(chain).collect(),
         controllers: Vec::new(),
         devices: (0..DEVICES).map(on).collect(),
+        ..Spec::default()
     };
     for _ in 0..2 {
         let mut checker = check::Checker::of(&spec);
@@ -108,10 +161,10 @@ fn running(spec: &Spec) -> State {
 fn a_start_waits_only_for_files_and_controllers() {
     let (mut state, spec) = (State::default(), pool());
     let first = [
+        "StartSidecore sc0",
         "OpenStore mem",
         "OpenStore disk",
         "OpenStore slow",
-        "StartSidecore sc0",
         "StartDevice two",
     ];
     assert_eq!(step(&mut state, &spec), first);
@@ -126,10 +179,10 @@ fn a_start_waits_only_for_files_and_controllers() {
 #[test]
 fn a_dry_run_has_all_actions_of_a_start() {
     let all = [
+        "start sidecore \"sc0\"",
         "open store \"mem\"",
         "open store \"disk\"",
         "open store \"slow\"",
-        "start sidecore \"sc0\"",
         "start device \"two\"",
         "open controller \"pool\"",
         "open store \"root\"",
@@ -202,21 +255,137 @@ fn a_detached_device_keeps_its_place_and_not_its_store() {
     assert!(step(&mut state, &spec).is_empty());
 }
 
+#[test]
+fn links_start_on_their_sidecores_and_before_their_users() {
+    let (mut state, spec) = (State::default(), remote());
+    let first = [
+        "StartSidecore io",
+        "StartSidecore vm",
+        "StartLink down",
+        "StartLink side",
+        "StartClient near",
+        "StartIohost upstream",
+        "OpenStore mem",
+        "OpenStore disk",
+        "OpenStore far",
+        "StartDevice one",
+    ];
+    assert_eq!(step(&mut state, &spec), first);
+    assert!(step(&mut state, &spec).is_empty(), "the IOhost has not answered");
+    state.settle();
+    assert_eq!(step(&mut state, &spec), ["StartDevice two", "StartDevice guest"]);
+    let end = [
+        "StopDevice guest",
+        "StopDevice one",
+        "StopDevice two",
+        "CloseStore disk",
+        "CloseStore far",
+        "CloseStore mem",
+        "StopClient near",
+        "StopIohost upstream",
+        "StopLink down",
+        "StopLink side",
+        "StopSidecore io",
+        "StopSidecore vm",
+    ];
+    assert_eq!(step(&mut state, &Spec::default()), end);
+    assert_eq!(state, State::default());
+}
+
+#[test]
+fn a_remote_device_that_never_came_is_given_up_and_a_file_is_not() {
+    let (mut state, spec) = (State::default(), remote());
+    step(&mut state, &spec);
+    let mut next = spec.clone();
+    next.devices.remove(2);
+    assert_eq!(step(&mut state, &next), ["CloseStore far"]);
+    next.devices.remove(1);
+    assert!(step(&mut state, &next).is_empty(), "the kernel may be opening the file");
+    state.settle();
+    assert_eq!(step(&mut state, &next), ["CloseStore disk"]);
+}
+
+#[test]
+fn a_client_comes_and_goes_while_others_are_served() {
+    let mut state = running(&remote());
+    let mut next = remote();
+    next.clients.push(client("new", &["down"]));
+    next.devices.push(exported("three", "mem", "new"));
+    assert_eq!(step(&mut state, &next), ["StartClient new", "StartDevice three"]);
+    assert_eq!(step(&mut state, &remote()), ["StopDevice three", "StopClient new"]);
+    // A changed client takes its own devices down, and its links stay.
+    next = remote();
+    next.clients[0].encryption = Some(false);
+    let again = [
+        "StopDevice one",
+        "StopDevice two",
+        "StopClient near",
+        "StartClient near",
+        "StartDevice one",
+        "StartDevice two",
+    ];
+    assert_eq!(step(&mut state, &next), again);
+}
+
+#[test]
+fn a_changed_link_restarts_its_users() {
+    let mut state = running(&remote());
+    let mut next = remote();
+    next.links[2].frame_bytes = 1500;
+    let stops = ["StopDevice guest", "CloseStore far", "StopIohost upstream"];
+    let starts = ["StartIohost upstream", "OpenStore far"];
+    assert_eq!(step(&mut state, &next), [&stops[..], &starts[..]].concat());
+    // Without its last client, a link is closed.
+    next.devices.retain(|device| device.front_end.client().is_none());
+    next.clients.clear();
+    state.settle();
+    step(&mut state, &next);
+    assert!(state.links.is_empty() && state.clients.is_empty());
+    assert_eq!(state.iohosts.len(), 1);
+}
+
+#[test]
+fn names_of_missing_parts_of_the_remote_channel_are_refused() {
+    let said = |change: &dyn Fn(&mut Spec)| {
+        let mut spec = remote();
+        change(&mut spec);
+        dry_run(&spec).unwrap_err().to_string()
+    };
+    type Change<'a> = &'a dyn Fn(&mut Spec);
+    let wrong: [(Change<'_>, &str); 5] = [
+        (&|spec| spec.links[0].sidecores[0] = "x".to_owned(), "link \"down\" names sidecore \"x\""),
+        (&|spec| spec.clients[0].links[0] = "x".to_owned(), "client \"near\" names link \"x\""),
+        (&|spec| spec.iohosts[0].link = "x".to_owned(), "iohost \"upstream\" names link \"x\""),
+        (&|spec| spec.devices[0] = exported("one", "mem", "x"), "names client \"x\""),
+        (&|spec| spec.iohosts.clear(), "store \"far\" names iohost \"upstream\""),
+    ];
+    for (change, wanted) in wrong {
+        let said = said(change);
+        assert!(said.contains(wanted), "{wanted}: {said}");
+    }
+}
+
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
 /// Specifications with unique names. Some of their parts lead to missing stores, or to themselves.
 fn specs() -> impl Strategy<Value = Spec> {
-    let kind = (0..5, 0..4_usize).prop_map(|(kind, name)| match kind {
+    let kind = (0..6, 0..4_usize).prop_map(|(kind, name)| match kind {
         0 => ram(),
         1 => file(NAMES[name]),
         2 | 3 => shared(NAMES[name]),
+        4 => StoreKind::Remote(RemoteSpec::new(NAMES[name])),
         _ => volume(NAMES[name]),
     });
     let sidecores = vec(any::<bool>(), 2);
-    let devices = vec(proptest::option::of((0..4_usize, 0..2_usize)), 4);
+    let devices = vec(proptest::option::of((0..4_usize, 0..2_usize, 0..4_usize)), 4);
+    let wires = (
+        vec(proptest::option::of(0..2_usize), 3),
+        vec(proptest::option::of(0..3_usize), 2),
+        vec(proptest::option::of(0..3_usize), 2),
+    );
     let controllers = vec(proptest::option::of(0..4_usize), 2);
-    (sidecores, vec(proptest::option::of(kind), 4), controllers, devices).prop_map(
-        |(sidecores, stores, controllers, devices)| Spec {
+    (sidecores, vec(proptest::option::of(kind), 4), controllers, devices, wires).prop_map(
+        |(sidecores, stores, controllers, devices, (links, clients, iohosts))| Spec {
             sidecores: NAMES
                 .into_iter()
                 .zip(sidecores)
@@ -237,9 +406,29 @@ fn specs() -> impl Strategy<Value = Spec> {
                 .into_iter()
                 .zip(devices)
                 .filter_map(|(name, on)| {
-                    on.map(|(store, sidecore)| device(name, NAMES[store], NAMES[sidecore]))
+                    // Some of the devices are exported to clients, of which some do not exist.
+                    on.map(|(store, place, kind)| match kind {
+                        0 => exported(name, NAMES[store], NAMES[place]),
+                        _ => device(name, NAMES[store], NAMES[place]),
+                    })
                 })
                 .collect(),
+            links: NAMES
+                .into_iter()
+                .zip(links)
+                .filter_map(|(name, sidecore)| Some(link(name, &[NAMES[sidecore?]])))
+                .collect(),
+            clients: NAMES
+                .into_iter()
+                .zip(clients)
+                .filter_map(|(name, link)| Some(client(name, &[NAMES[link?]])))
+                .collect(),
+            iohosts: NAMES
+                .into_iter()
+                .zip(iohosts)
+                .filter_map(|(name, link)| Some(iohost(name, NAMES[link?])))
+                .collect(),
+            ..Spec::default()
         },
     )
 }
@@ -259,8 +448,14 @@ fn check_order(state: &State, action: &Action, next: &Spec) {
                 let part = &state.controllers[name];
                 part.phase == Phase::Open && next.controllers.contains(&part.spec)
             };
+            let leads = |remote: &RemoteSpec| {
+                let (iohost, link) = &state.iohosts[&remote.iohost];
+                next.iohosts.contains(iohost) && next.links.contains(link)
+            };
             assert!(
-                kind.inner().is_none_or(is_open) && kind.controller().is_none_or(controls),
+                kind.inner().is_none_or(is_open)
+                    && kind.controller().is_none_or(controls)
+                    && kind.remote().is_none_or(leads),
                 "{action:?}"
             );
         }
@@ -273,12 +468,44 @@ fn check_order(state: &State, action: &Action, next: &Spec) {
             assert!(part.phase == Phase::Open && next.stores.contains(&part.spec), "{action:?}");
             let sidecores = device.map_or(&[][..], |device| &device.sidecores);
             assert!(sidecores.iter().all(|name| state.sidecores.contains_key(name)), "{action:?}");
+            let client = device.and_then(|device| device.front_end.client());
+            assert!(client.is_none_or(|name| state.clients.contains_key(name)), "{action:?}");
         }
         Verb::CloseStore => assert!(!state.uses_store(name), "{action:?}"),
         Verb::CloseController => assert!(!state.uses_controller(name), "{action:?}"),
         Verb::StopSidecore => {
             let on = |part: &Part<DeviceSpec>| part.spec.sidecores.contains(name);
             assert!(!state.devices.values().any(on), "{action:?}");
+            let mut links =
+                state.links.values().chain(state.iohosts.values().map(|(_, link)| link));
+            assert!(!links.any(|link| link.sidecores.contains(name)), "{action:?}");
+        }
+        Verb::StopLink => {
+            let on = |client: &ClientSpec| client.links.contains(name);
+            assert!(!state.clients.values().any(on), "{action:?}");
+        }
+        Verb::StopClient => {
+            let to = |part: &Part<DeviceSpec>| part.spec.front_end.client() == Some(name);
+            assert!(!state.devices.values().any(to), "{action:?}");
+        }
+        Verb::StopIohost => {
+            let on = |part: &Part<StoreSpec>| {
+                part.spec.kind.remote().is_some_and(|remote| remote.iohost == *name)
+            };
+            assert!(!state.stores.values().any(on), "{action:?}");
+        }
+        Verb::StartLink | Verb::StartIohost => {
+            let link =
+                next.links.iter().find(|link| *verb == Verb::StartLink && link.name == *name);
+            let iohost = next.iohosts.iter().find(|iohost| iohost.name == *name);
+            let link = link.or_else(|| find_link(next, &iohost?.link)).unwrap();
+            let runs = |name: &String| state.sidecores.contains_key(name);
+            assert!(link.sidecores.iter().all(runs), "{action:?}");
+        }
+        Verb::StartClient => {
+            let client = next.clients.iter().find(|client| client.name == *name).unwrap();
+            let runs = |name: &String| state.links.contains_key(name);
+            assert!(client.links.iter().all(runs), "{action:?}");
         }
         Verb::StopDevice | Verb::StartSidecore | Verb::RefuseController | Verb::RefuseDevice => {}
     }

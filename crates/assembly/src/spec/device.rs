@@ -55,16 +55,16 @@ pub const STRUCTURE: &[Key] = &[
     NAME,
     Key::new(
         "front_end",
-        Kind::Word(&["virtio-blk", "nvme"]),
+        Kind::Word(&["virtio-blk", "nvme", "vrio"]),
         "`\"virtio-blk\"`",
-        "what the guest sees: `virtio-blk` or `nvme`; each has [keys](#front_end--virtio-blk) of \
-         its own",
+        "what the guest sees, `virtio-blk` or `nvme`, or `vrio` to export the device to a \
+         client; each has [keys](#front_end--virtio-blk) of its own",
     ),
     Key::required("store", Kind::Text, "\"the name of a [[store]]\"", "the store behind it"),
-    Key::required(
+    Key::new(
         "socket",
         Kind::Path,
-        "\"/run/sidecore/disk.sock\"",
+        "required, except with `vrio`",
         "the socket that it is served on, of vhost-user or, for `nvme`, of vfio-user: at most 107 \
          bytes. The daemon makes the directory (0755) if only that is missing. The socket of a \
          dead daemon is replaced",
@@ -174,6 +174,24 @@ keys! {
     }
 }
 
+keys! {
+    /// A device that is exported to a client on another host.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct VrioSpec {
+        plain {}
+        keys {
+            #[required = "\"the name of a [[client]]\""]
+            "client" => client: String = String::new(), Kind::Text, "required",
+                "the client that may use it";
+            "write_cache" => write_cache: bool = true, Kind::Flag(true), "`true`",
+                "whether a write may be answered before it is durable, if the store has a \
+                 volatile cache; the client \
+                 keeps such writes until a flush. With `false` each write is durable before it is \
+                 answered";
+        }
+    }
+}
+
 /// A guest's view of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FrontEndSpec {
@@ -181,19 +199,22 @@ pub enum FrontEndSpec {
     VirtioBlk(VirtioBlkSpec),
     /// A PCI function that is an NVMe controller.
     Nvme(NvmeSpec),
+    /// A device of a client's, on another host.
+    Vrio(VrioSpec),
 }
 
 impl FrontEndSpec {
     /// Each front end by its word in the configuration and in reports, with the keys that it alone
     /// has.
     pub const KINDS: &'static [(&'static str, &'static [Key])] =
-        &[("virtio-blk", VirtioBlkSpec::KEYS), ("nvme", NvmeSpec::KEYS)];
+        &[("virtio-blk", VirtioBlkSpec::KEYS), ("nvme", NvmeSpec::KEYS), ("vrio", VrioSpec::KEYS)];
 
     /// The front end of this word, with the usual settings.
     #[must_use]
     pub fn from_word(word: &str) -> Self {
         match word {
             "nvme" => Self::Nvme(NvmeSpec::default()),
+            "vrio" => Self::Vrio(VrioSpec::default()),
             _ => Self::VirtioBlk(VirtioBlkSpec::default()),
         }
     }
@@ -204,6 +225,7 @@ impl FrontEndSpec {
         match self {
             Self::VirtioBlk(_) => "virtio-blk",
             Self::Nvme(_) => "nvme",
+            Self::Vrio(_) => "vrio",
         }
     }
 
@@ -212,6 +234,7 @@ impl FrontEndSpec {
         match self {
             Self::VirtioBlk(spec) => spec.set(values),
             Self::Nvme(spec) => spec.set(values),
+            Self::Vrio(spec) => spec.set(values),
         }
     }
 
@@ -221,6 +244,16 @@ impl FrontEndSpec {
         match self {
             Self::VirtioBlk(_) => VirtioBlkSpec::KEYS,
             Self::Nvme(_) => NvmeSpec::KEYS,
+            Self::Vrio(_) => VrioSpec::KEYS,
+        }
+    }
+
+    /// The client that the device is exported to; `None` of a device of a guest on this host.
+    #[must_use]
+    pub fn client(&self) -> Option<&str> {
+        match self {
+            Self::Vrio(spec) => Some(&spec.client),
+            _ => None,
         }
     }
 
@@ -228,7 +261,7 @@ impl FrontEndSpec {
     #[must_use]
     pub const fn queues(&self) -> u16 {
         match self {
-            Self::VirtioBlk(_) => 1,
+            Self::VirtioBlk(_) | Self::Vrio(_) => 1,
             // A driver creates as many as it has CPUs.
             Self::Nvme(_) => QUEUES_MAX,
         }

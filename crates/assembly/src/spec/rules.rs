@@ -24,7 +24,7 @@ fn is_name_character(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.')
 }
 
-fn has_name(_key: &str, value: &Value) -> Result<(), String> {
+pub(super) fn has_name(_key: &str, value: &Value) -> Result<(), String> {
     if is_name(value.text()) {
         return Ok(());
     }

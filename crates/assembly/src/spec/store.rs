@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use sidecore_keys::{Key, Kind, Values};
 
+use super::remote::{REMOTE, RemoteSpec};
 use super::rules::{NAME, is_block_size, is_positive, is_volume_name, is_volume_size};
 use super::stage::{STAGE, StageSpec};
 use super::{FileOptions, HostFileOptions};
@@ -52,9 +53,9 @@ pub const STORE: &[Key] = &[
     NAME,
     Key::required(
         "type",
-        Kind::Word(&["null", "ram", "file", "delay", "fault", "volume", "pf", "store"]),
+        Kind::Word(&["null", "ram", "file", "delay", "fault", "volume", "pf", "remote", "store"]),
         "\"file\"",
-        "`null`, `ram`, `file`, `volume`, `pf` or `store`; the other keys depend on it",
+        "`null`, `ram`, `file`, `volume`, `pf`, `remote` or `store`; the other keys depend on it",
     ),
     STAGE,
 ];
@@ -159,6 +160,8 @@ pub enum StoreKind {
         /// The controller's name.
         controller: String,
     },
+    /// A device of an IOhost.
+    Remote(RemoteSpec),
 }
 
 impl StoreKind {
@@ -170,6 +173,7 @@ impl StoreKind {
             "file" => FILE,
             "volume" => VOLUME,
             "pf" => &[CONTROLLER],
+            "remote" => REMOTE,
             _ => OTHER,
         }
     }
@@ -187,6 +191,7 @@ impl StoreKind {
             "file" => Self::file(values, block_bytes)?,
             "volume" => Self::Volume(VolumeSpec::from_values(values)?),
             "pf" => Self::PhysicalFunction { controller: values.get("controller")? },
+            "remote" => Self::Remote(RemoteSpec::from_values(values)?),
             _ => Self::Store { store: values.get("store")? },
         })
     }
@@ -215,6 +220,16 @@ impl StoreKind {
             Self::Store { .. } => "store",
             Self::Volume(_) => "volume",
             Self::PhysicalFunction { .. } => "pf",
+            Self::Remote(_) => "remote",
+        }
+    }
+
+    /// The device of an IOhost that it is.
+    #[must_use]
+    pub fn remote(&self) -> Option<&RemoteSpec> {
+        match self {
+            Self::Remote(remote) => Some(remote),
+            _ => None,
         }
     }
 
@@ -364,22 +379,13 @@ impl VolumeSpec {
     }
 
     fn from_values(values: &Values) -> Option<Self> {
-        let limit = |rate: &str| {
-            let per_s = values.get(rate)?;
-            Some(LimitSpec { per_s, burst: values.get(&format!("{rate}_burst")).unwrap_or(per_s) })
-        };
         Some(Self {
             controller: values.get("controller")?,
             volume: values.get("volume")?,
             size_bytes: values.get("size"),
             quota_bytes: values.get("quota"),
             weight: values.get("weight").unwrap_or(Self::WEIGHT),
-            limits: LimitsSpec {
-                read_iops: limit("read_iops"),
-                write_iops: limit("write_iops"),
-                read_bps: limit("read_bps"),
-                write_bps: limit("write_bps"),
-            },
+            limits: LimitsSpec::from_values(values),
             read_only: values.get("read_only").unwrap_or(false),
         })
     }
@@ -396,6 +402,26 @@ pub struct LimitsSpec {
     pub read_bps: Option<LimitSpec>,
     /// Bytes written.
     pub write_bps: Option<LimitSpec>,
+}
+
+impl LimitsSpec {
+    /// The keys of limits.
+    pub fn keys() -> impl Iterator<Item = &'static Key> {
+        VOLUME.iter().filter(|key| key.name.contains("_iops") || key.name.contains("_bps"))
+    }
+
+    pub(super) fn from_values(values: &Values) -> Self {
+        let limit = |rate: &str| {
+            let per_s = values.get(rate)?;
+            Some(LimitSpec { per_s, burst: values.get(&format!("{rate}_burst")).unwrap_or(per_s) })
+        };
+        Self {
+            read_iops: limit("read_iops"),
+            write_iops: limit("write_iops"),
+            read_bps: limit("read_bps"),
+            write_bps: limit("write_bps"),
+        }
+    }
 }
 
 /// A limit: so many a second in the long run, and `burst` at once after a rest.

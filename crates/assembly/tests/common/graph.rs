@@ -59,6 +59,7 @@ pub fn spec(directory: &Path, idle: IdleMode, served: &[&str]) -> Spec {
             ..ControllerSpec::new("pool", "below")
         }],
         devices: served.iter().map(|name| function(directory, name, idle)).collect(),
+        ..Spec::default()
     }
 }
 

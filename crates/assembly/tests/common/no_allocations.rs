@@ -55,6 +55,7 @@ pub fn spec(directory: &Path, devices: Vec<DeviceSpec>) -> Spec {
             format: Some(FormatSpec::default()),
             ..ControllerSpec::new("pool", "pool")
         }],
+        ..Spec::default()
     }
 }
 

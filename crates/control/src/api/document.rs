@@ -29,7 +29,7 @@ impl JsonSchema for NewDevice {
         let mut properties = properties(keys::device().chain(keys::front_ends()));
         let volume = self::properties(volume.chain([&keys::STAGE]));
         properties.insert("volume".to_owned(), object(volume, &apart));
-        let mut schema = object(properties, &["name", "socket"]);
+        let mut schema = object(properties, &["name"]);
         if let Value::Object(schema) = &mut schema {
             schema.insert(
                 "oneOf".to_owned(),

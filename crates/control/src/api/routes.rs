@@ -6,14 +6,14 @@ use axum::Router;
 use schemars::SchemaGenerator;
 use serde_json::{Map, Value};
 use sidecore_assembly::report::{
-    CheckReport, ControllerReport, DeviceReport, ExtentsReport, Stats, VolumeReport,
+    CheckReport, ControllerReport, DeviceReport, ExtentsReport, RemoteReport, Stats, VolumeReport,
 };
 
 use super::document::SchemaOf;
 use super::requests::{
     CreateVolume, ExtentsQuery, MetricsQuery, Named, Prune, Quota, Resize, Share,
 };
-use super::{Controllers, Devices, NewDevice, Sidecores, Volumes, volumes};
+use super::{Controllers, Devices, Invitation, NewDevice, Sidecores, Volumes, volumes};
 use crate::Source;
 
 /// A method of a path.
@@ -89,6 +89,11 @@ routes! {
         "Serve clients although answered writes may be missing", Nothing;
     get "/v1/sidecores" => super::sidecores, "The polling threads", json!(200, Sidecores);
     get "/v1/stats" => super::stats, "All counters", json!(200, Stats);
+    get "/v1/remote" => super::remote, "Links, clients and IOhosts", json!(200, RemoteReport);
+    post "/v1/remote/clients/{client}/invite" => super::invite, "Make a key for a client",
+        json!(200, Invitation);
+    post "/v1/remote/clients/{client}/revoke" => super::revoke,
+        "Forget a client's key, and end its sessions", Nothing;
     get "/v1/controllers" => volumes::list, "The controllers", json!(200, Controllers);
     get "/v1/controllers/{controller}" => volumes::show,
         "A controller", json!(200, ControllerReport);

@@ -10,6 +10,7 @@ use super::draft::{Draft, Part, StoreDraft};
 use super::functions;
 use super::nearest;
 use super::problem::Collector;
+use super::remote;
 use super::section::Head;
 
 /// More stores in front of each other are an accident.
@@ -24,6 +25,9 @@ pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
         draft.controllers.iter().map(|controller| &controller.head),
         problems,
     );
+    unique_names("link", draft.links.iter().map(|link| &link.head), problems);
+    unique_names("client", draft.clients.iter().map(|client| &client.head), problems);
+    unique_names("iohost", draft.iohosts.iter().map(|iohost| &iohost.head), problems);
     unique_names("device", draft.devices.iter().map(|device| &device.head), problems);
     sidecores(draft, problems);
     stores(draft, problems);
@@ -31,6 +35,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
     sockets(draft, problems);
     writers(draft, problems);
     functions::check(draft, problems);
+    remote::check(draft, problems);
 }
 
 fn unique_names<'a>(
@@ -50,9 +55,11 @@ fn unique_names<'a>(
 }
 
 fn sidecores(draft: &Draft, problems: &mut Collector<'_>) {
-    if let (Some(device), true) = (draft.devices.first(), draft.sidecores.is_empty()) {
+    let device = draft.devices.first().map(|device| &device.head);
+    let served = device.or_else(|| Some(&draft.links.first()?.head));
+    if let (Some(head), true) = (served, draft.sidecores.is_empty()) {
         let message = "nothing serves it; add a section [[sidecore]] with `name = \"sc0\"`";
-        problems.add(device.head.heading.clone(), &device.head.subject, message);
+        problems.add(head.heading.clone(), &head.subject, message);
     }
     let mut pinned = HashMap::new();
     for sidecore in &draft.sidecores {
@@ -76,8 +83,8 @@ fn stores(draft: &Draft, problems: &mut Collector<'_>) {
         if below.iter().any(|below| below.head.name() == store.head.name()) {
             let names: Vec<_> = below.iter().filter_map(|below| below.head.name()).collect();
             let message = format!(
-                "it is put in front of itself (through {}); end the chain in a null, ram, file or \
-                 volume store",
+                "it is put in front of itself (through {}); end the chain in a null, ram, file, \
+                 volume or remote store",
                 names.join(", ")
             );
             problems.add(inner.1, &store.head.subject, message);

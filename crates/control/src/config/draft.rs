@@ -5,8 +5,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use sidecore_assembly::spec::{
-    ControllerSpec, DEFAULT_SPIN_US, DeviceSpec, FormatSpec, FrontEndSpec, IdleMode, Nanos,
-    SidecoreSpec, SocketAccess, StageSpec, StoreKind, Values,
+    ClientSpec, ControllerSpec, DEFAULT_SPIN_US, DeviceSpec, FormatSpec, FrontEndSpec, IOHOST,
+    IdleMode, IohostSpec, Key, LINK, LinkKind, LinkSpec, Nanos, SidecoreSpec, SocketAccess,
+    StageSpec, StoreKind, Values,
 };
 use toml::de::DeTable;
 
@@ -20,6 +21,22 @@ pub const DEFAULT_CONTROL_SOCKET: &str = "/run/sidecore/control.sock";
 /// The default directory of the crash logs, next to the control socket.
 const CRASH_LOG: &str = "log";
 
+/// The default directory of an IOhost's keys.
+const DEFAULT_KEY_DIRECTORY: &str = "/var/lib/sidecore/keys";
+
+/// The keys of devices that are disks of guests on this host.
+const OF_GUESTS: &[&str] = &[
+    "socket",
+    "socket_owner",
+    "socket_group",
+    "socket_mode",
+    "queues",
+    "sidecore",
+    "sidecores",
+    "idle",
+    "spin_us",
+];
+
 /// A section: what it means, as far as its values obey their rules, and where it is.
 pub(super) struct Part<T> {
     pub(super) head: Head,
@@ -31,9 +48,13 @@ pub(super) struct Draft {
     pub(super) head: Head,
     pub(super) control_socket: PathBuf,
     pub(super) control_access: SocketAccess,
+    pub(super) key_directory: PathBuf,
     pub(super) sidecores: Vec<Part<SidecoreDraft>>,
     pub(super) stores: Vec<Part<StoreDraft>>,
     pub(super) controllers: Vec<Part<ControllerSpec>>,
+    pub(super) links: Vec<Part<LinkSpec>>,
+    pub(super) clients: Vec<Part<ClientSpec>>,
+    pub(super) iohosts: Vec<Part<IohostSpec>>,
     pub(super) devices: Vec<Part<DeviceSpec>>,
 }
 
@@ -73,20 +94,25 @@ pub(super) fn read(text: &str, problems: &mut Collector<'_>) -> Option<Draft> {
     }
     let mut top = Section::new(document.get_ref(), 0..0, "", problems);
     let values = top.all(keys::CONTROL);
-    let [sidecores, stores, controllers, devices] =
-        ["sidecore", "store", "controller", "device"].map(|key| top.tables(key, key));
+    let [sidecores, stores, controllers, links, clients, iohosts, devices] =
+        ["sidecore", "store", "controller", "link", "client", "iohost", "device"]
+            .map(|key| top.tables(key, key));
     let head = top.finish();
     let control_socket: PathBuf =
         values.get("control_socket").unwrap_or_else(|| DEFAULT_CONTROL_SOCKET.into());
     let crash_log = control_socket.with_file_name(CRASH_LOG);
     Some(Draft {
         head,
+        key_directory: values.get("key_directory").unwrap_or_else(|| DEFAULT_KEY_DIRECTORY.into()),
         control_access: SocketAccess::from_values(&values, "control_socket"),
         sidecores: each("sidecore", sidecores, problems, sidecore),
         stores: each("store", stores, problems, store),
         controllers: each("controller", controllers, problems, |section| {
             controller(section, &crash_log)
         }),
+        links: each("link", links, problems, link),
+        clients: each("client", clients, problems, client),
+        iohosts: each("iohost", iohosts, problems, iohost),
         devices: each("device", devices, problems, |mut section| Part {
             spec: device(&mut section),
             head: section.finish(),
@@ -137,7 +163,17 @@ pub(super) fn bottom(section: &mut Section<'_, '_, '_>, word: &str) -> Option<St
         "file" => direct_map(section, &values),
         _ => {}
     }
-    for burst in keys.iter().filter(|key| values.0.contains_key(key.name)) {
+    bursts(section, keys.iter(), &values);
+    StoreKind::from_values(word, &values)
+}
+
+/// Reports bursts without the rate that they belong to.
+fn bursts(
+    section: &mut Section<'_, '_, '_>,
+    keys: impl Iterator<Item = &'static Key>,
+    values: &Values,
+) {
+    for burst in keys.filter(|key| values.0.contains_key(key.name)) {
         if let Some(rate) = burst.name.strip_suffix("_burst")
             && !section.has(rate)
         {
@@ -147,7 +183,6 @@ pub(super) fn bottom(section: &mut Section<'_, '_, '_>, word: &str) -> Option<St
             );
         }
     }
-    StoreKind::from_values(word, &values)
 }
 
 /// `None` if the size of a store in memory was reported.
@@ -193,10 +228,62 @@ fn controller(mut section: Section<'_, '_, '_>, crash_log: &Path) -> Part<Contro
     Part { spec, head: section.finish() }
 }
 
+fn link(mut section: Section<'_, '_, '_>) -> Part<LinkSpec> {
+    let values = section.all(LINK);
+    let Some(word) = values.get::<String>("type") else {
+        return Part { spec: LinkSpec::default(), head: section.give_up() };
+    };
+    let mut spec = LinkSpec::from_values(&section.all(LinkSpec::KEYS));
+    spec.kind = LinkKind::from_values(&word, &section.all(LinkKind::keys(&word)));
+    spec.name = values.get("name").unwrap_or_default();
+    spec.sidecores = values.get("sidecores").unwrap_or_default();
+    if section.place("sidecores").is_some() && spec.sidecores.is_empty() {
+        section.complain_about("sidecores", "`sidecores` is empty; leave it out for the first one");
+    }
+    Part { spec, head: section.finish() }
+}
+
+fn client(mut section: Section<'_, '_, '_>) -> Part<ClientSpec> {
+    let values = section.all(keys::client());
+    let spec = ClientSpec::from_values(&values);
+    bursts(&mut section, keys::client(), &values);
+    if section.place("links").is_some() && spec.links.is_empty() {
+        section.complain_about("links", "`links` is empty, so the client can never come");
+    }
+    Part { spec, head: section.finish() }
+}
+
+fn iohost(mut section: Section<'_, '_, '_>) -> Part<IohostSpec> {
+    let spec = IohostSpec::from_values(&section.all(IOHOST));
+    if spec.encryption == Some(false) && section.place("invitation").is_some() {
+        let message = "`invitation` has no use with `encryption = \"off\"`; leave one of them out";
+        section.complain_about("invitation", message);
+    }
+    if spec.fail_after.is_none() && section.place("fail_after_s").is_some() {
+        let message = "`fail_after_s` has no meaning without `on_disconnect = \"fail\"`";
+        section.complain_about("fail_after_s", message);
+    }
+    Part { spec, head: section.finish() }
+}
+
 /// Reads a device from an opened section.
 pub(super) fn device(section: &mut Section<'_, '_, '_>) -> DeviceSpec {
     let values = section.all(STRUCTURE);
     let mut front_end = front_end(section, &values);
+    if front_end.client().is_some() {
+        for key in STRUCTURE.iter().filter(|key| OF_GUESTS.contains(&key.name)) {
+            let message = format!(
+                "`{}` has no meaning with front_end = \"vrio\": the sidecores of the client's \
+                 links serve the device",
+                key.name
+            );
+            if section.has(key.name) {
+                section.complain_about(key.name, message);
+            }
+        }
+    } else if !section.has("socket") {
+        section.complain_of_missing("socket", "\"/run/sidecore/disk.sock\"");
+    }
     let queues = values.get("queues").unwrap_or(front_end.queues());
     let mut spec = DeviceSpec {
         name: values.get("name").unwrap_or_default(),

@@ -45,6 +45,9 @@ fn owners<'a>(
             Some(StoreKind::Volume(_) | StoreKind::PhysicalFunction { .. }) => {
                 Some("is itself a function of a controller")
             }
+            Some(StoreKind::Remote(_)) => {
+                Some("is a device of an IOhost, which can have the volumes")
+            }
             Some(StoreKind::HostFile(_)) => Some("belongs to the host's filesystem"),
             Some(StoreKind::File(options)) if options.read_only => Some("is read-only"),
             Some(StoreKind::Ram { .. }) if controller.spec.format.is_none() => {

@@ -1,11 +1,13 @@
 //! The tables of keys: for the parser, the command line, the manual and the API's document.
 
 pub use sidecore_assembly::spec::{
-    FormatSpec, FrontEndSpec, Key, Kind, SIDECORE, STAGE, STORE, STRUCTURE, StageSpec, StoreKind,
-    VOLUME, Value, Values, Variant,
+    FormatSpec, FrontEndSpec, IOHOST, Key, Kind, LINK, LinkKind, LinkSpec, SIDECORE, STAGE, STORE,
+    STRUCTURE, StageSpec, StoreKind, VOLUME, Value, Values, Variant,
 };
 
-use sidecore_assembly::spec::{CONTROLLER, ControllerSpec, DeviceSpec, is_mode, is_socket_path};
+use sidecore_assembly::spec::{
+    CLIENT, CONTROLLER, ControllerSpec, DeviceSpec, LimitsSpec, is_mode, is_socket_path,
+};
 
 /// The keys at the top of the file.
 pub const CONTROL: &[Key] = &[
@@ -36,11 +38,29 @@ pub const CONTROL: &[Key] = &[
         "its permissions",
     )
     .checked(is_mode),
+    Key::new(
+        "key_directory",
+        Kind::Path,
+        "`\"/var/lib/sidecore/keys\"`",
+        "the directory of this host's key, and of those of the [clients](#client) that it has \
+         invited; `sidecore remote \
+         invite` makes it",
+    ),
 ];
 
 /// The keys of a controller.
 pub fn controller() -> impl Iterator<Item = &'static Key> {
     CONTROLLER.iter().chain(FormatSpec::KEYS).chain(ControllerSpec::KEYS)
+}
+
+/// The keys of every client.
+pub fn client() -> impl Iterator<Item = &'static Key> {
+    CLIENT.iter().chain(LimitsSpec::keys())
+}
+
+/// The keys of every link.
+pub fn link() -> impl Iterator<Item = &'static Key> {
+    LINK.iter().chain(LinkSpec::KEYS)
 }
 
 /// The keys of every device.

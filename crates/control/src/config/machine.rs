@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::fs::Access;
 use sidecore_assembly::machine;
-use sidecore_assembly::spec::{FileOptions, HostFileOptions, SocketAccess, StoreKind};
+use sidecore_assembly::spec::{FileOptions, HostFileOptions, LinkKind, SocketAccess, StoreKind};
 
 use super::draft::{Draft, Part, StoreDraft};
 use super::functions;
@@ -27,6 +27,16 @@ pub(super) fn check(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
     files(draft, depth, problems);
     sockets(draft, problems);
     accounts(("control_socket", &draft.head), "control_socket", &draft.control_access, problems);
+    for link in &draft.links {
+        let LinkKind::Memory(memory) = &link.spec.kind else { continue };
+        for (user, place) in memory.users.iter().zip(link.head.places("users")) {
+            let account = SocketAccess { owner: Some(user.clone()), ..SocketAccess::default() };
+            if let Err(error) = account.resolve() {
+                problems.add(place.clone(), &link.head.subject, error.to_string());
+            }
+        }
+    }
+    invitations(draft, problems);
     for device in &draft.devices {
         accounts((&device.head.subject, &device.head), "socket", &device.spec.access, problems);
     }
@@ -49,6 +59,25 @@ fn accounts(
             (head.place(&format!("{socket}_{part}")), account.resolve())
         {
             problems.add(place, subject, error.to_string());
+        }
+    }
+}
+
+/// Checks that the invitations of IOhosts can be read.
+fn invitations(draft: &Draft, problems: &mut Collector<'_>) {
+    for iohost in &draft.iohosts {
+        let (Some(path), Some(place)) = (&iohost.spec.invitation, iohost.head.place("invitation"))
+        else {
+            continue;
+        };
+        if let Err(error) = rustix::fs::access(path, Access::READ_OK) {
+            let message = format!(
+                "{} cannot be read: {}; copy it from the IOhost, where `sidecore remote invite` \
+                 writes it",
+                path.display(),
+                std::io::Error::from(error)
+            );
+            problems.add(place, &iohost.head.subject, message);
         }
     }
 }
@@ -223,6 +252,18 @@ fn sockets(draft: &Draft, problems: &mut Collector<'_>) {
         let place = draft.head.place("control_socket");
         let message = if place.is_some() { message.clone() } else { default() };
         problems.add(place.unwrap_or(0..0), "control_socket", message);
+    }
+    for link in &draft.links {
+        let (Some(place), LinkKind::Memory(memory)) = (link.head.place("socket"), &link.spec.kind)
+        else {
+            continue;
+        };
+        // A client connects to the socket of its IOhost, which may come later.
+        let is_ours =
+            draft.clients.iter().any(|client| client.spec.links.contains(&link.spec.name));
+        if let Err(message) = if is_ours { socket(&memory.socket, &listening) } else { Ok(()) } {
+            problems.add(place, &link.head.subject, message);
+        }
     }
     for device in &draft.devices {
         let Some(place) = device.head.place("socket") else { continue };

@@ -94,6 +94,12 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
         self.complain(place, message);
     }
 
+    /// Reports that a key is missing; `example` is a value for the message.
+    pub(super) fn complain_of_missing(&mut self, key: &str, example: &str) {
+        let message = format!("`{key}` is missing; add for instance `{key} = {example}`");
+        self.complain(self.head.heading.clone(), message);
+    }
+
     /// Whether the table has the key, with a value of any type.
     pub(super) fn has(&self, key: &str) -> bool {
         self.table.contains_key(key)
@@ -120,8 +126,7 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
         self.known.push(name);
         let Some(written) = self.table.get(name) else {
             if let Some(example) = key.required {
-                let message = format!("`{name}` is missing; add for instance `{name} = {example}`");
-                self.complain(self.head.heading.clone(), message);
+                self.complain_of_missing(name, example);
             }
             return None;
         };

@@ -18,9 +18,21 @@ pub(super) fn settle(draft: Draft) -> Config {
         let (name, spec) = (store.head.name?, store.spec);
         Some(StoreSpec { stages: spec.stages, ..StoreSpec::new(name, spec.kind?) })
     });
+    let first = draft.sidecores.first().map(|sidecore| sidecore.spec.spec.name.clone());
+    let links = draft.links.into_iter().map(|Part { mut spec, .. }| {
+        if spec.sidecores.is_empty() {
+            spec.sidecores.extend(first.clone());
+        }
+        spec
+    });
+    let links = links.collect();
     let spec = Spec {
         stores: stores.collect(),
         controllers: draft.controllers.into_iter().map(|controller| controller.spec).collect(),
+        key_directory: draft.key_directory,
+        links,
+        clients: draft.clients.into_iter().map(|client| client.spec).collect(),
+        iohosts: draft.iohosts.into_iter().map(|iohost| iohost.spec).collect(),
         devices,
         sidecores: draft.sidecores.into_iter().map(|sidecore| sidecore.spec.spec).collect(),
     };
@@ -34,6 +46,9 @@ fn settle_device(
 ) -> Option<DeviceSpec> {
     let says_spin = device.head.place("spin_us").is_some();
     let mut spec = device.spec;
+    if spec.front_end.client().is_some() {
+        return Some(spec);
+    }
     if spec.sidecores.is_empty() {
         spec.sidecores.push(load.least(spec.queues)?);
     }

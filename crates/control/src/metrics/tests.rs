@@ -4,8 +4,9 @@ mod manual;
 use std::collections::BTreeSet;
 
 use sidecore_assembly::report::{
-    DeviceStats, FunctionReport, FunctionStats, HypervisorCounts, Latency, LatencyCounts,
-    QueueCounts, ReactorCounts, SpaceReport, TranslationCounts, TreeMemoryReport, TreeReport,
+    ClientReport, DeviceStats, FunctionReport, FunctionStats, HypervisorCounts, IohostReport,
+    Latency, LatencyCounts, LinkReport, QueueCounts, ReactorCounts, RemoteDeviceReport,
+    SpaceReport, TranslationCounts, TreeMemoryReport, TreeReport,
 };
 
 use super::*;
@@ -82,6 +83,38 @@ fn example() -> (Stats, Vec<DeviceReport>) {
     (stats, vec![device])
 }
 
+/// The same for each part of the remote channel.
+fn remote() -> RemoteReport {
+    let link = LinkReport {
+        name: "wire".to_owned(),
+        link_type: "memory".to_owned(),
+        state: "up".to_owned(),
+        frame_bytes: 8100,
+        ..LinkReport::default()
+    };
+    let client = ClientReport {
+        name: "vmhost1".to_owned(),
+        state: "connected".to_owned(),
+        sessions_open: 2,
+        credits: 128,
+        executing: 3,
+        ..ClientReport::default()
+    };
+    let device = RemoteDeviceReport {
+        store: "r1".to_owned(),
+        since_unix_s: 1_700_000_000,
+        ..RemoteDeviceReport::default()
+    };
+    let iohost = IohostReport {
+        name: "io1".to_owned(),
+        state: "connected".to_owned(),
+        round_trip_ns: 2_000,
+        devices: vec![device],
+        ..IohostReport::default()
+    };
+    RemoteReport { links: vec![link], clients: vec![client], iohosts: vec![iohost] }
+}
+
 /// The same for a controller with a function.
 fn controllers() -> Vec<ControllerReport> {
     let space = SpaceReport {
@@ -138,7 +171,7 @@ fn controllers() -> Vec<ControllerReport> {
 #[test]
 fn numbers_carry_their_labels_and_units() {
     let (stats, devices) = example();
-    let page = render(&stats, &devices, &controllers(), true);
+    let page = render(&stats, &devices, &controllers(), &remote(), true);
     for line in [
         "sidecore_uptime_seconds 2",
         "sidecore_reactor_turns_total{sidecore=\"sc0\"} 16",
@@ -175,14 +208,15 @@ fn numbers_carry_their_labels_and_units() {
 fn a_page_is_valid_whatever_names_are_in_it() {
     let (mut stats, mut devices) = example();
     for per_queue in [false, true] {
-        let page = render(&stats, &devices, &controllers(), per_queue);
+        let page = render(&stats, &devices, &controllers(), &remote(), per_queue);
         let families = exposition::parse(&page).unwrap();
         assert_eq!(families["sidecore_device_latency_seconds"].kind, "histogram");
     }
     let odd = "a\"b\\c\nd{},é";
     odd.clone_into(&mut stats.devices[0].name);
     odd.clone_into(&mut devices[0].name);
-    let families = exposition::parse(&render(&stats, &devices, &[], true)).unwrap();
+    let families =
+        exposition::parse(&render(&stats, &devices, &[], &RemoteReport::default(), true)).unwrap();
     let (_, labels, _) = &families["sidecore_queue_kicks_total"].samples[0];
     assert_eq!(labels[0], ("device".to_owned(), odd.to_owned()));
 }
@@ -191,9 +225,9 @@ fn a_page_is_valid_whatever_names_are_in_it() {
 fn queues_have_series_on_request_only() {
     let (stats, devices) = example();
     let series = |page: &str| page.lines().filter(|line| !line.starts_with('#')).count();
-    let page = render(&stats, &devices, &[], false);
+    let page = render(&stats, &devices, &[], &RemoteReport::default(), false);
     assert!(!page.contains("sidecore_queue_"), "{page}");
-    let each = render(&stats, &devices, &[], true);
+    let each = render(&stats, &devices, &[], &RemoteReport::default(), true);
     let lines: BTreeSet<&str> = each.lines().collect();
     assert!(page.lines().all(|line| lines.contains(line)), "the rest stays the same");
     // The counters, and of the latency the maximum and a histogram of 28 buckets, sum and count.
@@ -203,7 +237,7 @@ fn queues_have_series_on_request_only() {
 #[test]
 fn the_documented_metrics_are_those_there_are() {
     let (stats, devices) = example();
-    let page = render(&stats, &devices, &controllers(), true);
+    let page = render(&stats, &devices, &controllers(), &remote(), true);
     let rendered: BTreeSet<(&str, &str)> =
         page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
     // The manual says of a queue's metrics that they are the device's by another name.
@@ -235,7 +269,7 @@ fn every_counter_of_a_queue_shows_its_own_value() {
     let counts: serde_json::Map<_, _> =
         numbered.clone().map(|(field, number)| (field.to_owned(), number.into())).collect();
     stats.devices[0].queues[0].counts = serde_json::from_value(counts.into()).unwrap();
-    let page = render(&stats, &[], &[], true);
+    let page = render(&stats, &[], &[], &RemoteReport::default(), true);
     for (metric, (field, number)) in QueueCounts::METRICS.iter().zip(numbered) {
         let name = metric.name.unwrap();
         for line in [

@@ -3,6 +3,7 @@
 
 mod faults;
 mod manual;
+mod remote;
 mod stages;
 
 use std::path::Path;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use sidecore_control::Depth;
-use sidecore_control::config::keys::{self, FrontEndSpec, Key, StageSpec, StoreKind};
+use sidecore_control::config::keys::{self, FrontEndSpec, Key, LinkKind, StageSpec, StoreKind};
 
 use crate::parse;
 
@@ -19,11 +19,17 @@ const WRITE: &str = "SIDECORE_WRITE_DOCS";
 
 fn keys_of(table: &str) -> Vec<&'static Key> {
     let front_end = FrontEndSpec::KINDS.iter().find(|(word, _)| *word == table);
+    if let Some(word) = table.strip_prefix("link type ") {
+        return LinkKind::keys(word).iter().collect();
+    }
     match (table, table.strip_prefix("type ")) {
         (_, Some(word)) => StoreKind::keys(word).iter().collect(),
         ("control", _) => keys::CONTROL.iter().collect(),
         ("sidecore", _) => keys::SIDECORE.iter().collect(),
         ("store", _) => keys::STORE.iter().collect(),
+        ("link", _) => keys::link().collect(),
+        ("client", _) => keys::client().collect(),
+        ("iohost", _) => keys::IOHOST.iter().collect(),
         ("controller", _) => keys::controller().collect(),
         ("device", _) => keys::device().collect(),
         _ => front_end.unwrap_or_else(|| panic!("there are no keys of {table}")).1.iter().collect(),
@@ -93,7 +99,7 @@ fn the_tables_of_the_manual_are_those_of_the_keys() {
         std::fs::write(FILE, right).unwrap();
         return;
     }
-    assert_eq!(right.matches(BEGIN).count(), 13 + FrontEndSpec::KINDS.len());
+    assert_eq!(right.matches(BEGIN).count(), 21 + FrontEndSpec::KINDS.len());
     assert!(manual == right, "run `cargo xtask keys`: docs/config.md is not as the keys are");
 }
 
@@ -123,9 +129,17 @@ fn the_manual_lists_the_keys_that_there_are_and_its_example_is_good() {
         ("### type = \"store\"", "[[store]]\ntype = \"store\""),
         ("### type = \"volume\"", "[[store]]\ntype = \"volume\""),
         ("### type = \"pf\"", "[[store]]\ntype = \"pf\""),
+        ("### type = \"remote\"", "[[store]]\ntype = \"remote\""),
         ("## [[controller]]", "[[controller]]"),
+        ("### type = \"packet\"", "[[link]]\ntype = \"packet\""),
+        ("### type = \"xdp\"", "[[link]]\ntype = \"xdp\""),
+        ("### type = \"udp\"", "[[link]]\ntype = \"udp\""),
+        ("### type = \"memory\"", "[[link]]\ntype = \"memory\""),
+        ("## [[client]]", "[[client]]"),
+        ("## [[iohost]]", "[[iohost]]"),
         ("### front_end = \"virtio-blk\"", "[[device]]"),
         ("### front_end = \"nvme\"", "[[device]]\nfront_end = \"nvme\""),
+        ("### front_end = \"vrio\"", "[[device]]\nfront_end = \"vrio\""),
     ]
     .into_iter()
     .chain(stages)
@@ -141,6 +155,7 @@ fn the_manual_lists_the_keys_that_there_are_and_its_example_is_good() {
             _ if section.contains("[[device]]") => {
                 listed.extend(keys::device().map(|key| key.name))
             }
+            _ if section.contains("[[link]]") => listed.extend(keys::link().map(|key| key.name)),
             _ if heading.starts_with("###") => listed.extend(["name", "type", "stage"]),
             _ => {}
         }

@@ -52,6 +52,7 @@ fn spec(directory: &Path, idle: IdleMode, block_bytes: u32, kind: StoreKind) -> 
             serial: Some("driver-test".to_owned()),
             ..DeviceSpec::default()
         }],
+        ..Spec::default()
     }
 }
 

@@ -1,0 +1,319 @@
+//! `sidecore remote`.
+
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result};
+use clap::{Args, Subcommand};
+use sidecore_control::Client;
+use sidecore_control::config::size;
+use sidecore_control::report::{
+    ClientReport, Counts, ExportReport, IohostReport, LinkCounts, LinkReport, RemoteReport,
+    VrioCounts,
+};
+
+use crate::table::Table;
+use crate::{print, print_json};
+
+/// The arguments of `sidecore remote`.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Print the control API's JSON instead of text.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List the links, the clients of this host, and the IOhosts that this host is a client of.
+    List,
+    /// Make a key for a client, and write its invitation to a new file, which the client needs.
+    ///
+    /// The file is a secret: whoever has it can use the client's devices. The daemon keeps only the
+    /// public half of the key. Move the file to the client, and name it as `invitation` in the
+    /// [[iohost]] there.
+    Invite {
+        /// The client, a [[client]] of the configuration.
+        client: String,
+        /// The file to write.
+        file: PathBuf,
+    },
+    /// Forget a client's key, and end its sessions. Its devices and their data stay.
+    Revoke {
+        /// The client.
+        client: String,
+    },
+}
+
+pub(crate) fn run(client: &Client, arguments: &Arguments) -> Result<()> {
+    match &arguments.command {
+        Command::Invite { client: name, file } => {
+            // The file is made first: a key that cannot be written would be lost.
+            let mut out = std::fs::OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(file)
+                .with_context(|| format!("cannot make {}", file.display()))?;
+            let written = client.invite(name).map_err(anyhow::Error::from).and_then(|answer| {
+                out.write_all(answer.invitation.as_bytes())?;
+                Ok(out.sync_all()?)
+            });
+            if let Err(error) = written {
+                let _ = std::fs::remove_file(file);
+                return Err(error);
+            }
+            if arguments.json {
+                return print_json(&serde_json::json!({ "invited": name, "file": file }));
+            }
+            Ok(print(&format!("invited: \"{name}\", its invitation is {}\n", file.display()))?)
+        }
+        Command::Revoke { client: name } => {
+            client.revoke(name)?;
+            if arguments.json {
+                return print_json(&serde_json::json!({ "revoked": name }));
+            }
+            Ok(print(&format!("revoked: \"{name}\"\n"))?)
+        }
+        Command::List => {
+            let remote = client.remote()?;
+            if arguments.json {
+                return print_json(&remote);
+            }
+            Ok(print(&list(&remote, SystemTime::now()))?)
+        }
+    }
+}
+
+fn list(remote: &RemoteReport, now: SystemTime) -> String {
+    if *remote == RemoteReport::default() {
+        return "no links: docs/remote.md says how to set one up\n".to_owned();
+    }
+    let mut parts = vec![links(&remote.links)];
+    if !remote.clients.is_empty() {
+        parts.push(clients(&remote.clients, now));
+    }
+    if !remote.iohosts.is_empty() {
+        parts.push(iohosts(&remote.iohosts));
+        parts.push(devices(&remote.iohosts, now));
+    }
+    parts.join("\n")
+}
+
+fn links(links: &[LinkReport]) -> String {
+    let mut table = Table::new(&[
+        "LINK",
+        "TYPE",
+        "MODE",
+        "STATE",
+        "ADDRESS",
+        ">FRAME",
+        ">RECEIVED",
+        ">SENT",
+        ">DROPPED",
+        "SIDECORES",
+    ]);
+    let mut notes = String::new();
+    for link in links {
+        if let Some(reason) = &link.reason {
+            notes.push_str(&format!("link {} is {}: {reason}\n", link.name, link.state));
+        }
+        notes.push_str(&drops::<LinkCounts>(&format!("link {}", link.name), &link.counts));
+        table.row([
+            link.name.clone(),
+            link.link_type.clone(),
+            link.mode.clone(),
+            link.state.clone(),
+            link.address.clone(),
+            link.frame_bytes.to_string(),
+            link.counts.received.to_string(),
+            link.counts.sent.to_string(),
+            link.dropped.to_string(),
+            link.sidecores.join(","),
+        ]);
+    }
+    table.render() + &notes
+}
+
+fn clients(clients: &[ClientReport], now: SystemTime) -> String {
+    let mut table = Table::new(&[
+        "CLIENT",
+        "STATE",
+        ">SINCE",
+        "ADDRESS",
+        "SEALED",
+        ">SESSIONS",
+        ">CREDITS",
+        ">EXECUTING",
+        ">REQUESTS",
+        "DEVICES",
+    ]);
+    let mut notes = String::new();
+    for client in clients {
+        let subject = format!("client {}", client.name);
+        notes.push_str(&drops::<VrioCounts>(&subject, &client.counts));
+        let device = |device: &ExportReport| device.device.clone();
+        table.row([
+            client.name.clone(),
+            client.state.clone(),
+            ago(client.since_unix_s, now),
+            client.address.clone().unwrap_or_default(),
+            client.encryption.clone(),
+            client.sessions_open.to_string(),
+            client.credits.to_string(),
+            client.executing.to_string(),
+            client.counts.requests.to_string(),
+            client.devices.iter().map(device).collect::<Vec<_>>().join(", "),
+        ]);
+    }
+    table.render() + &notes
+}
+
+fn iohosts(iohosts: &[IohostReport]) -> String {
+    let mut table = Table::new(&[
+        "IOHOST",
+        "STATE",
+        "LINK",
+        "ADDRESS",
+        "AS",
+        "SEALED",
+        ">FRAME",
+        ">ROUND-TRIP",
+        ">CREDITS",
+        ">REQUESTS",
+        ">RESENT",
+        ">REPLAYED",
+    ]);
+    let mut notes = String::new();
+    for iohost in iohosts {
+        let subject = format!("iohost {}", iohost.name);
+        notes.push_str(&drops::<VrioCounts>(&subject, &iohost.counts));
+        table.row([
+            iohost.name.clone(),
+            iohost.state.clone(),
+            iohost.link.clone(),
+            iohost.address.clone(),
+            iohost.client.clone(),
+            iohost.encryption.clone(),
+            iohost.frame_bytes.to_string(),
+            match iohost.round_trip_ns {
+                0 => String::new(),
+                ns => format!("{}.{} us", ns / 1000, ns % 1000 / 100),
+            },
+            iohost.credits.to_string(),
+            iohost.counts.requests.to_string(),
+            iohost.counts.retransmissions.to_string(),
+            iohost.counts.replayed.to_string(),
+        ]);
+    }
+    table.render() + &notes
+}
+
+fn devices(iohosts: &[IohostReport], now: SystemTime) -> String {
+    let mut table = Table::new(&["STORE", "DEVICE", "STATE", ">SINCE", ">SIZE", "EPOCH"]);
+    let mut notes = String::new();
+    for device in iohosts.iter().flat_map(|iohost| &iohost.devices) {
+        let since = ago(device.since_unix_s, now);
+        if let Some(waits_for) = &device.waits_for {
+            notes.push_str(&format!("{} waits for {waits_for}, for {since}\n", device.store));
+        }
+        table.row([
+            device.store.clone(),
+            device.device.clone(),
+            if device.ready { "ready" } else { "waiting" }.to_owned(),
+            since,
+            size::show(device.capacity_bytes),
+            device.epoch.clone().unwrap_or_default(),
+        ]);
+    }
+    table.render() + &notes
+}
+
+/// A line with the reasons for which frames were dropped, if any were.
+fn drops<C: Counts>(subject: &str, counts: &C) -> String {
+    let reasons: Vec<String> = C::METRICS
+        .iter()
+        .filter_map(|metric| {
+            let reason = metric.field.strip_prefix("dropped_")?;
+            let count = (metric.value)(counts).to_string();
+            (count != "0").then(|| format!("{count} {reason}"))
+        })
+        .collect();
+    if reasons.is_empty() {
+        return String::new();
+    }
+    format!("{subject} has dropped frames: {}\n", reasons.join(", "))
+}
+
+/// How long ago a time was, in its largest unit.
+fn ago(unix_s: u64, now: SystemTime) -> String {
+    let now_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    match now_s.saturating_sub(unix_s) {
+        _ if unix_s == 0 => String::new(),
+        seconds @ 0..120 => format!("{seconds} s"),
+        seconds @ 120..7_200 => format!("{} min", seconds / 60),
+        seconds @ 7_200..172_800 => format!("{} h", seconds / 3_600),
+        seconds => format!("{} d", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use sidecore_control::report::RemoteDeviceReport;
+
+    use super::*;
+
+    #[test]
+    fn a_list_shows_states_drops_by_reason_and_waiting_devices() {
+        let now = UNIX_EPOCH + Duration::from_secs(1_000);
+        let link = LinkReport {
+            name: "wire".to_owned(),
+            link_type: "packet".to_owned(),
+            state: "down".to_owned(),
+            reason: Some("the interface is down".to_owned()),
+            counts: LinkCounts { dropped_full: 3, ..LinkCounts::default() },
+            dropped: 3,
+            ..LinkReport::default()
+        };
+        let client = ClientReport {
+            name: "vmhost1".to_owned(),
+            state: "away".to_owned(),
+            since_unix_s: 400,
+            devices: vec![ExportReport { device: "disk1".to_owned(), ..ExportReport::default() }],
+            counts: VrioCounts { dropped_seal: 2, dropped_epoch: 1, ..VrioCounts::default() },
+            ..ClientReport::default()
+        };
+        let device = RemoteDeviceReport {
+            store: "r1".to_owned(),
+            device: "disk1".to_owned(),
+            since_unix_s: 990,
+            waits_for: Some("iohost \"io1\"".to_owned()),
+            ..RemoteDeviceReport::default()
+        };
+        let iohost = IohostReport {
+            name: "io1".to_owned(),
+            round_trip_ns: 12_345,
+            devices: vec![device],
+            ..IohostReport::default()
+        };
+        let remote =
+            RemoteReport { links: vec![link], clients: vec![client], iohosts: vec![iohost] };
+        let text = list(&remote, now);
+        for line in [
+            "link wire is down: the interface is down\n",
+            "link wire has dropped frames: 3 full\n",
+            "client vmhost1 has dropped frames: 2 seal, 1 epoch\n",
+            "r1 waits for iohost \"io1\", for 10 s\n",
+        ] {
+            assert!(text.contains(line), "{line}{text}");
+        }
+        assert!(text.contains("10 min") && text.contains("12.3 us"), "{text}");
+        assert!(list(&RemoteReport::default(), now).starts_with("no links"));
+    }
+}

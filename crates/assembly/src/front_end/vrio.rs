@@ -1,0 +1,132 @@
+//! A device that is exported to a client on another host.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use sidecore_block::{BlockDevice, Geometry};
+use sidecore_peer::{Access, Disconnect};
+use sidecore_remote::export::ExportedDevice;
+
+use super::FrontEnd;
+use crate::AssemblyError;
+use crate::left::LeftDevice;
+use crate::remote::Remote;
+use crate::report::QueueCounters;
+use crate::spec::{DeviceSpec, SERIAL_MAX_BYTES, VrioSpec};
+
+pub(crate) struct Vrio {
+    remote: Arc<Remote>,
+    name: String,
+    client: String,
+    serial: String,
+    read_only: bool,
+    write_cache: bool,
+    geometry: Mutex<Geometry>,
+    /// `None` after the device was closed.
+    store: Mutex<Option<Arc<dyn BlockDevice>>>,
+    is_served: Mutex<bool>,
+}
+
+impl Vrio {
+    pub(crate) fn new(
+        spec: &DeviceSpec,
+        own: &VrioSpec,
+        store: Arc<dyn BlockDevice>,
+        remote: Arc<Remote>,
+    ) -> Self {
+        let geometry = store.geometry();
+        let geometry = Geometry { read_only: geometry.read_only || spec.read_only, ..geometry };
+        let serial = spec.serial.as_ref().unwrap_or(&spec.name);
+        Self {
+            remote,
+            name: spec.name.clone(),
+            client: own.client.clone(),
+            serial: serial.chars().take(SERIAL_MAX_BYTES).collect(),
+            read_only: spec.read_only,
+            write_cache: own.write_cache,
+            geometry: Mutex::new(geometry),
+            store: Mutex::new(Some(store)),
+            is_served: Mutex::new(false),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl FrontEnd for Vrio {
+    fn serve(&self, _: &Path, _: Access, left: Option<LeftDevice>) -> Result<(), AssemblyError> {
+        if let Some(left) = left {
+            left.disconnect();
+        }
+        let Some(store) = lock(&self.store).clone() else { return Err(AssemblyError::Ending) };
+        let device = ExportedDevice {
+            name: self.name.as_str().into(),
+            serial: self.serial.clone(),
+            store,
+            read_only: self.read_only,
+            write_cache: self.write_cache,
+            epoch: 0,
+            tenure: Arc::default(),
+        };
+        self.remote.export(&self.client, device)?;
+        *lock(&self.is_served) = true;
+        Ok(())
+    }
+
+    fn stop(&self) -> bool {
+        let mut is_served = lock(&self.is_served);
+        let was_served = std::mem::take(&mut *is_served);
+        if was_served {
+            self.remote.withdraw(&self.client, &self.name);
+        }
+        was_served
+    }
+
+    fn close(&self) {
+        *lock(&self.store) = None;
+    }
+
+    fn refresh(&self) {
+        let capacity_bytes =
+            lock(&self.store).as_ref().map(|store| store.geometry().capacity_bytes);
+        let Some(capacity_bytes) = capacity_bytes else { return };
+        let old = std::mem::replace(&mut lock(&self.geometry).capacity_bytes, capacity_bytes);
+        if old != capacity_bytes {
+            self.remote.resize(&self.client, &self.name, capacity_bytes);
+        }
+    }
+
+    fn geometry(&self) -> Geometry {
+        *lock(&self.geometry)
+    }
+
+    fn queues_on(&self, _: &str) -> usize {
+        0
+    }
+
+    fn running_count(&self) -> u16 {
+        0
+    }
+
+    fn is_connected(&self) -> bool {
+        self.remote.is_connected(&self.client)
+    }
+
+    fn disconnect(&self) -> Option<Disconnect> {
+        None
+    }
+
+    fn broken(&self) -> Option<String> {
+        None
+    }
+
+    fn lost_sidecore(&self) -> Option<String> {
+        None
+    }
+
+    fn queues(&self) -> Vec<QueueCounters> {
+        Vec::new()
+    }
+}

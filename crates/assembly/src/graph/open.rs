@@ -1,0 +1,153 @@
+//! Opens stores and controllers, on threads of their own where they may not answer.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::{Graph, Occasion, Opened, PATIENCE};
+use crate::AssemblyError;
+use crate::controllers::ControllerHandle;
+use crate::plan::{Part, Phase, bottom, may_not_answer};
+use crate::spec::{ControllerSpec, Spec, StoreSpec};
+use crate::stores::{Progress, behind, open_file};
+
+impl Graph {
+    /// The call that opens a store which may not answer, for a thread of its own.
+    fn opening(
+        &self,
+        spec: &StoreSpec,
+    ) -> Result<Box<dyn FnOnce() -> Opened + Send>, AssemblyError> {
+        let spec = spec.clone();
+        if let Some(remote) = spec.kind.remote() {
+            let opening = self.lists.remote.open_store(&spec.name, remote)?;
+            return Ok(Box::new(move || match opening.wait() {
+                Some(store) => {
+                    let store = behind(&spec.stages, store);
+                    Opened::Store(spec, Ok(store))
+                }
+                None => Opened::GivenUp,
+            }));
+        }
+        Ok(Box::new(move || {
+            let opened = open_file(&spec);
+            Opened::Store(spec, opened)
+        }))
+    }
+
+    /// Opens a store, or starts a thread that opens a file. False if the store was refused.
+    pub(super) fn open_store(
+        &mut self,
+        spec: &StoreSpec,
+        occasion: Occasion,
+    ) -> Result<bool, AssemblyError> {
+        if may_not_answer(spec) {
+            let open = self.opening(spec)?;
+            let progress = match self.spawn(&spec.name, open) {
+                Ok(()) => Progress::Opening,
+                Err(error) if occasion.tolerates(&error) => Progress::Refused(error.to_string()),
+                Err(error) => return Err(error),
+            };
+            let is_opening = progress.phase() == Phase::Opening;
+            self.stores.set(spec, progress);
+            return Ok(is_opening);
+        }
+        let progress = match self.stores.open(spec, &self.lists.controllers) {
+            Ok(store) => Progress::Open(store),
+            Err(error) if occasion.tolerates(&error) => Progress::Refused(error.to_string()),
+            Err(error) => return Err(error),
+        };
+        let is_open = progress.phase() == Phase::Open;
+        self.stores.set(spec, progress);
+        Ok(is_open)
+    }
+
+    pub(super) fn open_controller(
+        &mut self,
+        name: &str,
+        next: &Spec,
+        occasion: Occasion,
+    ) -> Result<(), AssemblyError> {
+        let Some(spec) = next.controllers.iter().find(|spec| spec.name == name).cloned() else {
+            return Ok(());
+        };
+        let Some(store) = self.stores.get(&spec.store).cloned() else { return Ok(()) };
+        let bottom = bottom(next, &spec.store).cloned();
+        let spawned = self.spawn(name, move || {
+            Opened::Controller(
+                spec.name.clone(),
+                ControllerHandle::open(spec, store, bottom.as_ref()),
+            )
+        });
+        let progress = match spawned {
+            Ok(()) => Progress::Opening,
+            Err(error) if occasion.tolerates(&error) => Progress::Refused(error.to_string()),
+            Err(error) => return Err(error),
+        };
+        self.lists.controllers.set(name, progress);
+        Ok(())
+    }
+
+    fn spawn(
+        &mut self,
+        name: &str,
+        open: impl FnOnce() -> Opened + Send + 'static,
+    ) -> Result<(), AssemblyError> {
+        let opened = self.opened.clone();
+        let thread = std::thread::Builder::new().name(format!("open-{name}"));
+        // The receiver is dropped when the assembly ends.
+        thread.spawn(move || drop(opened.send(open()))).map_err(AssemblyError::Threads)?;
+        self.in_flight = self.in_flight.saturating_add(1);
+        Ok(())
+    }
+
+    /// Whether a file or a controller is being opened. An IOhost may come much later.
+    fn is_opening_local(&self) -> bool {
+        let now = self.now();
+        let is_local = |part: &Part<StoreSpec>| {
+            part.phase == Phase::Opening && part.spec.kind.remote().is_none()
+        };
+        let is_opening = |part: &Part<ControllerSpec>| part.phase == Phase::Opening;
+        now.stores.values().any(is_local) || now.controllers.values().any(is_opening)
+    }
+
+    /// Opens the files and controllers of a start, and waits for them for [`PATIENCE`].
+    pub(crate) fn open_in_time(&mut self, spec: &Spec) -> Result<(), AssemblyError> {
+        let deadline = Instant::now() + PATIENCE;
+        self.come_to(spec, Occasion::Opening)?;
+        while self.is_opening_local()
+            && let Some(receiver) = &self.receiver
+            && let Ok(opened) =
+                receiver.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+        {
+            self.answer(opened, Occasion::Opening)?;
+            self.come_to(spec, Occasion::Opening)?;
+        }
+        Ok(())
+    }
+
+    /// Records the answer of a store or controller.
+    pub(crate) fn answer(
+        &mut self,
+        opened: Opened,
+        occasion: Occasion,
+    ) -> Result<(), AssemblyError> {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        let refused = |error: AssemblyError| match occasion.tolerates(&error) {
+            true => Ok(error.to_string()),
+            false => Err(error),
+        };
+        match opened {
+            Opened::GivenUp => {}
+            Opened::Store(spec, Ok(store)) => self.stores.answered(&spec, Ok(store)),
+            Opened::Store(spec, Err(error)) => self.stores.answered(&spec, Err(refused(error)?)),
+            Opened::Controller(name, Ok(controller)) => {
+                let controller = Arc::new(controller);
+                self.follow_volumes(&controller);
+                self.lists.controllers.set(&name, Progress::Open(controller));
+            }
+            Opened::Controller(name, Err(error)) => {
+                self.lists.controllers.set(&name, Progress::Refused(refused(error)?));
+            }
+        }
+        Ok(())
+    }
+}

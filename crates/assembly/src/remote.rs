@@ -1,0 +1,350 @@
+//! Links, clients of this host, and IOhosts that this host is a client of.
+
+mod hosting;
+mod link;
+mod status;
+mod trust;
+mod using;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use sidecore_linux::Clock;
+use sidecore_remote::export::ExportedDevice;
+use sidecore_sidecore::Sidecore;
+use sidecore_trust::KeyDirectory;
+
+use crate::AssemblyError;
+use crate::operation::{ErrorKind, OperationError};
+use crate::report::RemoteReport;
+use crate::spec::{ClientSpec, IohostSpec, LinkSpec, RemoteSpec};
+use hosting::{Loads, OpenLink, ServedClient, Start};
+use status::Watch;
+use using::{OpeningDevice, UsedIohost};
+
+/// The time between two warnings of a removal that waits for requests in flight.
+const REMOVAL_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The specifications of the parts that run, by their names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RemoteParts {
+    pub(crate) links: BTreeMap<String, LinkSpec>,
+    pub(crate) clients: BTreeMap<String, ClientSpec>,
+    /// Each with its link.
+    pub(crate) iohosts: BTreeMap<String, (IohostSpec, LinkSpec)>,
+}
+
+/// The remote channel of an assembly.
+pub(crate) struct Remote {
+    clock: Clock,
+    keys: KeyDirectory,
+    parts: Mutex<Parts>,
+    /// The newest report. Never locked while a sidecore is waited for.
+    report: Mutex<RemoteReport>,
+}
+
+/// The parts that run. Locked while a change waits for a sidecore.
+#[derive(Default)]
+struct Parts {
+    /// `None` before the first part.
+    start: Option<Start>,
+    links: BTreeMap<String, OpenLink>,
+    clients: BTreeMap<String, ServedClient>,
+    iohosts: BTreeMap<String, UsedIohost>,
+    loads: Loads,
+    /// Refreshes the report.
+    watch: Option<Watch>,
+}
+
+impl Remote {
+    pub(crate) fn new(clock: Clock, keys: PathBuf) -> Self {
+        let (parts, report) = (Mutex::default(), Mutex::default());
+        Self { clock, keys: KeyDirectory::new(keys), parts, report }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Parts> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn parts(&self) -> RemoteParts {
+        let parts = self.lock();
+        let named = |name: &String| name.clone();
+        RemoteParts {
+            links: parts
+                .links
+                .iter()
+                .map(|(name, link)| (named(name), link.spec.clone()))
+                .collect(),
+            clients: parts
+                .clients
+                .iter()
+                .map(|(name, client)| (named(name), client.spec.clone()))
+                .collect(),
+            iohosts: parts
+                .iohosts
+                .iter()
+                .map(|(name, used)| (named(name), (used.spec.clone(), used.link.clone())))
+                .collect(),
+        }
+    }
+
+    /// The parts, for a start of another one.
+    fn begin(self: &Arc<Self>) -> Result<(MutexGuard<'_, Parts>, Start), AssemblyError> {
+        let mut parts = self.lock();
+        let start = match parts.start {
+            Some(start) => start,
+            None => *parts.start.insert(random_start().map_err(AssemblyError::Random)?),
+        };
+        if parts.watch.is_none() {
+            parts.watch = Some(Watch::start(self).map_err(AssemblyError::Threads)?);
+        }
+        Ok((parts, start))
+    }
+
+    pub(crate) fn start_link(
+        self: &Arc<Self>,
+        spec: &LinkSpec,
+        sidecores: &[Sidecore],
+    ) -> Result<(), AssemblyError> {
+        let (mut parts, start) = self.begin()?;
+        let link = OpenLink::open(spec, sidecores, (start, &self.keys), &mut parts.loads)?;
+        tracing::info!(
+            link = spec.name,
+            kind = spec.kind.word(),
+            mode = link.granted.mode,
+            frame_bytes = link.granted.frame_bytes,
+            "link open for clients"
+        );
+        parts.links.insert(spec.name.clone(), link);
+        Ok(())
+    }
+
+    pub(crate) fn stop_link(&self, name: &str) {
+        let link = self.lock().links.remove(name);
+        if let Some(link) = link {
+            link.close();
+        }
+    }
+
+    pub(crate) fn start_client(self: &Arc<Self>, spec: &ClientSpec) -> Result<(), AssemblyError> {
+        let (mut parts, _) = self.begin()?;
+        let client = ServedClient::start(spec, &mut parts.links, &self.keys)?;
+        parts.clients.insert(spec.name.clone(), client);
+        Ok(())
+    }
+
+    pub(crate) fn stop_client(&self, name: &str) {
+        let mut parts = self.lock();
+        if let Some(client) = parts.clients.remove(name) {
+            client.stop(&mut parts.links);
+        }
+    }
+
+    pub(crate) fn start_iohost(
+        self: &Arc<Self>,
+        spec: &IohostSpec,
+        link: &LinkSpec,
+        sidecores: &[Sidecore],
+    ) -> Result<(), AssemblyError> {
+        let (mut parts, start) = self.begin()?;
+        let used = UsedIohost::start(spec, link, sidecores, start.incarnation)?;
+        parts.iohosts.insert(spec.name.clone(), used);
+        Ok(())
+    }
+
+    pub(crate) fn stop_iohost(&self, name: &str) {
+        let used = self.lock().iohosts.remove(name);
+        if let Some(used) = used {
+            used.close();
+        }
+    }
+
+    /// Begins to open a device of an IOhost as a store.
+    pub(crate) fn open_store(
+        &self,
+        store: &str,
+        remote: &RemoteSpec,
+    ) -> Result<OpeningDevice, AssemblyError> {
+        let unknown = || AssemblyError::Unknown {
+            user: format!("store \"{store}\""),
+            kind: "iohost",
+            name: remote.iohost.clone(),
+        };
+        let mut parts = self.lock();
+        parts.iohosts.get_mut(&remote.iohost).ok_or_else(unknown)?.open(store, remote)
+    }
+
+    /// Forgets a store, and gives up the attempt to open it.
+    pub(crate) fn close_store(&self, store: &str) {
+        for used in self.lock().iohosts.values_mut() {
+            if let Some(used) = used.stores.remove(store) {
+                used.canceller.cancel();
+            }
+        }
+    }
+
+    /// The cause for which requests of a store wait; `None` if they do not, or if the store is no
+    /// device of an IOhost.
+    pub(crate) fn waits_for(&self, store: &str) -> Option<String> {
+        let report = self.report();
+        let mut stores = report
+            .iohosts
+            .iter()
+            .flat_map(|iohost| iohost.devices.iter().map(move |device| (iohost, device)));
+        let (iohost, device) = stores.find(|(_, device)| device.store == store)?;
+        let waits_for = device.waits_for.as_ref()?;
+        let waited_s = unix_s().saturating_sub(device.since_unix_s);
+        Some(format!(
+            "store \"{store}\" has waited {waited_s} s for {waits_for} (device \"{}\" of iohost \
+             \"{}\")",
+            device.device, iohost.name
+        ))
+    }
+
+    /// Whether a store's requests are carried out now, or it is no device of an IOhost.
+    pub(crate) fn is_ready(&self, store: &str) -> bool {
+        let parts = self.lock();
+        let mut used = parts.iohosts.values().filter_map(|used| used.stores.get(store));
+        used.all(|used| used.canceller.status().waiting.is_none())
+    }
+
+    /// Gives a client a device.
+    pub(crate) fn export(
+        &self,
+        client: &str,
+        mut device: ExportedDevice,
+    ) -> Result<(), AssemblyError> {
+        let name = device.name.to_string();
+        let mut parts = self.lock();
+        // Without a lease of a cluster, each start is another owner (docs/vrio.md).
+        device.epoch = parts.start.map_or(1, |start| start.incarnation);
+        let unknown = || AssemblyError::Unknown {
+            user: format!("device \"{name}\""),
+            kind: "client",
+            name: client.to_owned(),
+        };
+        let served = parts.clients.get_mut(client).ok_or_else(unknown)?;
+        let failed = |error| AssemblyError::Client { name: client.to_owned(), error };
+        served.export(device).map_err(failed)
+    }
+
+    /// Takes a device from a client, and waits until its store has no request of it.
+    pub(crate) fn withdraw(&self, client: &str, device: &str) {
+        let removed = self.lock().clients.get_mut(client).and_then(|found| found.withdraw(device));
+        let Some((closed, mut count)) = removed else { return };
+        while count > 0 {
+            match closed.recv_timeout(REMOVAL_PATIENCE) {
+                Ok(()) => count = count.saturating_sub(1),
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
+                    tracing::warn!(device, client, "removing: requests are still in flight");
+                }
+                // The sidecores of the link have ended.
+                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    /// Tells a client of the new size of a device.
+    pub(crate) fn resize(&self, client: &str, device: &str, capacity_bytes: u64) {
+        if let Some(client) = self.lock().clients.get(client) {
+            client.resize(device, capacity_bytes);
+        }
+    }
+
+    /// Whether a client has a session, as of the newest report.
+    pub(crate) fn is_connected(&self, client: &str) -> bool {
+        let report = self.report.lock().unwrap_or_else(PoisonError::into_inner);
+        report.clients.iter().any(|found| found.name == client && found.sessions_open > 0)
+    }
+
+    /// Makes a key for a client. Returns the text of the invitation.
+    pub(crate) fn invite(&self, client: &str) -> Result<String, OperationError> {
+        let mut parts = self.lock();
+        let Parts { links, clients, .. } = &mut *parts;
+        let served = known_client(clients, client)?;
+        if !served.encrypts(links) {
+            let message =
+                format!("client \"{client}\" needs no invitation: its `encryption` is off");
+            return Err(OperationError::new(ErrorKind::Conflict, message));
+        }
+        let text = self.keys.invite(served.name, unix_s()).map_err(key_error)?.to_text();
+        let failed = |error| OperationError::new(ErrorKind::Failed, error);
+        let key = self.keys.own_key().map_err(key_error)?;
+        for link in served.spec.links.iter().filter_map(|name| links.get(name)) {
+            link.set_key(key.clone());
+        }
+        served.admit(links, &self.keys).map_err(failed)?;
+        tracing::info!(client, "invited");
+        Ok(text.to_string())
+    }
+
+    /// Forgets a client's key, and ends its sessions.
+    pub(crate) fn revoke(&self, client: &str) -> Result<(), OperationError> {
+        let mut parts = self.lock();
+        let Parts { links, clients, .. } = &mut *parts;
+        let served = known_client(clients, client)?;
+        self.keys.revoke(served.name).map_err(key_error)?;
+        let failed = |error| OperationError::new(ErrorKind::Failed, error);
+        served.admit(links, &self.keys).map_err(failed)?;
+        served.disconnect(links).map_err(failed)?;
+        tracing::warn!(client, "revoked: its sessions have ended");
+        Ok(())
+    }
+
+    /// The newest report.
+    pub(crate) fn report(&self) -> RemoteReport {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Ends the thread that refreshes the report.
+    pub(crate) fn end(&self) {
+        let watch = self.lock().watch.take();
+        drop(watch);
+    }
+}
+
+fn known_client<'a>(
+    clients: &'a mut BTreeMap<String, ServedClient>,
+    name: &str,
+) -> Result<&'a mut ServedClient, OperationError> {
+    let there: Vec<String> = clients.keys().map(|name| format!("\"{name}\"")).collect();
+    clients.get_mut(name).ok_or_else(|| {
+        let there = match &there[..] {
+            [] => "the configuration has no [[client]]".to_owned(),
+            _ => format!("there are {}", there.join(", ")),
+        };
+        OperationError::new(ErrorKind::NotFound, format!("there is no client \"{name}\"; {there}"))
+    })
+}
+
+fn key_error(error: sidecore_trust::KeyError) -> OperationError {
+    use sidecore_trust::KeyError;
+    let kind = match &error {
+        KeyError::Exists { .. } => ErrorKind::Conflict,
+        KeyError::Unknown { .. } => ErrorKind::NotFound,
+        KeyError::Name { .. } => ErrorKind::Invalid,
+        _ => ErrorKind::Failed,
+    };
+    OperationError::new(kind, error.to_string())
+}
+
+/// The random numbers of a start.
+fn random_start() -> io::Result<Start> {
+    let mut bytes = [0; 24];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        let rest = bytes.get_mut(filled..).unwrap_or_default();
+        filled += rustix::rand::getrandom(rest, rustix::rand::GetRandomFlags::empty())?;
+    }
+    let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
+    // Zero stands for none.
+    Ok(Start { incarnation: word(0).max(1), secret: [word(8), word(16)] })
+}
+
+/// The time in seconds since 1970.
+fn unix_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}

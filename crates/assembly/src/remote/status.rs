@@ -1,0 +1,332 @@
+//! The report of the remote channel, refreshed by a thread, and the events that it shows.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use sidecore_link::{LinkCounts, LinkState};
+use sidecore_remote::client::SessionReport;
+use sidecore_remote::export::ExportStatus;
+use sidecore_telemetry::{CounterSet as _, Counts as _};
+use sidecore_units::Nanos;
+use sidecore_vrio::VrioCounts;
+
+use super::using::UsedIohost;
+use super::{Parts, Remote, unix_s};
+use crate::report::{
+    ClientReport, ExportReport, IohostReport, LinkReport, RemoteDeviceReport, RemoteReport,
+};
+
+/// The time between two reports. A report wakes the sidecores of links.
+const PERIOD: Duration = Duration::from_millis(500);
+
+/// A sidecore that does not answer in this time is shown as it was.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// A thread that refreshes the report, until its drop.
+pub(super) struct Watch {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    pub(super) fn start(remote: &Arc<Remote>) -> io::Result<Self> {
+        let (stop, stopped) = mpsc::channel::<()>();
+        let remote = Arc::downgrade(remote);
+        let watch = move || {
+            let mut history = History::default();
+            while stopped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
+                if !refresh(&remote, &mut history) {
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("remote-watch".to_owned()).spawn(watch)?;
+        Ok(Self { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != std::thread::current().id()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that watches the remote channel has panicked");
+        }
+    }
+}
+
+/// The states of clients, IOhosts and devices, with the times of their last changes.
+#[derive(Default)]
+struct History {
+    states: BTreeMap<(&'static str, String), (String, u64)>,
+    /// The newest answers of units.
+    exports: BTreeMap<(String, usize), ExportStatus>,
+    sessions: BTreeMap<(String, usize), SessionReport>,
+}
+
+impl History {
+    /// Notes a state, and logs its change. Returns the time of the last change.
+    fn note(&mut self, kind: &'static str, name: &str, state: &str) -> u64 {
+        let entry = self.states.entry((kind, name.to_owned()));
+        let is_new = matches!(entry, std::collections::btree_map::Entry::Vacant(_));
+        let (last, since) = entry.or_insert_with(|| (String::new(), 0));
+        if last != state {
+            (*last, *since) = (state.to_owned(), unix_s());
+            match state {
+                "away" | "down" | "closed" => tracing::warn!(name, "{kind} is {state}"),
+                _ if is_new => tracing::debug!(name, "{kind} is {state}"),
+                _ => tracing::info!(name, "{kind} is {state}"),
+            }
+        }
+        *since
+    }
+}
+
+/// The answers that are awaited.
+struct Asked {
+    exports: Vec<((String, usize), Receiver<ExportStatus>)>,
+    sessions: Vec<((String, usize), Receiver<SessionReport>)>,
+}
+
+/// Makes a new report. False if the assembly is gone.
+fn refresh(remote: &Weak<Remote>, history: &mut History) -> bool {
+    let Some(remote) = remote.upgrade() else { return false };
+    let asked = match remote.parts.try_lock() {
+        Ok(parts) => ask(&parts),
+        Err(std::sync::TryLockError::Poisoned(parts)) => ask(&parts.into_inner()),
+        // A change is being made.
+        Err(std::sync::TryLockError::WouldBlock) => return true,
+    };
+    let deadline = Instant::now() + PATIENCE;
+    let left = || deadline.saturating_duration_since(Instant::now());
+    for (unit, answer) in asked.exports {
+        history.exports.extend(answer.recv_timeout(left()).ok().map(|status| (unit, status)));
+    }
+    for (unit, answer) in asked.sessions {
+        history.sessions.extend(answer.recv_timeout(left()).ok().map(|report| (unit, report)));
+    }
+    let parts = match remote.parts.try_lock() {
+        Ok(parts) => parts,
+        Err(std::sync::TryLockError::Poisoned(parts)) => parts.into_inner(),
+        Err(std::sync::TryLockError::WouldBlock) => return true,
+    };
+    history.forget(&parts);
+    let now = remote.clock.now();
+    let report = RemoteReport {
+        links: links(&parts, history),
+        clients: clients(&parts, history),
+        iohosts: parts.iohosts.values().map(|used| iohost(used, history, now)).collect(),
+    };
+    drop(parts);
+    *remote.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
+    true
+}
+
+/// Has each unit report its state.
+fn ask(parts: &Parts) -> Asked {
+    let (mut exports, mut sessions) = (Vec::new(), Vec::new());
+    for (name, link) in &parts.links {
+        for (index, unit) in link.queues.iter().enumerate() {
+            let (sender, receiver) = channel();
+            unit.tell(move |unit| drop(sender.send(unit.status())));
+            exports.push(((name.clone(), index), receiver));
+        }
+    }
+    for (name, used) in &parts.iohosts {
+        for (index, (_, unit)) in used.sessions.iter().enumerate() {
+            let (sender, receiver) = channel();
+            unit.tell(move |unit| drop(sender.send(unit.report())));
+            sessions.push(((name.clone(), index), receiver));
+        }
+    }
+    Asked { exports, sessions }
+}
+
+impl History {
+    /// Drops the answers of units that are gone.
+    fn forget(&mut self, parts: &Parts) {
+        self.exports.retain(|(name, _), _| parts.links.contains_key(name));
+        self.sessions.retain(|(name, _), _| parts.iohosts.contains_key(name));
+    }
+
+    fn exports_of<'a>(&'a self, link: &'a str) -> impl Iterator<Item = &'a ExportStatus> {
+        self.exports.iter().filter(move |((name, _), _)| name == link).map(|(_, status)| status)
+    }
+
+    fn sessions_of<'a>(&'a self, iohost: &'a str) -> impl Iterator<Item = &'a SessionReport> {
+        self.sessions.iter().filter(move |((name, _), _)| name == iohost).map(|(_, report)| report)
+    }
+}
+
+fn state_word(state: LinkState) -> (&'static str, Option<String>) {
+    match state {
+        LinkState::Up => ("up", None),
+        LinkState::Down(reason) => ("down", Some(reason.to_owned())),
+        LinkState::Closed(reason) => ("closed", Some(reason.to_owned())),
+    }
+}
+
+fn links(parts: &Parts, history: &mut History) -> Vec<LinkReport> {
+    let mut reports = Vec::new();
+    for (name, link) in &parts.links {
+        let mut counts = LinkCounts::default();
+        let mut state = ("opening", None);
+        for status in history.exports_of(name) {
+            counts.add(&status.link_counts);
+            state = state_word(status.link);
+        }
+        history.note("link", name, state.0);
+        reports.push(LinkReport {
+            name: name.clone(),
+            link_type: link.spec.kind.word().to_owned(),
+            mode: link.granted.mode.clone(),
+            address: link.granted.address.clone(),
+            frame_bytes: link.granted.frame_bytes,
+            state: state.0.to_owned(),
+            reason: state.1,
+            sidecores: link.spec.sidecores.clone(),
+            dropped: counts.dropped(),
+            counts,
+        });
+    }
+    for used in parts.iohosts.values() {
+        let mut counts = LinkCounts::default();
+        for stats in used.sessions.iter().filter_map(|(iohost, _)| iohost.link_stats()) {
+            stats.add_to(&mut counts);
+        }
+        reports.push(LinkReport {
+            name: used.link.name.clone(),
+            link_type: used.link.kind.word().to_owned(),
+            mode: used.granted.mode.clone(),
+            address: used.granted.address.clone(),
+            frame_bytes: used.granted.frame_bytes,
+            state: "up".to_owned(),
+            reason: None,
+            sidecores: used.link.sidecores.clone(),
+            dropped: counts.dropped(),
+            counts,
+        });
+    }
+    reports
+}
+
+fn clients(parts: &Parts, history: &mut History) -> Vec<ClientReport> {
+    let mut reports = Vec::new();
+    for (name, client) in &parts.clients {
+        let mut report = ClientReport {
+            name: name.clone(),
+            links: client.spec.links.clone(),
+            ..ClientReport::default()
+        };
+        let mut seals = Vec::new();
+        let mut newest = Nanos::ZERO;
+        let mut counts = VrioCounts::default();
+        for link in client.spec.links.iter().filter_map(|name| parts.links.get(name)) {
+            seals.push(if client.spec.encrypts(&link.spec.kind) { "on" } else { "off" });
+            let units = history.exports_of(&link.spec.name);
+            for session in units.flat_map(|status| &status.sessions) {
+                if *session.client != **name {
+                    continue;
+                }
+                counts.add(&session.counts);
+                if session.session == 0 {
+                    continue;
+                }
+                report.sessions_open = report.sessions_open.saturating_add(1);
+                report.credits = report.credits.saturating_add(session.credit.into());
+                report.executing = report.executing.saturating_add(session.in_flight as u64);
+                if session.heard_at >= newest {
+                    newest = session.heard_at;
+                    report.address = session.peer.map(|peer| peer.to_string());
+                }
+            }
+        }
+        seals.dedup();
+        report.encryption = seals.join(", ");
+        report.counts = counts;
+        let has_come = report.counts.sessions > 0;
+        report.state = match (report.sessions_open, client.is_admitted, has_come) {
+            (1.., ..) => "connected",
+            (0, false, _) => "not invited",
+            (0, true, true) => "away",
+            (0, true, false) => "waiting",
+        }
+        .to_owned();
+        report.since_unix_s = history.note("client", name, &report.state);
+        report.devices = exports(client, parts, history);
+        reports.push(report);
+    }
+    reports
+}
+
+fn exports(client: &super::ServedClient, parts: &Parts, history: &History) -> Vec<ExportReport> {
+    let epoch = parts.start.map_or(0, |start| start.incarnation);
+    let status = |device: &str| {
+        let links = client.spec.links.iter();
+        let units = links.flat_map(|link| history.exports_of(link));
+        units.flat_map(|status| &status.devices).find(|found| *found.name == *device)
+    };
+    let report = |device: &String| ExportReport {
+        device: device.clone(),
+        epoch: format!("{epoch:016x}"),
+        capacity_bytes: status(device).map_or(0, |status| status.capacity_bytes),
+        in_flight: status(device).map_or(0, |status| status.in_flight.into()),
+    };
+    client.devices.keys().map(report).collect()
+}
+
+fn iohost(used: &UsedIohost, history: &mut History, now: Nanos) -> IohostReport {
+    let name = &used.spec.name;
+    let mut counts = VrioCounts::default();
+    for (iohost, _) in &used.sessions {
+        iohost.vrio_stats().add_to(&mut counts);
+    }
+    let mut report = IohostReport {
+        name: name.clone(),
+        link: used.link.name.clone(),
+        address: used.address.clone(),
+        client: used.spec.client.clone(),
+        encryption: if used.spec.encrypts(&used.link.kind) { "on" } else { "off" }.to_owned(),
+        ..IohostReport::default()
+    };
+    let mut is_connected = false;
+    for session in history.sessions_of(name) {
+        report.frame_bytes = report.frame_bytes.max(session.frame_bytes);
+        report.round_trip_ns = report.round_trip_ns.max(session.round_trip.0);
+        if session.is_connected {
+            is_connected = true;
+            report.incarnation = Some(format!("{:016x}", session.incarnation));
+            report.credits = report.credits.saturating_add(session.slot_limit.into());
+        }
+    }
+    report.state = match (is_connected, counts.sessions > 0) {
+        (true, _) => "connected",
+        (false, true) => "away",
+        (false, false) => "connecting",
+    }
+    .to_owned();
+    report.counts = counts;
+    report.since_unix_s = history.note("iohost", name, &report.state);
+    for (store, used) in &used.stores {
+        let status = used.canceller.status();
+        let waited = status.waiting.map(|waiting| now.since(waiting.since).0 / 1_000_000_000);
+        let state = if waited.is_some() { "waiting" } else { "ready" };
+        let changed = history.note("remote device", store, state);
+        report.devices.push(RemoteDeviceReport {
+            store: store.clone(),
+            device: used.device.clone(),
+            ready: status.waiting.is_none() && status.entry.is_some(),
+            waits_for: status.waiting.map(|waiting| waiting.waits_for.to_string()),
+            since_unix_s: waited.map_or(changed, |waited| unix_s().saturating_sub(waited)),
+            epoch: status.entry.map(|entry| format!("{:016x}", entry.epoch)),
+            capacity_bytes: status.entry.map_or(0, |entry| entry.capacity_bytes),
+        });
+    }
+    report
+}

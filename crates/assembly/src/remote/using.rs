@@ -1,0 +1,148 @@
+//! The side of a client: the sessions with an IOhost, and the stores that are its devices.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use sidecore_block::BlockDevice;
+use sidecore_remote::client::{Canceller, Iohost, OpenError, Opening, Session, SessionOptions};
+use sidecore_sidecore::{Handle, Sidecore};
+use sidecore_trust::{ClientName, ClientTrust, KeyError};
+use sidecore_units::Nanos;
+use sidecore_vrio::{ClientOptions, OnDisconnect};
+
+use super::hosting::{IDLE, not_started, stop};
+use super::link::{Granted, Side, open_queues};
+use super::trust::of_iohost;
+use crate::AssemblyError;
+use crate::spec::{IohostSpec, LinkSpec, RemoteSpec};
+
+pub(super) type SessionUnit = Session<ClientTrust>;
+
+/// The sessions with an IOhost: one for each queue of the link to it.
+pub(super) struct UsedIohost {
+    pub(super) spec: IohostSpec,
+    pub(super) link: LinkSpec,
+    pub(super) granted: Granted,
+    pub(super) address: String,
+    pub(super) sessions: Vec<(Iohost, Arc<Handle<SessionUnit>>)>,
+    /// The stores that are its devices, by their names.
+    pub(super) stores: BTreeMap<String, UsedDevice>,
+}
+
+/// A store that is a device of an IOhost.
+pub(super) struct UsedDevice {
+    pub(super) device: String,
+    pub(super) canceller: Canceller,
+    /// The number of its session.
+    session: usize,
+}
+
+/// A remote device that is being opened.
+pub(crate) struct OpeningDevice(Opening);
+
+impl OpeningDevice {
+    /// Blocks the calling thread until the IOhost has attached the device; `None` if the attempt
+    /// was given up.
+    pub(crate) fn wait(self) -> Option<Arc<dyn BlockDevice>> {
+        let mut opening = self.0;
+        loop {
+            match opening.wait(None) {
+                Ok(Ok(store)) => return Some(Arc::new(store)),
+                Ok(Err(again)) => opening = again,
+                Err(_) => return None,
+            }
+        }
+    }
+}
+
+impl UsedIohost {
+    /// Opens the link, and starts a session on each of its sidecores.
+    pub(super) fn start(
+        spec: &IohostSpec,
+        link: &LinkSpec,
+        sidecores: &[Sidecore],
+        life: u64,
+    ) -> Result<Self, AssemblyError> {
+        let failed = |error: String| AssemblyError::Iohost { name: spec.name.clone(), error };
+        let address = link.kind.address(spec.address.as_deref()).map_err(failed)?;
+        let client: ClientName =
+            spec.client.parse().map_err(|error: KeyError| failed(error.to_string()))?;
+        let queues = open_queues(link, Side::Client)?;
+        let granted = queues.first().map(|link| Granted::of(link.properties()));
+        let mut used = Self {
+            spec: spec.clone(),
+            link: link.clone(),
+            granted: granted.unwrap_or_default(),
+            address: address.to_string(),
+            sessions: Vec::new(),
+            stores: BTreeMap::new(),
+        };
+        let after =
+            |after: std::time::Duration| Nanos(after.as_nanos().try_into().unwrap_or(u64::MAX));
+        for (index, (queue, name)) in queues.into_iter().zip(&link.sidecores).enumerate() {
+            let Some(core) = sidecores.iter().find(|sidecore| sidecore.name() == name) else {
+                continue;
+            };
+            let index = u8::try_from(index).unwrap_or(u8::MAX);
+            let options = SessionOptions {
+                client: ClientOptions {
+                    client: client.to_wire(),
+                    life,
+                    queue: index,
+                    host_queue: index,
+                    frame_bytes: link.frame_bytes,
+                    receive_frames: link.receive_frames,
+                    replay_bytes: spec.replay_bytes,
+                    on_disconnect: spec
+                        .fail_after
+                        .map_or(OnDisconnect::Stall, |time| OnDisconnect::Fail(after(time))),
+                    ..ClientOptions::default()
+                },
+                address,
+                idle: IDLE,
+            };
+            let iohost = Iohost::new(&spec.name).map_err(|error| failed(error.to_string()))?;
+            let trust = of_iohost(spec, &link.kind).map_err(failed)?;
+            let shared = iohost.clone();
+            let unit =
+                core.start(move |context| Session::new(context, &shared, queue, trust, &options));
+            let unit = Arc::new(unit.map_err(|error| failed(not_started(error)))?);
+            used.sessions.push((iohost, unit));
+        }
+        Ok(used)
+    }
+
+    /// Begins to open a device as a store. Stores are spread over the sessions.
+    pub(super) fn open(
+        &mut self,
+        store: &str,
+        remote: &RemoteSpec,
+    ) -> Result<OpeningDevice, AssemblyError> {
+        let failed = |error: String| AssemblyError::Remote { name: store.to_owned(), error };
+        let load = |index: usize| self.stores.values().filter(|used| used.session == index).count();
+        let least = (0..self.sessions.len()).min_by_key(|index| load(*index));
+        let Some((session, (iohost, _))) =
+            least.and_then(|index| Some((index, self.sessions.get(index)?)))
+        else {
+            return Err(failed("its IOhost has no session".to_owned()));
+        };
+        let device = remote.device.clone().unwrap_or_else(|| store.to_owned());
+        let opening =
+            Opening::new(iohost, &device).map_err(|error: OpenError| failed(error.to_string()))?;
+        let canceller = opening.canceller();
+        self.stores.insert(store.to_owned(), UsedDevice { device, canceller, session });
+        Ok(OpeningDevice(opening))
+    }
+
+    /// Ends the sessions, and closes the link.
+    pub(super) fn close(self) {
+        let Self { sessions, spec, stores, .. } = self;
+        stores.values().for_each(|used| used.canceller.cancel());
+        drop(stores);
+        for (_, unit) in sessions {
+            if let Some(unit) = Arc::into_inner(unit) {
+                stop(unit, &spec.name);
+            }
+        }
+    }
+}

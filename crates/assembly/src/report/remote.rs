@@ -1,0 +1,142 @@
+//! Reports of links, and of the remote devices behind them.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use sidecore_link::LinkCounts;
+use sidecore_vrio::VrioCounts;
+
+/// The remote channel of a daemon, on both of its sides.
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
+pub struct RemoteReport {
+    /// The links, in the order of the configuration.
+    pub links: Vec<LinkReport>,
+    /// The clients of this daemon, in the same order.
+    pub clients: Vec<ClientReport>,
+    /// The IOhosts that this daemon is a client of, in the same order.
+    pub iohosts: Vec<IohostReport>,
+}
+
+/// A link, with all its queues.
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
+pub struct LinkReport {
+    /// The link's name in the configuration.
+    pub name: String,
+    /// The type of the link: `packet`, `xdp`, `udp` or `memory`.
+    #[serde(rename = "type")]
+    pub link_type: String,
+    /// The mode of operation that the kernel granted; empty while the link is not open.
+    pub mode: String,
+    /// This host's address on the link.
+    pub address: String,
+    /// The largest frame in bytes, without the headers of the medium; 0 while the link is not open.
+    pub frame_bytes: u64,
+    /// `up`, `down` (for now), `closed` (for good) or `opening`.
+    pub state: String,
+    /// Why the link is not up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The names of the sidecores that poll the link's queues.
+    pub sidecores: Vec<String>,
+    /// The counters of all queues together.
+    #[serde(flatten)]
+    pub counts: LinkCounts,
+    /// Frames that were dropped, for whatever reason.
+    pub dropped: u64,
+}
+
+/// A host that uses devices of this one.
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
+pub struct ClientReport {
+    /// The client's name.
+    pub name: String,
+    /// The links on which the client may come.
+    pub links: Vec<String>,
+    /// Whether the client's frames are sealed: `on`, `off`, or `off` on some links only.
+    pub encryption: String,
+    /// `not invited` (or revoked), `waiting` (not heard of since the daemon was started),
+    /// `connected` or `away`.
+    pub state: String,
+    /// The time of the last change of the state, in seconds since 1970.
+    pub since_unix_s: u64,
+    /// The client's address, as of its newest session.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// The number of sessions that are open.
+    pub sessions_open: u64,
+    /// Requests that the client may have unanswered now, in all of its sessions.
+    pub credits: u64,
+    /// Requests that stores execute now.
+    pub executing: u64,
+    /// The devices that are exported to the client.
+    pub devices: Vec<ExportReport>,
+    /// The counters of all the client's sessions together.
+    #[serde(flatten)]
+    pub counts: VrioCounts,
+}
+
+/// A device that is exported to a client.
+#[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct ExportReport {
+    /// The device's name.
+    pub device: String,
+    /// The size of the device in bytes.
+    pub capacity_bytes: u64,
+    /// Requests of the device that stores execute now.
+    pub in_flight: u64,
+    /// The device's epoch: another one makes the client send unflushed writes again.
+    pub epoch: String,
+}
+
+/// A host whose devices this one uses.
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
+pub struct IohostReport {
+    /// The IOhost's name in the configuration.
+    pub name: String,
+    /// The link to it.
+    pub link: String,
+    /// The IOhost's address on the link.
+    pub address: String,
+    /// The name under which the IOhost knows this host.
+    pub client: String,
+    /// Whether frames are sealed: `on` or `off`.
+    pub encryption: String,
+    /// `connecting`, `connected` or `away`.
+    pub state: String,
+    /// The time of the last change of the state, in seconds since 1970.
+    pub since_unix_s: u64,
+    /// The incarnation of the IOhost that the session is with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub incarnation: Option<String>,
+    /// The size of the session's frames in bytes; 0 before the first session.
+    pub frame_bytes: u32,
+    /// The smoothed round trip of the path in nanoseconds; 0 before it was measured.
+    pub round_trip_ns: u64,
+    /// Requests that may be unanswered at the IOhost now.
+    pub credits: u64,
+    /// Stores that are devices of the IOhost.
+    pub devices: Vec<RemoteDeviceReport>,
+    /// The counters of all sessions with the IOhost together.
+    #[serde(flatten)]
+    pub counts: VrioCounts,
+}
+
+/// A store that is a device of an IOhost.
+#[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct RemoteDeviceReport {
+    /// The name of the store.
+    pub store: String,
+    /// The name of the device at the IOhost.
+    pub device: String,
+    /// Whether requests are carried out now: the device is attached, and nothing is to be replayed.
+    pub ready: bool,
+    /// For whom the device's requests wait, if it is not ready, and since when.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits_for: Option<String>,
+    /// The time since when the device waits, or is ready, in seconds since 1970.
+    pub since_unix_s: u64,
+    /// The epoch of the device's owner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<String>,
+    /// The size of the device in bytes; 0 before it was attached.
+    pub capacity_bytes: u64,
+}

@@ -1,0 +1,85 @@
+//! The metrics of links, clients and IOhosts.
+
+use sidecore_assembly::report::{
+    ClientReport, IohostReport, LinkReport, RemoteDeviceReport, RemoteReport,
+};
+use sidecore_telemetry::{Metric, Value};
+
+use super::{Page, gauge};
+
+const LINKS: &[Metric<LinkReport>] = &[
+    gauge("up", "1 while the link carries frames.", |link| {
+        Value::Whole((link.state == "up").into())
+    }),
+    gauge("frame_bytes", "The largest frame, without the headers of the medium.", |link| {
+        Value::Whole(link.frame_bytes)
+    }),
+];
+
+const CLIENTS: &[Metric<ClientReport>] = &[
+    gauge("connected", "1 while the client has a session.", |client| {
+        Value::Whole((client.state == "connected").into())
+    }),
+    gauge("sessions_open", "Sessions of the client that are open.", |client| {
+        Value::Whole(client.sessions_open)
+    }),
+    gauge("credits", "Requests that the client may have unanswered now.", |client| {
+        Value::Whole(client.credits)
+    }),
+    gauge("executing", "Requests of the client that stores execute now.", |client| {
+        Value::Whole(client.executing)
+    }),
+];
+
+const IOHOSTS: &[Metric<IohostReport>] = &[
+    gauge("connected", "1 while there is a session with the IOhost.", |iohost| {
+        Value::Whole((iohost.state == "connected").into())
+    }),
+    gauge("round_trip_seconds", "The smoothed round trip of the path; 0 if unknown.", |iohost| {
+        Value::seconds(iohost.round_trip_ns)
+    }),
+    gauge("frame_bytes", "The size of the session's frames.", |iohost| {
+        Value::Whole(iohost.frame_bytes.into())
+    }),
+    gauge("credits", "Requests that may be unanswered at the IOhost now.", |iohost| {
+        Value::Whole(iohost.credits)
+    }),
+];
+
+const DEVICES: &[Metric<RemoteDeviceReport>] = &[
+    gauge("ready", "1 while requests to the remote device are carried out.", |device| {
+        Value::Whole(device.ready.into())
+    }),
+    gauge(
+        "waiting_since_seconds",
+        "Since when requests to the remote device wait for its IOhost, in seconds since 1970; 0 \
+         while they do not.",
+        |device| Value::Whole(if device.ready { 0 } else { device.since_unix_s }),
+    ),
+];
+
+impl Page {
+    pub(super) fn remote(&mut self, remote: &RemoteReport) {
+        let links = || {
+            remote.links.iter().map(|link| {
+                (vec![("link", link.name.as_str()), ("type", link.link_type.as_str())], link)
+            })
+        };
+        self.metrics("sidecore_link_", LINKS, links());
+        self.counts("sidecore_link_", links().map(|(labels, link)| (labels, &link.counts)));
+        let clients =
+            || remote.clients.iter().map(|client| (vec![("client", client.name.as_str())], client));
+        self.metrics("sidecore_client_", CLIENTS, clients());
+        self.counts("sidecore_client_", clients().map(|(labels, client)| (labels, &client.counts)));
+        let iohosts =
+            || remote.iohosts.iter().map(|iohost| (vec![("iohost", iohost.name.as_str())], iohost));
+        self.metrics("sidecore_iohost_", IOHOSTS, iohosts());
+        self.counts("sidecore_iohost_", iohosts().map(|(labels, iohost)| (labels, &iohost.counts)));
+        let devices = remote.iohosts.iter().flat_map(|iohost| {
+            iohost.devices.iter().map(|device| {
+                (vec![("iohost", iohost.name.as_str()), ("store", device.store.as_str())], device)
+            })
+        });
+        self.metrics("sidecore_remote_device_", DEVICES, devices);
+    }
+}

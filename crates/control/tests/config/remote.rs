@@ -1,0 +1,173 @@
+//! Links, clients, IOhosts, exported devices and remote stores.
+
+use std::path::Path;
+use std::time::Duration;
+
+use sidecore_assembly::spec::{LinkKind, RemoteSpec, StoreKind};
+use sidecore_control::Depth;
+
+use crate::{GOOD, parse};
+
+/// Both sides of the remote channel without faults, to add to the good configuration.
+const REMOTE: &str = r#"
+[[link]]
+name = "wire"
+type = "packet"
+interface = "eth1"
+sidecores = ["sc1", "sc0"]
+frame_size = 1500
+[[link]]
+name = "down"
+type = "memory"
+socket = "down.sock"
+[[link]]
+name = "up"
+type = "udp"
+listen = "127.0.0.1:0"
+[[client]]
+name = "vmhost1"
+links = ["wire", "down"]
+[[client]]
+name = "vmhost2"
+links = ["wire"]
+encryption = "off"
+[[device]]
+name = "e1"
+front_end = "vrio"
+client = "vmhost1"
+store = "mem"
+[[iohost]]
+name = "io1"
+link = "up"
+address = "127.0.0.1:34997"
+client = "us"
+encryption = "off"
+replay_size = "1MiB"
+on_disconnect = "fail"
+fail_after_s = 5
+[[store]]
+name = "r1"
+type = "remote"
+iohost = "io1"
+[[store]]
+name = "r2"
+type = "remote"
+iohost = "io1"
+device = "theirs"
+"#;
+
+fn problems(text: &str) -> String {
+    match parse(Path::new("/"), &format!("{GOOD}{text}"), Depth::Text) {
+        Ok(config) => panic!("no problem: {config:?}"),
+        Err(problems) => problems.to_string(),
+    }
+}
+
+#[test]
+fn remote_devices_have_the_right_values() {
+    let config = parse(Path::new("/"), &format!("{GOOD}{REMOTE}"), Depth::Text);
+    let spec = config.unwrap_or_else(|problems| panic!("{problems}")).spec;
+    let [wire, down, up] = &spec.links[..] else { panic!("{spec:?}") };
+    assert_eq!((wire.sidecores.join(","), wire.frame_bytes), ("sc1,sc0".to_owned(), 1500));
+    assert_eq!((down.sidecores.join(","), down.frame_bytes), ("sc0".to_owned(), 8100));
+    assert!(matches!(&up.kind, LinkKind::Udp(udp) if udp.listen.port() == 0));
+    let [one, two] = &spec.clients[..] else { panic!("{spec:?}") };
+    assert!(one.encrypts(&wire.kind) && !one.encrypts(&down.kind) && !two.encrypts(&wire.kind));
+    assert_eq!(spec.devices[1].front_end.client(), Some("vmhost1"));
+    assert!(spec.devices[1].sidecores.is_empty());
+    let kind = |index: usize| &spec.stores[index].kind;
+    assert_eq!(kind(2), &StoreKind::Remote(RemoteSpec::new("io1")));
+    let other = RemoteSpec { device: Some("theirs".to_owned()), ..RemoteSpec::new("io1") };
+    assert_eq!(kind(3), &StoreKind::Remote(other));
+    let iohost = &spec.iohosts[0];
+    assert_eq!((iohost.replay_bytes, iohost.fail_after), (1 << 20, Some(Duration::from_secs(5))));
+    assert_eq!((two.sessions, two.weight), (1, 1));
+    let plan = parse(Path::new("/"), &format!("{GOOD}{REMOTE}"), Depth::Text).unwrap().plan();
+    let plan = plan.unwrap().join(", ");
+    for action in ["start link \"wire\"", "start client \"vmhost1\"", "start iohost \"io1\""] {
+        assert!(plan.contains(action), "{plan}");
+    }
+}
+
+#[test]
+fn each_fault_of_the_remote_channel_is_named() {
+    // A part of the good text, what it is replaced by, and the message.
+    let faults: &[(&str, &str, &str)] = &[
+        ("type = \"packet\"", "type = \"radio\"", "\"radio\" is not one of \"packet\", \"xdp\""),
+        ("\"eth1\"", "\"eth 1\"", "is no interface"),
+        ("frame_size = 1500", "frame_size = 1000", "from 1452 to 65000"),
+        ("frame_size = 1500", "receive_frames = 1000", "write for instance 1024"),
+        ("[\"sc1\", \"sc0\"]", "[\"sc9\"]", "there is no sidecore \"sc9\"; did you mean"),
+        ("[\"sc1\", \"sc0\"]", "[\"sc1\", \"sc1\"]", "\"sc1\" is listed twice"),
+        ("[\"sc1\", \"sc0\"]", "[]", "`sidecores` is empty"),
+        ("\"down.sock\"", "\"vd0.sock\"", "this socket is that of [[link]] \"down\""),
+        ("\"127.0.0.1:0\"", "\"localhost\"", "is no IP address with a port"),
+        ("name = \"vmhost1\"", "name = \"a-name-of-17bytes\"", "at most 16"),
+        ("name = \"vmhost2\"", "name = \"vmhost1\"", "another [[client]] of this name"),
+        ("[\"wire\", \"down\"]", "[]", "the client can never come"),
+        ("[\"wire\", \"down\"]", "[\"wird\"]", "there is no link \"wird\"; did you mean \"wire\"?"),
+        ("links = [\"wire\"]", "links = [\"up\"]", "leads to [[iohost]] \"io1\""),
+        ("encryption = \"off\"\n[[device]]", "encryption = 0\n[[device]]", "a string in quotes"),
+        ("client = \"vmhost1\"\n", "client = \"vmhost9\"\n", "there is no client \"vmhost9\""),
+        ("client = \"vmhost1\"\n", "", "`client` is missing"),
+        ("client = \"vmhost1\"\n", "client = \"vmhost1\"\nqueues = 4\n", "`queues` has no meaning"),
+        (
+            "front_end = \"vrio\"\n",
+            "socket = \"e1.sock\"\n",
+            "`client` has no meaning with front_end = \"virtio-blk\"",
+        ),
+        (
+            "client = \"vmhost1\"\nstore = \"mem\"",
+            "client = \"vmhost1\"\nstore = \"r1\"",
+            "itself a device of an IOhost",
+        ),
+        ("link = \"up\"", "link = \"upp\"", "did you mean \"up\"?"),
+        ("link = \"up\"", "link = \"down\"", "leave `address` out"),
+        ("link = \"up\"", "link = \"wire\"", "is no Ethernet address"),
+        ("address = \"127.0.0.1:34997\"\n", "", "`address` is missing"),
+        (
+            "address = \"127.0.0.1:34997\"",
+            "address = \"127.0.0.1:0\"",
+            "is no IP address with a port",
+        ),
+        ("client = \"us\"", "client = \"a-name-of-17bytes\"", "at most 16"),
+        ("client = \"us\"\nencryption = \"off\"", "client = \"us\"", "sidecore remote invite"),
+        (
+            "client = \"us\"",
+            "client = \"us\"\ninvitation = \"i\"",
+            "`invitation` has no use with `encryption = \"off\"`",
+        ),
+        (
+            "iohost = \"io1\"\n[[store]]",
+            "iohost = \"io2\"\n[[store]]",
+            "there is no iohost \"io2\"",
+        ),
+        ("device = \"theirs\"", "device = \"r1\"", "is that of [[store]] \"r1\" already"),
+        ("on_disconnect = \"fail\"\n", "", "`fail_after_s` has no meaning"),
+        ("replay_size = \"1MiB\"", "replay_size = 1", "not between 1MiB and 1GiB"),
+    ];
+    for (good, bad, message) in faults {
+        assert_eq!(REMOTE.matches(good).count(), 1, "{good}");
+        let said = problems(&REMOTE.replace(good, bad));
+        assert!(said.contains(message), "{message}: {said}");
+    }
+}
+
+#[test]
+fn parts_that_take_the_same_thing_are_refused() {
+    let second_iohost = "[[iohost]]\nname = \"io2\"\nlink = \"up\"\naddress = \"127.0.0.1:1\"\n\
+                         client = \"us\"\nencryption = \"off\"\n";
+    let said = problems(&format!("{REMOTE}{second_iohost}"));
+    assert!(said.contains("give each IOhost a [[link]]"), "{said}");
+    let second_link = "[[link]]\nname = \"l\"\ntype = \"memory\"\nsocket = \"down.sock\"\n";
+    let said = problems(&format!("{REMOTE}{second_link}"));
+    assert!(said.contains("is that of [[link]] \"down\" already"), "{said}");
+    let device = |name: &str| {
+        format!("[[device]]\nname = \"{name}\"\nstore = \"r1\"\nsocket = \"{name}.sock\"\n")
+    };
+    let said = problems(&format!("{REMOTE}{}{}", device("a"), device("b")));
+    assert!(said.contains("writes to the remote device of store \"r1\" too"), "{said}");
+    let controller = "[[controller]]\nname = \"c\"\nstore = \"r1\"\n";
+    let said = problems(&format!("{REMOTE}{controller}"));
+    assert!(said.contains("is a device of an IOhost"), "{said}");
+}
