@@ -130,7 +130,10 @@ pub struct Properties {
 #[non_exhaustive]
 pub enum LinkError {
     /// An option is out of range.
-    #[error("{name} = {value}: use {} from {min} to {max}", if *power_of_two { "a power of two" } else { "a number" })]
+    #[error(
+        "{name} = {value}: use {} from {min} to {max}",
+        if *power_of_two { "a power of two" } else { "a number" }
+    )]
     Option {
         /// The option.
         name: &'static str,

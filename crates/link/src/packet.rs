@@ -178,7 +178,11 @@ impl PacketLink {
         let largest = frame_bytes.saturating_add(u64::from(ETHERNET_BYTES));
         let frames = bytes.checked_div(largest).unwrap_or(0).max(1);
         self.stats.dropped_refused.add(frames);
-        tracing::warn!(interface = %self.interface, bytes, "frames are longer than the interface sends: raise its MTU");
+        tracing::warn!(
+            interface = %self.interface,
+            bytes,
+            "frames are longer than the interface sends: raise its MTU"
+        );
     }
 
     /// Looks at the interface, whose state no frame may tell, and at the drops.
@@ -363,7 +367,8 @@ impl Drop for PacketLink {
         self.transmitting.clear();
         // The socket lives as long as a clone of its memory.
         if let Err(error) = self.socket.receive_nothing() {
-            tracing::warn!(interface = %self.interface, %error, "a packet socket goes on receiving");
+            let interface = &self.interface;
+            tracing::warn!(%interface, %error, "a packet socket goes on receiving");
         }
     }
 }

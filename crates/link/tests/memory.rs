@@ -262,11 +262,10 @@ fn clients_that_do_not_fit_or_are_not_permitted_are_told_why() {
     // A user other than this one alone is permitted; root passes the file's mode, and no more.
     let users = vec![rustix::process::geteuid().as_raw() + 1];
     let _host = open_end(&nowhere, MemoryEnd::Listen { users, clients: 1 }, 1, options());
-    until(
-        &mut [&mut *client],
-        "another user",
-        |links| matches!(links[0].state(), LinkState::Down(reason) if reason.contains("not permit this user")),
-    );
+    until(&mut [&mut *client], "another user", |links| {
+        let state = links[0].state();
+        matches!(state, LinkState::Down(reason) if reason.contains("not permit this user"))
+    });
 }
 
 #[test]

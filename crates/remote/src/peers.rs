@@ -19,9 +19,9 @@ const KIND_TABLE: u64 = 4;
 
 /// The names of stations.
 ///
-/// A number, an Ethernet address, and an address and port of IPv4, are a [`Peer`] themselves. Those of IPv6
-/// are in a table of a fixed size, in which a new one takes the place of the oldest: the name of
-/// that is then invalid, until its station is heard again.
+/// A number, an Ethernet address, and an address and port of IPv4, are a [`Peer`] themselves. Those
+/// of IPv6 are in a table of a fixed size, in which a new one takes the place of the oldest: the
+/// name of that is then invalid, until its station is heard again.
 #[derive(Debug, Default)]
 pub struct Peers {
     entries: Vec<SocketAddrV6>,

@@ -336,8 +336,7 @@ impl<D: RequestData> Port for LinkPort<D> {
         to: Peer,
         head: &[u8],
         payload: Payload<'_>,
-        counter: u64,
-        seal: &mut S,
+        (counter, seal): (u64, &mut S),
     ) -> bool {
         let (head_bytes, tag_bytes) = (head.len(), seal.tag_bytes());
         let sealed_bytes = payload.len_bytes().saturating_add(tag_bytes);

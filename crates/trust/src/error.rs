@@ -32,7 +32,7 @@ pub enum KeyError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What was tried: the end of a sentence.
+        /// The attempted operation, as in "cannot ...".
         action: &'static str,
         /// The error of the system.
         source: io::Error,

@@ -1,4 +1,4 @@
-//! What both sides of the handshake share: Noise IK.
+//! The parts of the handshake, Noise IK, that both sides share.
 //!
 //! ```text
 //! <- s                      the invitation has the IOhost's public key

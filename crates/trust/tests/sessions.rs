@@ -1,14 +1,14 @@
 //! Sealed sessions of the engines: over a wire that loses, doubles, reorders and damages frames,
 //! with keys that change all the time.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use sidecore_block::{BlockError, Operation};
 use sidecore_telemetry::CounterSet as _;
 use sidecore_trust::{Admission, ClientName, ClientTrust, HostTrust, Invitation, PrivateKey};
 use sidecore_units::Nanos;
-use sidecore_vrio::slices::{Arrived, Data, SlicePort, Transmit};
+use sidecore_vrio::slices::{Arrived, Buffers, SlicePort, Transmit};
 use sidecore_vrio::wire::{DEVICE_NAME_BYTES, DeviceEntry, FrameHeader, device_flag};
 use sidecore_vrio::{
     Client, ClientOptions, Event, Host, HostOptions, Member, Peer, Request, VrioCounts, VrioStats,
@@ -49,30 +49,6 @@ impl Transmit for Wire {
 
     fn commit(&mut self, _to: Peer) {
         self.frames.push_back(std::mem::take(&mut self.buffer));
-    }
-}
-
-#[derive(Default)]
-struct Buffers(HashMap<u64, Vec<u8>>);
-
-impl Buffers {
-    fn bytes(&mut self, request: u64) -> &mut Vec<u8> {
-        self.0.entry(request).or_insert_with(|| vec![0; 64 << 10])
-    }
-}
-
-impl Data for Buffers {
-    fn fill(&mut self, request: u64, offset_bytes: u32, payload: &mut [u8]) {
-        let len = payload.len();
-        payload.copy_from_slice(&self.bytes(request)[offset_bytes as usize..][..len]);
-    }
-
-    fn store(&mut self, request: u64, offset_bytes: u32, payload: &[u8]) {
-        self.bytes(request)[offset_bytes as usize..][..payload.len()].copy_from_slice(payload);
-    }
-
-    fn clear(&mut self, request: u64, len_bytes: u32) {
-        self.bytes(request)[..len_bytes as usize].fill(0);
     }
 }
 

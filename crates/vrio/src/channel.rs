@@ -25,7 +25,7 @@ fn send<P: Port, S: Seal>(
         head_bytes = DATA_HEADER_BYTES;
     }
     let Some(head) = head.get(..head_bytes) else { return false };
-    port.send(to, head, payload, header.counter, seal)
+    port.send(to, head, payload, (header.counter, seal))
 }
 
 /// Sends a control frame outside of any session.

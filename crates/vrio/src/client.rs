@@ -354,8 +354,8 @@ impl<H: ClientHandshake> Client<H> {
         self.is_connected() && found.is_some_and(|device| device.is_attached)
     }
 
-    /// The difference for which a device is not attached that the IOhost has: it is another one than
-    /// the device that was attached first, and its user could not tell.
+    /// The difference for which a device is not attached that the IOhost has: it is another one
+    /// than the device that was attached first, and its user could not tell.
     #[must_use]
     pub fn change(&self, device: u16) -> Option<&'static str> {
         self.core.devices.get(usize::from(device))?.refused

@@ -5,9 +5,9 @@
 //! sealed. The client's HELLO has a cookie in its clear part: an IOhost asks its handshake nothing
 //! before the sender has shown its address, and for no more messages than it has time for.
 //!
-//! A client makes one message for each session that it wants and may send it often, so an IOhost may
-//! have to open it several times, and makes one WELCOME for it. Damaged and forged messages arrive
-//! at any time.
+//! A client makes one message for each session that it wants and may send it often, so an IOhost
+//! may have to open it several times, and makes one WELCOME for it. Damaged and forged messages
+//! arrive at any time.
 
 use crate::port::{Plain, Seal};
 use crate::wire::{Hello, Welcome};

@@ -4,9 +4,9 @@
 //! # Architecture
 //!
 //! Everything here is a state machine. Time and frames are arguments. An engine sees the heads of
-//! frames and never a payload: a [`Port`](port::Port) sends frames and moves payloads, once, between
-//! the data of requests and the link. So this crate knows neither a NIC nor guest memory nor a
-//! store.
+//! frames and never a payload: a [`Port`](port::Port) sends frames and moves payloads, once,
+//! between the data of requests and the link. So this crate knows neither a NIC nor guest memory
+//! nor a store.
 //!
 //! * [`wire`] is the format; docs/vrio.md shows it byte by byte.
 //! * [`Client`] is one session's engine at the client: slots, attempts, timers, requests that wait

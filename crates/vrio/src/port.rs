@@ -122,16 +122,16 @@ pub trait Port {
     /// took it out.
     type Received;
 
-    /// Sends a frame: `head`, then `payload`, then the seal's tag. All bytes of the frame are
-    /// written. False if the link has no room: the engine sends it in a later poll. A frame that
-    /// was sent with a counter is never sent again with it.
+    /// Sends a frame: `head`, then `payload`, then the seal's tag, with the frame's counter and the
+    /// session's seal in `sealed_by`. All bytes of the frame are written. False if the link has no
+    /// room: the engine sends it in a later poll. A frame that was sent with a counter is never
+    /// sent again with it.
     fn send<S: Seal>(
         &mut self,
         to: Peer,
         head: &[u8],
         payload: Payload<'_>,
-        counter: u64,
-        seal: &mut S,
+        sealed_by: (u64, &mut S),
     ) -> bool;
 
     /// Opens a payload of `payload_bytes`, which stands behind `head` in the frame, with the seal's

@@ -1,6 +1,8 @@
 //! A port whose frames and data are slices, for tests, simulations and fuzzing: there no peer can
 //! write to a frame after it was sent.
 
+use std::collections::BTreeMap;
+
 use sidecore_units::Nanos;
 
 use crate::handshake::{ClientHandshake, HostHandshake};
@@ -28,6 +30,35 @@ pub trait Data {
 
     /// Makes the first `len_bytes` of the data zeros.
     fn clear(&mut self, request: u64, len_bytes: u32);
+}
+
+/// The data of requests by their names: 64 KiB each, which are 0xdd at first.
+#[derive(Debug, Default)]
+pub struct Buffers(pub BTreeMap<u64, Vec<u8>>);
+
+impl Buffers {
+    /// The data of a request.
+    pub fn bytes(&mut self, request: u64) -> &mut Vec<u8> {
+        self.0.entry(request).or_insert_with(|| vec![0xdd; 64 << 10])
+    }
+
+    fn from(&mut self, request: u64, offset_bytes: u32) -> &mut [u8] {
+        self.bytes(request).get_mut(offset_bytes as usize..).unwrap_or_default()
+    }
+}
+
+impl Data for Buffers {
+    fn fill(&mut self, request: u64, offset_bytes: u32, payload: &mut [u8]) {
+        payload.iter_mut().zip(self.from(request, offset_bytes)).for_each(|(to, from)| *to = *from);
+    }
+
+    fn store(&mut self, request: u64, offset_bytes: u32, payload: &[u8]) {
+        self.from(request, offset_bytes).iter_mut().zip(payload).for_each(|(to, from)| *to = *from);
+    }
+
+    fn clear(&mut self, request: u64, len_bytes: u32) {
+        self.from(request, 0).iter_mut().take(len_bytes as usize).for_each(|byte| *byte = 0);
+    }
 }
 
 /// A frame that arrived.
@@ -82,8 +113,7 @@ impl<W: Transmit, D: Data> Port for SlicePort<'_, W, D> {
         to: Peer,
         head: &[u8],
         payload: Payload<'_>,
-        counter: u64,
-        seal: &mut S,
+        (counter, seal): (u64, &mut S),
     ) -> bool {
         let payload_bytes = payload.len_bytes();
         let all = head.len().saturating_add(payload_bytes).saturating_add(seal.tag_bytes());

@@ -114,12 +114,16 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn it_agrees_with_a_set(steps in proptest::collection::vec((0_u64..300, 0_u64..400), 1..300)) {
-            let (mut window, mut seen, mut base) = (Window::default(), std::collections::HashSet::new(), 1_u64);
+        fn it_agrees_with_a_set(
+            steps in proptest::collection::vec((0_u64..300, 0_u64..400), 1..300),
+        ) {
+            let (mut window, mut seen) = (Window::default(), std::collections::HashSet::new());
+            let mut base = 1_u64;
             for (advance, back) in steps {
                 base += advance;
                 let counter = base.saturating_sub(back).max(1);
-                proptest::prop_assert_eq!(take(&mut window, counter), seen.insert(counter), "{}", counter);
+                let is_new = take(&mut window, counter);
+                proptest::prop_assert_eq!(is_new, seen.insert(counter), "{}", counter);
             }
         }
     }

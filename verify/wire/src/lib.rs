@@ -153,8 +153,8 @@ impl Wire {
         if left == right {
             let [one, other] = interfaces;
             bail!(
-                "{one} and {other} have the same address, {left}: give each end that of the station \
-                 behind the other"
+                "{one} and {other} have the same address, {left}: give each end that of the \
+                 station behind the other"
             );
         }
         let stats = ends.each_ref().map(|end| Arc::clone(end.packet.stats()));

@@ -69,7 +69,7 @@ pub struct HelperEnd {
     in_flight: usize,
 }
 
-/// What a [`Helper`] is made of, on its way to its sidecore.
+/// The parts of a [`Helper`], on their way to its sidecore.
 pub struct HelperSeed {
     inbox: Inbox<ToHelper>,
     results: Sender<Results>,

@@ -1,4 +1,4 @@
-//! What a unit says of itself.
+//! The status of a unit.
 
 use std::sync::Arc;
 

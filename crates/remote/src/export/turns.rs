@@ -102,7 +102,7 @@ impl<T> Turns<T> {
                 place.credit = place.credit.saturating_add(share);
             }
             if place.credit <= 0 {
-                // What it owes is taken off its next turn.
+                // Its debt is taken off its next turn.
                 self.order.pop_front();
                 self.order.push_back(number);
                 self.has_begun = false;

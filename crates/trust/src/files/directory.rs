@@ -95,8 +95,9 @@ impl KeyDirectory {
         parse().map_err(text_error(path))
     }
 
-    /// Invites a client at `now_s`, in seconds since 1970: makes its key and stores the public half.
-    /// The private half is in the invitation alone, which has to reach the client as a secret.
+    /// Invites a client at `now_s`, in seconds since 1970: makes its key, and stores the public
+    /// half. The private half is in the invitation alone, which has to reach the client as a
+    /// secret.
     ///
     /// # Errors
     /// The client was invited before, or files cannot be read or written.

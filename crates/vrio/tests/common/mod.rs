@@ -3,13 +3,13 @@
 // Each test file is a crate of its own and uses its part of this.
 #![allow(dead_code)]
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use sidecore_block::{BlockError, Operation};
 use sidecore_telemetry::CounterSet as _;
 use sidecore_units::Nanos;
-use sidecore_vrio::slices::{Arrived, Data, SlicePort, Transmit};
+use sidecore_vrio::slices::{Arrived, Buffers, SlicePort, Transmit};
 use sidecore_vrio::wire::{DEVICE_NAME_BYTES, DeviceEntry, device_flag};
 use sidecore_vrio::{
     Client, ClientOptions, Event, Execute, Host, HostOptions, Member, Peer, Plain, Request,
@@ -47,31 +47,6 @@ impl Transmit for Wire {
 
     fn commit(&mut self, _to: Peer) {
         self.frames.push_back(self.buffer[..self.len].to_vec());
-    }
-}
-
-/// The data of requests by their names.
-#[derive(Default)]
-pub struct Buffers(pub HashMap<u64, Vec<u8>>);
-
-impl Buffers {
-    pub fn bytes(&mut self, request: u64) -> &mut Vec<u8> {
-        self.0.entry(request).or_insert_with(|| vec![0xdd; 64 << 10])
-    }
-}
-
-impl Data for Buffers {
-    fn fill(&mut self, request: u64, offset_bytes: u32, payload: &mut [u8]) {
-        let len = payload.len();
-        payload.copy_from_slice(&self.bytes(request)[offset_bytes as usize..][..len]);
-    }
-
-    fn store(&mut self, request: u64, offset_bytes: u32, payload: &[u8]) {
-        self.bytes(request)[offset_bytes as usize..][..payload.len()].copy_from_slice(payload);
-    }
-
-    fn clear(&mut self, request: u64, len_bytes: u32) {
-        self.bytes(request)[..len_bytes as usize].fill(0);
     }
 }
 
