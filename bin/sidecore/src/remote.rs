@@ -20,11 +20,11 @@ use crate::{print, print_json};
 /// The arguments of `sidecore remote`.
 #[derive(Args)]
 pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Command,
     /// Print the control API's JSON instead of text.
     #[arg(long, global = true)]
     json: bool,
-    #[command(subcommand)]
-    command: Command,
 }
 
 #[derive(Subcommand)]
@@ -33,7 +33,7 @@ enum Command {
     List,
     /// Make a key for a client, and write its invitation to a new file, which the client needs.
     ///
-    /// The file is a secret: whoever has it can use the client's devices. The daemon keeps only the
+    /// The file is a secret: it lets its owner use the client's devices. The daemon keeps only the
     /// public half of the key. Move the file to the client, and name it as `invitation` in the
     /// [[iohost]] there.
     Invite {

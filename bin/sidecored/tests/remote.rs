@@ -211,7 +211,7 @@ fn an_invited_client_is_sealed_and_a_revoked_one_is_out_within_a_second() {
     assert!(read(queue, slot, 3) == data(3, 0));
     remote(&vmhost, |report| report.iohosts.iter().any(|it| it.encryption == "on"));
     assert!(control.invite("vmhost").unwrap_err().to_string().contains("already invited"));
-    assert!(control.invite("nobody").unwrap_err().to_string().contains("there are \"vmhost\""));
+    assert!(control.invite("stranger").unwrap_err().to_string().contains("there are \"vmhost\""));
     control.revoke("vmhost").unwrap();
     remote(&iohost, |report| report.clients.iter().any(|it| it.state == "not invited"));
     remote(&vmhost, |report| report.iohosts.iter().any(|it| it.state == "away"));

@@ -433,31 +433,32 @@ fn specs() -> impl Strategy<Value = Spec> {
     )
 }
 
+/// Whether the parts below a store are open.
+fn is_founded(state: &State, kind: &StoreKind, next: &Spec) -> bool {
+    let is_open = |name: &str| {
+        let part = &state.stores[name];
+        part.phase == Phase::Open && next.stores.contains(&part.spec)
+    };
+    let controls = |name: &str| {
+        let part = &state.controllers[name];
+        part.phase == Phase::Open && next.controllers.contains(&part.spec)
+    };
+    let leads = |remote: &RemoteSpec| {
+        let (iohost, link) = &state.iohosts[&remote.iohost];
+        next.iohosts.contains(iohost) && next.links.contains(link)
+    };
+    kind.inner().is_none_or(is_open)
+        && kind.controller().is_none_or(controls)
+        && kind.remote().is_none_or(leads)
+}
+
 /// Checks that every part that an action needs is open, and that no user is left of a part that is
 /// stopped.
 fn check_order(state: &State, action: &Action, next: &Spec) {
     let Action { verb, name } = action;
     match verb {
         Verb::OpenStore => {
-            let kind = &find_store(next, name).unwrap().kind;
-            let is_open = |name: &str| {
-                let part = &state.stores[name];
-                part.phase == Phase::Open && next.stores.contains(&part.spec)
-            };
-            let controls = |name: &str| {
-                let part = &state.controllers[name];
-                part.phase == Phase::Open && next.controllers.contains(&part.spec)
-            };
-            let leads = |remote: &RemoteSpec| {
-                let (iohost, link) = &state.iohosts[&remote.iohost];
-                next.iohosts.contains(iohost) && next.links.contains(link)
-            };
-            assert!(
-                kind.inner().is_none_or(is_open)
-                    && kind.controller().is_none_or(controls)
-                    && kind.remote().is_none_or(leads),
-                "{action:?}"
-            );
+            assert!(is_founded(state, &find_store(next, name).unwrap().kind, next), "{action:?}");
         }
         Verb::OpenController | Verb::StartDevice => {
             let device =

@@ -82,7 +82,7 @@ fn users(link: &str, names: &[String]) -> Result<Vec<u32>, AssemblyError> {
     names.iter().map(number).collect()
 }
 
-/// What a link grants, for reports.
+/// The properties that a link grants, for reports.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Granted {
     pub(super) address: String,

@@ -131,7 +131,7 @@ fn iohost_link(
     }
     if spec.encrypts(kind) && spec.invitation.is_none() {
         let message = "`invitation` is missing: have the IOhost write one with `sidecore remote \
-                       invite`, or set `encryption = \"off\"` if nobody else is on the cable";
+                       invite`, or set `encryption = \"off\"` if no other host is on the cable";
         complain("invitation", message.to_owned());
     }
 }
