@@ -35,9 +35,9 @@ enum Command {
     ///
     /// The file is a secret: it lets its owner use the client's devices. The daemon keeps only the
     /// public half of the key. Move the file to the client, and name it as `invitation` in the
-    /// [[iohost]] there.
+    /// `[[iohost]]` there.
     Invite {
-        /// The client, a [[client]] of the configuration.
+        /// The client, a `[[client]]` of the configuration.
         client: String,
         /// The file to write.
         file: PathBuf,

@@ -135,7 +135,7 @@ fn a_client_reaches_its_own_devices_only() {
         let head = [header.encode().as_slice(), &body.encode()].concat();
         let client = &mut rig.clients[other];
         let host = client.port.peers().name(LinkAddress::Ethernet(IOHOST));
-        assert!(client.port.send(host, &head, Payload::NONE, 1, &mut Plain));
+        assert!(client.port.send(host, &head, Payload::NONE, (1, &mut Plain)));
     }
     rig.run_for(Nanos::from_millis(1));
     let counts = |rig: &mut Rig| rig.export.status().sessions[1].counts.dropped(Reason::Device);
@@ -388,7 +388,7 @@ fn frames_without_sense_are_dropped_and_counted_and_neighbours_are_served() {
         }
         let len_bytes = next() as usize % 4000;
         let payload = Payload::Message { message: &[], len_bytes };
-        assert!(hostile.port.send(host, &head, payload, 1, &mut Plain));
+        assert!(hostile.port.send(host, &head, payload, (1, &mut Plain)));
         hostile.port.flush(rig.now);
         if round % 50 == 0 {
             rig.write(0, disk, 4096, &pattern(round as u8, 4096));

@@ -134,7 +134,7 @@ fn exchange<S: Seal + Copy>(
 ) {
     let len_bytes = payload.len_bytes();
     let peer = there(here);
-    assert!(here.send(peer, &HEAD, payload, 3, &mut { seal }));
+    assert!(here.send(peer, &HEAD, payload, (3, &mut { seal })));
     here.flush(Nanos::ZERO);
     assert_eq!(to.receive(HOP, 8), 1);
     let mut arrived = to.next_frame().unwrap();
@@ -234,7 +234,7 @@ fn a_damaged_payload_is_refused() {
     let (mut refused, mut frames) = (0, 0);
     for _ in 0..100 {
         let payload = Payload::Message { message: b"message", len_bytes: 2000 };
-        assert!(here.send(peer, &HEAD, payload, 3, &mut Xor));
+        assert!(here.send(peer, &HEAD, payload, (3, &mut Xor)));
         here.flush(to_later(frames));
         frames += 1;
         to.receive(to_later(frames), 8);
@@ -255,7 +255,7 @@ fn a_frame_cut_short_is_not_opened_with_the_end_of_another() {
     let (mut here, mut to) = ports(Faults::default(), 16);
     let peer = there(&mut here);
     let payload = Payload::Message { message: &[], len_bytes: 40 };
-    assert!(here.send(peer, &HEAD, payload, 3, &mut Xor));
+    assert!(here.send(peer, &HEAD, payload, (3, &mut Xor)));
     here.flush(Nanos::ZERO);
     to.receive(HOP, 8);
     let mut arrived = to.next_frame().unwrap();
@@ -272,7 +272,7 @@ fn a_link_without_room_takes_no_frame_and_frames_go_back() {
     let mut now = Nanos::ZERO;
     let payload = Payload::Data { request: 7, offset_bytes: 0, len_bytes: 4096 };
     for round in 0..100 {
-        let sent = (0..20).filter(|_| here.send(peer, &HEAD, payload, 1, &mut Plain)).count();
+        let sent = (0..20).filter(|_| here.send(peer, &HEAD, payload, (1, &mut Plain))).count();
         assert_eq!(sent, 16, "round {round}");
         here.flush(now);
         now = now.after(HOP);
@@ -282,10 +282,10 @@ fn a_link_without_room_takes_no_frame_and_frames_go_back() {
     }
     // A name that became invalid, and a frame that no buffer can hold, are losses, and not waited
     // for.
-    assert!(here.send(Peer(0), &HEAD, payload, 1, &mut Plain));
+    assert!(here.send(Peer(0), &HEAD, payload, (1, &mut Plain)));
     let long = Payload::Message { message: &[], len_bytes: 8100 };
-    assert!(here.send(peer, &HEAD, long, 1, &mut Plain));
-    assert!(here.send(peer, &HEAD, long, 1, &mut Xor));
+    assert!(here.send(peer, &HEAD, long, (1, &mut Plain)));
+    assert!(here.send(peer, &HEAD, long, (1, &mut Xor)));
     assert_eq!(here.unsendable(), 3);
     drop((here, to));
     assert_eq!(dropped_frames(), 0);
@@ -301,8 +301,8 @@ fn steady_traffic_allocates_nothing() {
             for request in 0..10 {
                 let payload =
                     Payload::Data { request: 7, offset_bytes: 512 * request, len_bytes: 512 };
-                assert!(here.send(peer, &HEAD, payload, 1, &mut Plain));
-                assert!(here.send(peer, &HEAD, payload, 1, &mut Xor));
+                assert!(here.send(peer, &HEAD, payload, (1, &mut Plain)));
+                assert!(here.send(peer, &HEAD, payload, (1, &mut Xor)));
             }
             here.flush(now);
             now = now.after(HOP);

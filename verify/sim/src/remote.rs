@@ -3,7 +3,7 @@
 //! # Real and simulated
 //!
 //! Both engines of `sidecore-vrio` are the production code. Simulated are time, the guest, the
-//! link, the [network](network), and the IOhost's [store](store), which executes requests in any
+//! link, the [network], and the IOhost's [store], which executes requests in any
 //! order and keeps writes in a cache until they are flushed.
 //!
 //! # A history
