@@ -177,6 +177,22 @@ fn a_path_that_carries_large_frames_one_way_only_gets_a_session_with_small_ones(
 }
 
 #[test]
+fn a_client_that_starts_before_its_iohost_gets_large_frames() {
+    // The IOhost starts at any moment of the client's search.
+    for start_ms in (1..1_500).step_by(37) {
+        let mut rig = Rig::new(options(), ServerOptions::default());
+        let start = rig.now.after(Nanos::from_millis(start_ms));
+        while rig.now < start {
+            rig.poll_client();
+            rig.to_host.frames.clear();
+            rig.now = rig.now.after(Nanos::from_micros(500));
+        }
+        rig.run_until(Nanos::from_millis(1_000), |rig| rig.client.is_connected());
+        assert_eq!(rig.client.frame_bytes(), options().frame_bytes, "start after {start_ms} ms");
+    }
+}
+
+#[test]
 fn a_replay_goes_to_the_device_and_not_to_its_number() {
     let mut rig = rig();
     rig.write(1, 0, &[1; 512]);

@@ -28,6 +28,9 @@ pub(super) enum Phase {
     Hello {
         /// The index of the frame size that is tried.
         size: usize,
+        /// The IOhost is there and larger frames do not pass. Before that is known, frames without
+        /// an answer only say that it is not there yet.
+        is_certain: bool,
         /// HELLOs of this size that were sent.
         tries: u32,
         /// From the CHALLENGE: when it was sent, and its cookie.
@@ -47,7 +50,8 @@ impl Default for Phase {
 
 impl Phase {
     const fn looking(now: Nanos, size: usize) -> Self {
-        Self::Hello { size, tries: 0, challenge: (0, 0), next_at: now, timeout: Nanos::ZERO }
+        let (is_certain, timeout) = (size > 0, Nanos::ZERO);
+        Self::Hello { size, is_certain, tries: 0, challenge: (0, 0), next_at: now, timeout }
     }
 
     pub(super) const fn is_connected(&self) -> bool {
@@ -220,7 +224,8 @@ impl Core {
     /// Plans the next HELLO.
     fn said_hello(&mut self, now: Nanos) {
         let timing = self.options.timing;
-        let Phase::Hello { size, tries, challenge, next_at, timeout } = &mut self.phase else {
+        let Phase::Hello { size, is_certain, tries, challenge, next_at, timeout } = &mut self.phase
+        else {
             return;
         };
         *tries = tries.saturating_add(1);
@@ -231,10 +236,23 @@ impl Core {
             // A HELLO of another size is for another session: the IOhost may have begun one whose
             // WELCOME does not get through.
             (*tries, *challenge) = (0, (0, 0));
+            // The smallest ones have no answer either: the IOhost is away.
+            *is_certain &= *size == 0;
             *size = if *size == 0 { 1 } else { 0 };
             self.number = self.number.wrapping_add(1);
             self.hello.clear();
         }
+    }
+
+    /// The IOhost is there, as an answer to a small HELLO shows: now the largest ones get their
+    /// chance.
+    fn try_largest_again(&mut self, now: Nanos) {
+        self.phase = Phase::looking(now, 0);
+        if let Phase::Hello { is_certain, .. } = &mut self.phase {
+            *is_certain = true;
+        }
+        self.number = self.number.wrapping_add(1);
+        self.hello.clear();
     }
 
     /// Takes a frame that is outside of a session. Returns the session that begins, if one does.
@@ -251,6 +269,10 @@ impl Core {
                 let Greeting { life, number, challenged_ns, cookie, .. } =
                     Greeting::decode(&message(port, received)?);
                 self.check_number(life, number)?;
+                if matches!(self.phase, Phase::Hello { size: 1.., is_certain: false, .. }) {
+                    self.try_largest_again(now);
+                    return Ok(None);
+                }
                 if let Phase::Hello { challenge, next_at, tries, .. } = &mut self.phase {
                     // The path carries frames of this size to the IOhost.
                     *tries = 0;

@@ -266,6 +266,9 @@ impl World {
             world.client.device(0).is_some_and(|entry| entry.capacity_bytes == capacity_bytes)
         })
         .map_err(|error| format!("{error}; the client does not know the device's capacity"))?;
+        // A replay to a slow store may still be going on.
+        self.settle(|world| world.client.is_ready(0))
+            .map_err(|error| format!("{error}; the device is not ready"))?;
         self.use_all_slots()?;
         self.read_all()
     }
