@@ -84,7 +84,7 @@ impl ClientHandshake for ClientTrust {
         let (state, queue) = invited.begun.as_mut()?;
         let mut payload = Zeroizing::new([0; WELCOME_BYTES]);
         // A message that is not the IOhost's leaves the state as it was.
-        let message = message.get(..WELCOME_MESSAGE_BYTES)?;
+        let message: &[u8; WELCOME_MESSAGE_BYTES] = message.try_into().ok()?;
         state.read_message(message, payload.as_mut_slice()).ok()?;
         let fields = Welcome::decode(payload.first_chunk()?);
         let binding = Binding { session: fields.session, queue: *queue };

@@ -198,6 +198,23 @@ fn damaged_messages_are_refused_and_change_nothing() {
     assert!(opens(&mut host_seal, 1, &sealed(&mut client_seal, 1)));
 }
 
+/// An IOhost knows a HELLO again by its message: a longer one that it took as well would end the
+/// session that the HELLO has begun.
+#[test]
+fn a_message_with_more_behind_it_is_refused() {
+    let place = Place::new();
+    let (mut client, mut host) = (place.client(), place.host());
+    let message = sent(&mut client, &hello("vmhost1", 1));
+    for more in 1..4 {
+        let longer = [message.as_slice(), &[0; 4][..more]].concat();
+        assert!(host.hello(code::NOISE, &longer).is_none(), "{more} more");
+    }
+    let (answer, _) = answered(&mut host, &message, 77);
+    let longer = [answer.as_slice(), &[0]].concat();
+    assert!(client.welcome(&longer).is_none());
+    assert!(client.welcome(&answer).is_some());
+}
+
 #[test]
 fn a_handshake_that_stops_leaves_nothing_behind() {
     let place = Place::new();
