@@ -54,6 +54,8 @@ enum State {
         queue: usize,
         place: u16,
     },
+    /// It has broken the rules, and is removed in this turn.
+    Broken,
 }
 
 impl Listener {
@@ -84,13 +86,7 @@ impl Listener {
     /// Serves until all queues have ended.
     pub fn run(mut self) {
         while self.queues.iter().any(|queue| !queue.post.has_ended()) {
-            let ready = self.wait();
-            self.event.drain();
-            self.read_replies();
-            self.serve(ready.get(2..).unwrap_or_default());
-            if ready.get(1) == Some(&true) {
-                self.accept();
-            }
+            self.turn();
         }
         self.file.remove();
         for connection in self.connections.drain(..) {
@@ -98,11 +94,22 @@ impl Listener {
         }
     }
 
+    /// Waits, and handles what has come.
+    fn turn(&mut self) {
+        let ready = self.wait();
+        self.event.drain();
+        self.read_replies();
+        self.serve(ready.get(2..).unwrap_or_default());
+        if ready.get(1) == Some(&true) {
+            self.accept();
+        }
+    }
+
     /// Waits for an event, a client, and a message of each connection.
     fn wait(&self) -> Vec<bool> {
         let asking = self.connections.iter().filter_map(|connection| match connection.state {
             State::Asking(until) => Some(until),
-            State::Joined { .. } => None,
+            State::Joined { .. } | State::Broken => None,
         });
         let until = asking.chain(self.accept_at).min();
         // A second look at the event instead of the listener, if that has to wait.
@@ -123,19 +130,19 @@ impl Listener {
         self.connections.iter().filter(asking).count()
     }
 
-    /// Frees the channels that came back, and closes the connections of those that are broken.
+    /// Frees the channels that came back, and notes those that are broken.
     fn read_replies(&mut self) {
         for (index, queue) in self.queues.iter_mut().enumerate() {
             for reply in queue.post.replies() {
                 match reply {
                     ToService::Broken(place) => {
                         let state = State::Joined { queue: index, place };
-                        for gone in
-                            self.connections.extract_if(.., |connection| connection.state == state)
-                        {
+                        let broken = self.connections.iter_mut().find(|one| one.state == state);
+                        if let Some(broken) = broken {
                             let path = self.file.path().display();
                             tracing::warn!(%path, "a client broke the rules of the shared memory");
-                            close_aside(gone.socket);
+                            // It keeps its index until all that are ready were served.
+                            broken.state = State::Broken;
                         }
                     }
                     ToService::Closed(channel) => {
@@ -166,6 +173,7 @@ impl Listener {
                     false
                 }
                 State::Joined { .. } => true,
+                State::Broken => false,
                 State::Asking(_) if is_ready => self.answer(index),
                 State::Asking(until) => now < until,
             };
@@ -248,7 +256,7 @@ impl Listener {
         let Self { connections, queues, clients_max, make_signal, .. } = self;
         let places = connections.iter().filter_map(|connection| match connection.state {
             State::Joined { queue, .. } => Some(queue),
-            State::Asking(_) => None,
+            State::Asking(_) | State::Broken => None,
         });
         let mut clients = vec![0_usize; queues.len()];
         for queue in places {
@@ -303,4 +311,57 @@ impl Queue {
 fn refuse(socket: &OwnedFd, refusal: Refusal) {
     let answer = Answer::of(Some(refusal)).encode();
     let _ = send(socket, &answer, &[], 0, Blocking::Never);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use sidecore_socket::Access;
+
+    use super::super::MemoryEnd;
+    use super::*;
+
+    /// A listener with joined clients at the places 0, 1 and 2, and their ends.
+    fn listener(directory: &std::path::Path) -> (Listener, Arc<Post>, [UnixStream; 3]) {
+        let path = directory.join("link.sock");
+        let (file, socket) =
+            SocketFile::listen(&path, Access { mode: Access::OWNER_ONLY, ..Access::default() }, 1)
+                .unwrap();
+        let event = Arc::new(EventFd::new().unwrap());
+        let link = LinkOptions { receive_frames: 4, transmit_frames: 4, ..LinkOptions::new(82) };
+        let post = Arc::new(Post::new(Arc::clone(&event)).unwrap());
+        let queues = vec![(Arc::clone(&post), Places::new(&link, 3).unwrap())];
+        let end = MemoryEnd::Listen { users: Vec::new(), clients: 3 };
+        let options = MemoryOptions { path, end, link, make_signal: EventFd::peer_signal };
+        let mut listener = Listener::new(file, socket, event, queues, &options, Vec::new(), 3);
+        let clients = [0, 1, 2].map(|place| {
+            let (client, own) = UnixStream::pair().unwrap();
+            let state = State::Joined { queue: 0, place };
+            listener.connections.push(Connection { socket: own.into(), state });
+            client
+        });
+        (listener, post, clients)
+    }
+
+    #[test]
+    fn a_client_that_breaks_the_rules_and_leaves_takes_no_other_with_it() {
+        let directory = tempfile::tempdir().unwrap();
+        for broken in 0..3_u16 {
+            let (mut listener, post, clients) = listener(directory.path());
+            let [first, second, third] = clients;
+            let mut others = vec![first, second, third];
+            drop(others.remove(usize::from(broken)));
+            post.reply(&mut vec![ToService::Broken(broken)]);
+            listener.turn();
+            let joined = |connection: &Connection| match connection.state {
+                State::Joined { place, .. } => Some(place),
+                State::Asking(_) | State::Broken => None,
+            };
+            let left: Vec<_> = listener.connections.iter().filter_map(joined).collect();
+            let expected: Vec<_> = (0..3).filter(|place| *place != broken).collect();
+            assert_eq!(left, expected, "{broken} has broken the rules");
+            listener.file.remove();
+        }
+    }
 }
