@@ -21,7 +21,7 @@ use crate::AssemblyError;
 use crate::operation::{ErrorKind, OperationError};
 use crate::report::RemoteReport;
 use crate::spec::{ClientSpec, IohostSpec, LinkSpec, RemoteSpec};
-use hosting::{Loads, OpenLink, ServedClient, Start};
+use hosting::{Loads, OpenLink, ServedClient};
 use status::Watch;
 use using::{OpeningDevice, UsedIohost};
 
@@ -49,8 +49,8 @@ pub(crate) struct Remote {
 /// The parts that run. Locked while a change waits for a sidecore.
 #[derive(Default)]
 struct Parts {
-    /// `None` before the first part.
-    start: Option<Start>,
+    /// A random number of this start of the daemon, not 0; `None` before the first part.
+    incarnation: Option<u64>,
     links: BTreeMap<String, OpenLink>,
     clients: BTreeMap<String, ServedClient>,
     iohosts: BTreeMap<String, UsedIohost>,
@@ -91,17 +91,20 @@ impl Remote {
         }
     }
 
-    /// The parts, for a start of another one.
-    fn begin(self: &Arc<Self>) -> Result<(MutexGuard<'_, Parts>, Start), AssemblyError> {
+    /// The parts, for a start of another one, and the incarnation.
+    fn begin(self: &Arc<Self>) -> Result<(MutexGuard<'_, Parts>, u64), AssemblyError> {
         let mut parts = self.lock();
-        let start = match parts.start {
-            Some(start) => start,
-            None => *parts.start.insert(random_start().map_err(AssemblyError::Random)?),
+        let incarnation = match parts.incarnation {
+            Some(incarnation) => incarnation,
+            None => {
+                let [random] = random().map_err(AssemblyError::Random)?;
+                *parts.incarnation.insert(random.max(1))
+            }
         };
         if parts.watch.is_none() {
             parts.watch = Some(Watch::start(self).map_err(AssemblyError::Threads)?);
         }
-        Ok((parts, start))
+        Ok((parts, incarnation))
     }
 
     pub(crate) fn start_link(
@@ -109,8 +112,8 @@ impl Remote {
         spec: &LinkSpec,
         sidecores: &[Sidecore],
     ) -> Result<(), AssemblyError> {
-        let (mut parts, start) = self.begin()?;
-        let link = OpenLink::open(spec, sidecores, (start, &self.keys), &mut parts.loads)?;
+        let (mut parts, incarnation) = self.begin()?;
+        let link = OpenLink::open(spec, sidecores, (incarnation, &self.keys), &mut parts.loads)?;
         tracing::info!(
             link = spec.name,
             kind = spec.kind.word(),
@@ -149,8 +152,8 @@ impl Remote {
         link: &LinkSpec,
         sidecores: &[Sidecore],
     ) -> Result<(), AssemblyError> {
-        let (mut parts, start) = self.begin()?;
-        let used = UsedIohost::start(spec, link, sidecores, start.incarnation)?;
+        let (mut parts, incarnation) = self.begin()?;
+        let used = UsedIohost::start(spec, link, sidecores, incarnation)?;
         parts.iohosts.insert(spec.name.clone(), used);
         Ok(())
     }
@@ -220,7 +223,7 @@ impl Remote {
         let name = device.name.to_string();
         let mut parts = self.lock();
         // Without a lease of a cluster, each start is another owner (docs/vrio.md).
-        device.epoch = parts.start.map_or(1, |start| start.incarnation);
+        device.epoch = parts.incarnation.unwrap_or(1);
         let unknown = || AssemblyError::Unknown {
             user: format!("device \"{name}\""),
             kind: "client",
@@ -331,17 +334,16 @@ fn key_error(error: sidecore_trust::KeyError) -> OperationError {
     OperationError::new(kind, error.to_string())
 }
 
-/// The random numbers of a start.
-fn random_start() -> io::Result<Start> {
-    let mut bytes = [0; 24];
+/// Random numbers of the kernel's.
+fn random<const COUNT: usize>() -> io::Result<[u64; COUNT]> {
+    let mut bytes = vec![0; COUNT * size_of::<u64>()];
     let mut filled = 0;
     while filled < bytes.len() {
         let rest = bytes.get_mut(filled..).unwrap_or_default();
         filled += rustix::rand::getrandom(rest, rustix::rand::GetRandomFlags::empty())?;
     }
-    let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
-    // Zero stands for none.
-    Ok(Start { incarnation: word(0).max(1), secret: [word(8), word(16)] })
+    let mut words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
+    Ok(std::array::from_fn(|_| words.next().unwrap_or_default()))
 }
 
 /// The time in seconds since 1970.

@@ -29,13 +29,6 @@ const STOP_PATIENCE: Duration = Duration::from_secs(10);
 /// How units of the remote channel spend idle time.
 pub(super) const IDLE: IdleMode = IdleMode::Adaptive { spin: Nanos::from_micros(DEFAULT_SPIN_US) };
 
-/// The random numbers of this start of the daemon.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Start {
-    pub(super) incarnation: u64,
-    pub(super) secret: [u64; 2],
-}
-
 /// A link to clients.
 pub(super) struct OpenLink {
     pub(super) spec: LinkSpec,
@@ -82,7 +75,7 @@ impl OpenLink {
     pub(super) fn open(
         spec: &LinkSpec,
         sidecores: &[Sidecore],
-        (start, keys): (Start, &KeyDirectory),
+        (incarnation, keys): (u64, &KeyDirectory),
         loads: &mut Loads,
     ) -> Result<Self, AssemblyError> {
         let failed = |error: String| AssemblyError::Link { name: spec.name.clone(), error };
@@ -109,8 +102,10 @@ impl OpenLink {
             .collect();
         for (index, (link, core)) in links.into_iter().zip(&cores).enumerate() {
             let options = HostOptions {
-                incarnation: start.incarnation,
-                secret: start.secret,
+                incarnation,
+                // A secret of its own: a cookie is good at one queue, and no two give sessions the
+                // same name.
+                secret: super::random().map_err(AssemblyError::Random)?,
                 queue: u8::try_from(index).unwrap_or(u8::MAX),
                 server: ServerOptions { frame_bytes: spec.frame_bytes, ..ServerOptions::default() },
                 ..HostOptions::default()

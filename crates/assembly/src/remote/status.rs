@@ -266,7 +266,7 @@ fn clients(parts: &Parts, history: &mut History) -> Vec<ClientReport> {
 }
 
 fn exports(client: &super::ServedClient, parts: &Parts, history: &History) -> Vec<ExportReport> {
-    let epoch = parts.start.map_or(0, |start| start.incarnation);
+    let epoch = parts.incarnation.unwrap_or(0);
     let status = |device: &str| {
         let links = client.spec.links.iter();
         let units = links.flat_map(|link| history.exports_of(link));
