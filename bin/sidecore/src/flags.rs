@@ -20,8 +20,16 @@ pub(crate) struct VolumeFlags(pub(crate) Map<String, Value>);
 /// The format of a store that was given as flags.
 pub(crate) struct FormatFlags(pub(crate) FormatSpec);
 
+/// Keys that several front ends have are one flag.
 fn device_keys() -> impl Iterator<Item = &'static Key> {
-    keys::device().chain(keys::front_ends()).filter(|key| !DEVICE_APART.contains(&key.name))
+    let mut keys: Vec<&'static Key> = Vec::new();
+    for key in keys::device().chain(keys::front_ends()) {
+        let is_known = keys.iter().any(|known| known.name == key.name);
+        if !is_known && !DEVICE_APART.contains(&key.name) {
+            keys.push(key);
+        }
+    }
+    keys.into_iter()
 }
 
 fn volume_keys() -> impl Iterator<Item = &'static Key> {
