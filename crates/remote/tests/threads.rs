@@ -117,6 +117,7 @@ fn sleeping_sidecores_are_woken_by_requests_and_by_results() {
     });
     for round in 0..50_u8 {
         // A request that does not end loads the sidecore that polls the link.
+        event.drain();
         client.client.submit(0, slow, request(Operation::Read, 0, 4096)).unwrap();
         let bytes = pattern(round, 4096);
         client.fill(1, &bytes);
@@ -124,13 +125,18 @@ fn sleeping_sidecores_are_woken_by_requests_and_by_results() {
         run(&mut client, &clock, |client| client.completed.len() == 1);
         assert_eq!(client.take(1), Some(Ok(())));
         assert!(store.get(|disk| disk.bytes[..4096] == bytes));
-        event.signal();
-        run(&mut client, &clock, |client| client.completed.len() == 1);
+        // A read that the client has asked for again is executed again, and ends like the first.
+        run(&mut client, &clock, |client| {
+            event.signal();
+            client.completed.len() == 1
+        });
         assert_eq!(client.take(0), Some(Ok(())));
     }
     let status = export.ask(|export| export.status()).unwrap().unwrap();
-    assert_eq!(status.steering.executed_here + status.steering.handed_over, 100);
+    assert!(status.steering.executed_here >= 50, "{:?}", status.steering);
     assert!(status.steering.handed_over >= 50, "{:?}", status.steering);
+    // A repeated read may be with the store still.
+    event.signal();
     assert_eq!(export.stop().wait(PATIENCE), Stopped::Stopped(()));
     let begin = Instant::now();
     while helper.ask(|_| ()).unwrap().is_some() {
