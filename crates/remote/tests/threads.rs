@@ -16,9 +16,15 @@ use sidecore_remote::export::{ClientShare, ClientSpec, Export, Helper, Load, hel
 use sidecore_sidecore::{SidecoreThread, Stopped};
 use sidecore_units::Nanos;
 use sidecore_vrio::wire::DATA_HEADER_BYTES;
-use sidecore_vrio::{ClientOptions, HostOptions, Plain};
+use sidecore_vrio::{ClientOptions, HostOptions, Plain, Timing};
 
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The timers of a session that lasts however long the machine keeps a thread from running: the
+/// next one would begin when the store has nothing of it.
+fn lasting() -> Timing {
+    Timing { dead_after: Nanos::from_millis(600_000), ..Timing::default() }
+}
 
 /// Completes requests when it is told to, and sleeps until then.
 struct Patient(Arc<EventFd>);
@@ -108,7 +114,8 @@ fn sleeping_sidecores_are_woken_by_requests_and_by_results() {
         (export.add_device(id, &slow).unwrap(), export.add_device(id, &quick).unwrap())
     });
     assert_eq!(added.unwrap(), Some((0, 1)));
-    let options = ClientOptions { receive_frames: 64, ..ClientOptions::default() };
+    let options =
+        ClientOptions { receive_frames: 64, timing: lasting(), ..ClientOptions::default() };
     let mut client = TestClient::on(Box::new(client), LinkAddress::Peer(0), 1, options);
     let slow = client.client.open(&device_name("slow")).unwrap();
     let quick = client.client.open(&device_name("quick")).unwrap();
