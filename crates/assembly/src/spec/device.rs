@@ -269,7 +269,7 @@ impl FrontEndSpec {
 }
 
 /// Drivers of both ring formats can use all of such a ring.
-fn is_power_of_two(key: &str, value: &Value) -> Result<(), String> {
+pub(super) fn is_power_of_two(key: &str, value: &Value) -> Result<(), String> {
     let size = value.number();
     if size.is_power_of_two() {
         return Ok(());

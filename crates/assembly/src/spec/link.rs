@@ -7,6 +7,7 @@ use sidecore_keys::{Key, Kind, Value, Values, keys};
 use sidecore_link::{EthernetAddress, LinkAddress};
 use sidecore_linux::XdpMode;
 
+use super::device::is_power_of_two;
 use super::rules::{NAME, is_socket_path};
 
 /// The port of the remote channel, which is its ethertype too (docs/vrio.md).
@@ -267,15 +268,6 @@ fn xdp_mode(word: &str) -> Option<XdpMode> {
         "generic" => Some(XdpMode::Generic),
         _ => None,
     }
-}
-
-fn is_power_of_two(key: &str, value: &Value) -> Result<(), String> {
-    let size = value.number();
-    if size.is_power_of_two() {
-        return Ok(());
-    }
-    let nearest = size.checked_next_power_of_two().unwrap_or(1);
-    Err(format!("{key} = {size} is no power of two; write for instance {nearest}"))
 }
 
 /// The kernel's names have 15 bytes, and neither spaces nor slashes (IFNAMSIZ).
