@@ -35,6 +35,8 @@ pub fn check(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
         "see deny.toml and docs/decisions/0030-dependencies-by-cargo-deny.md",
         || {
             tools::ensure_cargo_deny()?;
+            // On a fresh machine nothing is there yet that cargo-deny could read without a network.
+            shell::run(shell::cargo().args(["fetch", "--locked"]))?;
             let check =
                 "deny --offline check -D unmatched-skip -D unnecessary-skip bans licenses sources";
             shell::run(shell::cargo().args(check.split(' ')))
