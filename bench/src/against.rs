@@ -32,8 +32,7 @@ pub const LIMIT: f64 = 0.98;
 const MAX_RUN: Duration = Duration::from_millis(100);
 
 /// The number of pairs of each case.
-#[must_use]
-pub fn pairs(scale: Scale) -> usize {
+fn pairs(scale: Scale) -> usize {
     match scale {
         Scale::Full => 20,
         Scale::Quick => 10,
@@ -41,10 +40,14 @@ pub fn pairs(scale: Scale) -> usize {
     }
 }
 
-/// The length of a run that otherwise takes `run`.
+/// The length and the number of the runs of each case, which take `run` and are `rounds` without
+/// another build.
 #[must_use]
-pub fn run_time(run: Duration) -> Duration {
-    run.min(MAX_RUN)
+pub fn runs(common: &Common, run: Duration, rounds: usize) -> (Duration, usize) {
+    match common.against {
+        Some(_) => (run.min(MAX_RUN), pairs(common.scale())),
+        None => (run, rounds),
+    }
 }
 
 /// The name in records of a system that the other build serves.

@@ -59,6 +59,13 @@ pub struct Programs {
     pub daemon: Option<PathBuf>,
 }
 
+/// Whether an option that limits an experiment to `only` these includes `this`. An empty list
+/// includes all.
+#[must_use]
+pub fn wants<T: PartialEq>(only: &[T], this: &T) -> bool {
+    only.is_empty() || only.contains(this)
+}
+
 /// The length of an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {

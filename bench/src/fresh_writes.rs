@@ -12,11 +12,11 @@ use anyhow::Result;
 
 use crate::against;
 use crate::bounds::{Bound, Limit, Of};
+use crate::cores;
 use crate::experiment::{Common, Outcome, Report, Scale};
 use crate::process::watched;
 use crate::record::{OURS, Ratio, Records, params};
-use crate::rounds::{Pairs, Rounds};
-use crate::{cores, stop};
+use crate::turns::Turns;
 use volume::Volume;
 
 const NAME: &str = "fresh-writes";
@@ -97,47 +97,25 @@ fn measure(
     let mut volumes =
         [Volume::new(true, depth, plan.writes)?, Volume::new(false, depth, plan.writes)?];
     cores::pin(cores::CLIENT)?;
-    let (mut with, mut without, mut pairs) = (Rounds::new(), Rounds::new(), Pairs::default());
-    let mut disturbed = 0;
-    let mut pair = 0;
-    while pair < plan.pairs {
-        stop::check()?;
+    let turns = Turns::take(plan.pairs, plan.repeats, |order| {
         let mut ns = [0.0; 2];
-        // The order alternates, so that neither volume always comes after the other.
-        let first = (pair + disturbed) % 2;
         let ((), waited) = watched(|| {
-            for index in [first, 1 - first] {
+            for index in order {
                 ns[index] = volumes[index].run()?;
             }
             Ok(())
         })?;
-        let counts = waited < cores::UNDISTURBED_SHARE;
-        if !counts && disturbed < plan.repeats {
-            disturbed += 1;
-            continue;
-        }
-        with.add(ns[0], counts);
-        without.add(ns[1], counts);
-        pairs.add(ns[0], ns[1], counts);
-        pair += 1;
-    }
+        Ok((ns, waited))
+    })?;
     let params = params([
         ("plan", scale.name().into()),
         ("depth", depth.into()),
         ("writes", plan.writes.into()),
     ]);
-    for (system, rounds) in [(OURS, &with), (WITHOUT, &without)] {
-        let (median, params) = rounds.settle(params.clone());
-        records.measure(case, system, METRIC, median, "ns", params);
-    }
-    let (ratio, params) = pairs.settle(params);
-    eprintln!(
-        "  {case:<16} {:>8.0} ns with the log, {:>8.0} ns without: {ratio:.3}",
-        with.median(),
-        without.median()
-    );
-    records.ratio(case, METRIC, OURS, WITHOUT, ratio, params);
-    Ok(disturbed)
+    let [with, without] = turns.medians();
+    let ratio = turns.record(records, case, [OURS, WITHOUT], (METRIC, "ns"), params);
+    eprintln!("  {case:<16} {with:>8.0} ns with the log, {without:>8.0} ns without: {ratio:.3}");
+    Ok(turns.repeated)
 }
 
 /// All results, in Markdown.

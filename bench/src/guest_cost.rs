@@ -20,7 +20,7 @@ use sidecore_driver::{BlkClient, ClientOptions, NvmeClient, NvmeOptions, NvmeQue
 use crate::against;
 use crate::bounds::{Bound, Limit, Of};
 use crate::cores::Gated;
-use crate::experiment::{Experiment, Programs, Report, Scale};
+use crate::experiment::{Experiment, Programs, Report, Scale, wants};
 use crate::load::BLOCK_BYTES;
 use crate::process::Watch;
 use crate::publish::Headline;
@@ -212,10 +212,9 @@ const HEADLINES: &[Headline] = &[
 /// A program does not start or fails, or the experiment was interrupted. All started programs have
 /// ended then.
 pub fn run(options: &Options) -> Result<bool> {
-    let scale = options.programs.common.scale();
-    let rounds = options.programs.common.against.as_ref().map(|_| against::pairs(scale));
-    let plan = Plan::of(scale);
-    let plan = Plan { rounds: rounds.unwrap_or(plan.rounds), ..plan };
+    let common = &options.programs.common;
+    let mut plan = Plan::of(common.scale());
+    (plan.run, plan.rounds) = against::runs(common, plan.run, plan.rounds);
     let experiment = Experiment::start(NAME, &options.programs, plan.patience)?;
     let mut bench = Bench { experiment, options: options.clone(), plan, daemons: Vec::new() };
     bench.start_daemons()?;
@@ -232,10 +231,6 @@ pub fn run(options: &Options) -> Result<bool> {
     let bounds: Vec<Bound<'_>> = cases.iter().map(|case| bound(case)).collect();
     let records = &bench.experiment.records;
     bench.experiment.conclude(Report::new(report::table(records), (OURS, &bounds), HEADLINES))
-}
-
-fn wants<T: PartialEq>(only: &[T], this: &T) -> bool {
-    only.is_empty() || only.contains(this)
 }
 
 impl Bench {

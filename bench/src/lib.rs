@@ -40,6 +40,7 @@ pub mod shares;
 pub mod sidecored;
 pub mod stats;
 pub mod translation;
+pub mod turns;
 pub mod verdicts;
 pub mod workers;
 

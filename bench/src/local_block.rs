@@ -85,17 +85,6 @@ struct Plan {
 }
 
 impl Plan {
-    /// The plan for pairs of builds.
-    fn of_builds(scale: Scale) -> Self {
-        let plan = Self::of(scale);
-        Self {
-            run: against::run_time(plan.run),
-            rounds: against::pairs(scale),
-            budget: Duration::MAX,
-            ..plan
-        }
-    }
-
     fn of(scale: Scale) -> Self {
         let ms = Duration::from_millis;
         let full = Self {
@@ -211,8 +200,12 @@ struct Bench {
 /// A program does not start or fails, or the experiment was interrupted. All started programs have
 /// ended then.
 pub fn run(options: &Options) -> Result<bool> {
-    let plan = if options.programs.common.against.is_some() { Plan::of_builds } else { Plan::of };
-    let plan = plan(options.programs.common.scale());
+    let common = &options.programs.common;
+    let mut plan = Plan::of(common.scale());
+    (plan.run, plan.rounds) = against::runs(common, plan.run, plan.rounds);
+    if common.against.is_some() {
+        plan.budget = Duration::MAX;
+    }
     raise_file_limit();
     let experiment = Experiment::start(NAME, &options.programs, plan.patience)?;
     // For the arenas of the store and of the floor and the floor's shared memory (with two builds,

@@ -21,7 +21,7 @@ use anyhow::Result;
 use crate::against;
 use crate::bounds::{Bound, Limit, Of};
 use crate::cores;
-use crate::experiment::{Experiment, Programs, Report, Scale};
+use crate::experiment::{Experiment, Programs, Report, Scale, wants};
 use crate::host_disk::{HostDisk, Kind};
 use crate::huge_pages::{self, HugePages};
 use crate::publish::Headline;
@@ -128,16 +128,6 @@ const SIZES: [u32; 13] = [
 ];
 
 impl Plan {
-    /// The same plan for pairs of builds.
-    fn against(self, scale: Scale) -> Self {
-        Self {
-            run: against::run_time(self.run),
-            rounds: against::pairs(scale),
-            budget: Duration::MAX,
-            ..self
-        }
-    }
-
     fn of(scale: Scale) -> Self {
         let ms = Duration::from_millis;
         let full = Self {
@@ -222,7 +212,7 @@ pub fn run(options: &Options) -> Result<bool> {
     let mut bench = Bench::start(NAME, options, plan)?;
     let _huge_pages = bench.reserve_huge_pages();
     for medium in MEDIA {
-        if options.only.is_empty() || options.only.contains(&medium) {
+        if wants(&options.only, &medium) {
             bench.on(medium)?;
         }
     }
@@ -236,9 +226,12 @@ pub fn run(options: &Options) -> Result<bool> {
 }
 
 impl Bench {
-    fn start(name: &str, options: &Options, plan: Plan) -> Result<Self> {
+    fn start(name: &str, options: &Options, mut plan: Plan) -> Result<Self> {
         let Programs { common, .. } = &options.programs;
-        let plan = if common.against.is_some() { plan.against(common.scale()) } else { plan };
+        (plan.run, plan.rounds) = against::runs(common, plan.run, plan.rounds);
+        if common.against.is_some() {
+            plan.budget = Duration::MAX;
+        }
         let experiment = Experiment::start(name, &options.programs, plan.patience)?;
         Ok(Self { experiment, options: options.clone(), plan })
     }
@@ -282,9 +275,7 @@ impl Bench {
     fn sizes(&self, medium: Medium) -> Vec<u32> {
         let wanted = &self.options.sizes;
         let all = if wanted.is_empty() { self.plan.sizes } else { &SIZES };
-        let is_wanted = |bytes: &u32| {
-            *bytes >= medium.block_bytes() && (wanted.is_empty() || wanted.contains(bytes))
-        };
+        let is_wanted = |bytes: &u32| *bytes >= medium.block_bytes() && wants(wanted, bytes);
         all.iter().copied().filter(is_wanted).collect()
     }
 

@@ -19,6 +19,7 @@ use crate::huge_pages::{self, HugePages};
 use crate::peer;
 use crate::publish::Headline;
 use crate::record::Params;
+use crate::sidecored::FrontEnd;
 
 const NAME: &str = "nvme-vf";
 /// The system that is measured.
@@ -38,6 +39,12 @@ pub struct Options {
     /// Measure only these numbers of queues.
     #[arg(long, value_delimiter = ',', value_name = "COUNT")]
     pub queues: Vec<u16>,
+    /// Measure only these numbers of requests in flight in each queue.
+    #[arg(long, value_delimiter = ',', value_name = "COUNT")]
+    pub depths: Vec<u16>,
+    /// Measure only these disks of this program.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "FRONT_END")]
+    pub front_ends: Vec<FrontEnd>,
 }
 
 /// The medium below the disks.
@@ -77,12 +84,6 @@ struct Plan {
 }
 
 impl Plan {
-    /// The plan for pairs of builds.
-    fn of_builds(scale: Scale) -> Self {
-        let plan = Self::of(scale);
-        Self { run: against::run_time(plan.run), rounds: against::pairs(scale), ..plan }
-    }
-
     fn of(scale: Scale) -> Self {
         let ms = Duration::from_millis;
         let full = Self {
@@ -163,11 +164,11 @@ struct Bench {
 /// A program does not start or fails, or the experiment was interrupted. All started programs have
 /// ended then.
 pub fn run(options: &Options) -> Result<bool> {
-    let builds = options.programs.common.against.is_some();
-    let plan = if builds { Plan::of_builds } else { Plan::of };
-    let plan = plan(options.programs.common.scale());
+    let common = &options.programs.common;
+    let mut plan = Plan::of(common.scale());
+    (plan.run, plan.rounds) = against::runs(common, plan.run, plan.rounds);
     let experiment = Experiment::start(NAME, &options.programs, plan.patience)?;
-    let daemons = if builds { 2 } else { 1 };
+    let daemons = if common.against.is_some() { 2 } else { 1 };
     let server_bytes = daemons * (plan.disk_bytes + run::controller_bytes(plan.disk_bytes));
     let huge_pages = HugePages::reserve(server_bytes / huge_pages::BYTES + 32);
     let on_huge_pages = huge_pages::free() * huge_pages::BYTES >= server_bytes;

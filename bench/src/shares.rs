@@ -16,11 +16,11 @@ use serde_json::Value;
 
 use crate::against;
 use crate::bounds::{Bound, Limit, Of};
+use crate::cells;
 use crate::cores::{self, Partner};
 use crate::experiment::{Common, Outcome, Report, Scale};
 use crate::record::{OURS, Records, params};
-use crate::rounds::{Pairs, Rounds};
-use crate::{cells, stop};
+use crate::turns::Turns;
 use arrangement::Arrangement;
 
 const NAME: &str = "shares";
@@ -142,48 +142,28 @@ fn measure(
     plan: &Plan,
     scale: Scale,
 ) -> Result<usize> {
-    let (mut together, mut apart, mut pairs) = (Rounds::new(), Rounds::new(), Pairs::default());
-    let mut disturbed = 0;
-    let mut pair = 0;
-    while pair < plan.pairs {
-        stop::check()?;
-        let mut per_s = [0.0; 2];
-        let mut waited = 0.0_f64;
-        // The order alternates, so that neither arrangement always comes after the other.
-        let first = (pair + disturbed) % 2;
-        for index in [first, 1 - first] {
+    let turns = Turns::take(plan.pairs, plan.repeats, |order| {
+        let (mut per_s, mut waited) = ([0.0; 2], 0.0_f64);
+        for index in order {
             let run = arrangements[index].run(case, partner, plan)?;
             per_s[index] = run.per_s;
             waited = waited.max(run.waited_share);
         }
-        let counts = waited < cores::UNDISTURBED_SHARE;
-        if !counts && disturbed < plan.repeats {
-            disturbed += 1;
-            continue;
-        }
-        together.add(per_s[0], counts);
-        apart.add(per_s[1], counts);
-        pairs.add(per_s[0], per_s[1], counts);
-        pair += 1;
-    }
+        Ok((per_s, waited))
+    })?;
     let params = params([
         ("plan", scale.name().into()),
         ("depth", DEPTH.into()),
         ("queues", case.queues.into()),
         ("request_bytes", case.bytes.into()),
     ]);
-    for (system, rounds) in [(OURS, &together), (APART, &apart)] {
-        let (median, params) = rounds.settle(params.clone());
-        records.measure(case.name, system, METRIC, median, "1/s", params);
-    }
-    let (ratio, params) = pairs.settle(params);
-    let (ours, theirs) = (together.median(), apart.median());
+    let [ours, theirs] = turns.medians();
+    let ratio = turns.record(records, case.name, [OURS, APART], (METRIC, "1/s"), params);
     eprintln!(
         "  {:<16} {ours:>12.0}/s on one controller, {theirs:>12.0}/s on two: {ratio:.3}",
         case.name
     );
-    records.ratio(case.name, METRIC, OURS, APART, ratio, params);
-    Ok(disturbed)
+    Ok(turns.repeated)
 }
 
 /// All results, in Markdown.

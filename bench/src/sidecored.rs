@@ -60,7 +60,7 @@ pub struct Controller {
 }
 
 /// The kind of device that a guest sees.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum FrontEnd {
     /// A virtio block device over vhost-user.
     #[default]

@@ -9,6 +9,7 @@ use sidecore_driver::{
 };
 
 use super::{Bench, Medium, NVME, VIRTIO};
+use crate::experiment::wants;
 use crate::fill::{allocated_file, directory_in_memory, fill_queue};
 use crate::load::{self, BLOCK_BYTES, Sample, Work};
 use crate::peer::{self, Disk, Program, StorageDaemon};
@@ -155,9 +156,7 @@ impl Bench {
     pub(super) fn measure(&mut self) -> Result<()> {
         let peer = self.experiment.find_peer();
         let only = self.options.only.clone();
-        for medium in
-            Medium::ALL.into_iter().filter(|medium| only.is_empty() || only.contains(medium))
-        {
+        for medium in Medium::ALL.into_iter().filter(|medium| wants(&only, medium)) {
             self.measure_on(medium, peer.as_ref())?;
         }
         Ok(())
@@ -166,7 +165,8 @@ impl Bench {
     fn measure_on(&mut self, medium: Medium, peer: Option<&Program>) -> Result<()> {
         let (mut daemon, mut before) = self.start_ours(medium)?;
         let mut systems = Vec::new();
-        for (name, front_end) in FRONT_ENDS {
+        let wanted = |(_, front_end): &_| wants(&self.options.front_ends, front_end);
+        for (name, front_end) in FRONT_ENDS.into_iter().filter(wanted) {
             systems.push(System::new(
                 name,
                 OURS,
@@ -269,12 +269,9 @@ impl Bench {
     fn cases(&self, medium: Medium) -> Vec<Case> {
         let blocks = self.plan.disk_bytes / u64::from(BLOCK_BYTES);
         let mut cases = Vec::new();
-        for queues in QUEUES {
-            if !self.options.queues.is_empty() && !self.options.queues.contains(&queues) {
-                continue;
-            }
+        for queues in QUEUES.into_iter().filter(|queues| wants(&self.options.queues, queues)) {
             for write in [false, true] {
-                for depth in DEPTHS {
+                for depth in DEPTHS.into_iter().filter(|depth| wants(&self.options.depths, depth)) {
                     let work =
                         Work { write, depth, blocks, duration: self.plan.run, ..Work::default() };
                     cases.push(Case { medium, work, queues, notify: Notify::Polled });
