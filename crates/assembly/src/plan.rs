@@ -6,7 +6,10 @@
 //! other actions. A plan is empty when no action is possible.
 
 mod check;
+mod parts;
+mod planner;
 mod stale;
+mod uses;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -18,7 +21,8 @@ use crate::spec::{
 };
 
 pub(crate) use check::check;
-use stale::Stale;
+pub(crate) use parts::Parts;
+use planner::Planner;
 
 /// The progress of a part whose opening can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,13 +122,7 @@ pub(crate) enum Verb {
 /// Stops come first, each part before those below it, and starts come last, each part after those
 /// below it. A part whose specification has changed is stopped and started.
 pub(crate) fn plan(now: &State, next: &Spec) -> Vec<Action> {
-    let mut planner =
-        Planner { state: now.clone(), next, stale: Stale::of(now, next), actions: Vec::new() };
-    planner.stop();
-    planner.start();
-    planner.open();
-    planner.start_devices();
-    planner.actions
+    Planner::new(now, &Parts::of(next)).plan()
 }
 
 /// Lists the actions of a start in their order, without opening or starting a part. Every file and
@@ -135,13 +133,14 @@ pub(crate) fn plan(now: &State, next: &Spec) -> Vec<Action> {
 pub fn dry_run(spec: &Spec) -> Result<Vec<String>, AssemblyError> {
     check(spec)?;
     let (mut state, mut words) = (State::default(), Vec::new());
+    let parts = Parts::of(spec);
     loop {
-        let actions = plan(&state, spec);
+        let actions = Planner::new(&state, &parts).plan();
         if actions.is_empty() {
             return Ok(words);
         }
         for action in &actions {
-            state.apply(action, spec);
+            state.apply(action, &parts);
             words.push(action.to_string());
         }
         state.settle();
@@ -199,7 +198,7 @@ pub(crate) fn find_store<'a>(spec: &'a Spec, name: &str) -> Option<&'a StoreSpec
 
 impl State {
     /// Changes the state as the action does if it succeeds.
-    pub(crate) fn apply(&mut self, action: &Action, next: &Spec) {
+    pub(crate) fn apply(&mut self, action: &Action, next: &Parts<'_>) {
         let Action { verb, name } = action;
         let named = || name.clone();
         match verb {
@@ -214,41 +213,36 @@ impl State {
             Verb::StopIohost => drop(self.iohosts.remove(name)),
             Verb::StopSidecore => drop(self.sidecores.remove(name)),
             Verb::StartLink => {
-                let spec = next.links.iter().find(|spec| spec.name == *name);
-                self.links.extend(spec.map(|spec| (named(), spec.clone())));
+                self.links.extend(next.link(name).map(|spec| (named(), spec.clone())));
             }
             Verb::StartClient => {
-                let spec = next.clients.iter().find(|spec| spec.name == *name);
-                self.clients.extend(spec.map(|spec| (named(), spec.clone())));
+                self.clients.extend(next.client(name).map(|spec| (named(), spec.clone())));
             }
             Verb::StartIohost => {
-                let spec = next.iohosts.iter().find(|spec| spec.name == *name);
-                self.iohosts.extend(spec.and_then(|spec| {
-                    Some((named(), (spec.clone(), find_link(next, &spec.link)?.clone())))
+                self.iohosts.extend(next.iohost(name).and_then(|spec| {
+                    Some((named(), (spec.clone(), next.link(&spec.link)?.clone())))
                 }));
             }
             Verb::StartSidecore => {
-                let spec = next.sidecores.iter().find(|spec| spec.name == *name);
-                self.sidecores.extend(spec.map(|spec| (named(), spec.clone())));
+                self.sidecores.extend(next.sidecore(name).map(|spec| (named(), spec.clone())));
             }
             Verb::OpenStore => {
-                let spec = find_store(next, name);
                 let phase = |spec| if may_not_answer(spec) { Phase::Opening } else { Phase::Open };
                 self.stores.extend(
-                    spec.map(|spec| (named(), Part { spec: spec.clone(), phase: phase(spec) })),
+                    next.store(name)
+                        .map(|spec| (named(), Part { spec: spec.clone(), phase: phase(spec) })),
                 );
             }
             Verb::OpenController | Verb::RefuseController => {
-                let spec = next.controllers.iter().find(|spec| spec.name == *name);
                 let phase =
                     if *verb == Verb::OpenController { Phase::Opening } else { Phase::Refused };
-                self.controllers
-                    .extend(spec.map(|spec| (named(), Part { spec: spec.clone(), phase })));
+                let part = |spec: &ControllerSpec| Part { spec: spec.clone(), phase };
+                self.controllers.extend(next.controller(name).map(|spec| (named(), part(spec))));
             }
             Verb::StartDevice | Verb::RefuseDevice => {
-                let spec = next.devices.iter().find(|spec| spec.name == *name);
                 let phase = if *verb == Verb::StartDevice { Phase::Open } else { Phase::Refused };
-                self.devices.extend(spec.map(|spec| (named(), Part { spec: spec.clone(), phase })));
+                let part = |spec: &DeviceSpec| Part { spec: spec.clone(), phase };
+                self.devices.extend(next.device(name).map(|spec| (named(), part(spec))));
             }
         }
     }
@@ -261,240 +255,28 @@ impl State {
     }
 
     /// The stores that must be open. A refused or detached device needs none.
-    fn needed<'a>(&self, next: &'a Spec) -> BTreeSet<&'a str> {
+    fn needed<'a>(&self, next: &Parts<'a>) -> BTreeSet<&'a str> {
         let is_refused =
             |name: &str| self.devices.get(name).is_some_and(|part| part.phase == Phase::Refused);
         needed(next, |device| !is_refused(device) && !self.detached.contains(device))
     }
-
-    fn uses_store(&self, name: &str) -> bool {
-        let by_device = |part: &Part<DeviceSpec>| {
-            part.spec.store == name
-                && part.phase == Phase::Open
-                && !self.detached.contains(&part.spec.name)
-        };
-        self.devices.values().any(by_device)
-            || self
-                .stores
-                .values()
-                .any(|part| part.spec.kind.inner() == Some(name) && part.phase != Phase::Refused)
-            || self
-                .controllers
-                .values()
-                .any(|part| part.spec.store == name && part.phase != Phase::Refused)
-    }
-
-    fn uses_iohost(&self, name: &str) -> bool {
-        let is_there = |part: &Part<StoreSpec>| {
-            part.spec.kind.remote().is_some_and(|remote| remote.iohost == name)
-        };
-        self.stores.values().any(is_there)
-    }
-
-    fn uses_controller(&self, name: &str) -> bool {
-        let by_store = |part: &Part<StoreSpec>| part.spec.kind.controller() == Some(name);
-        self.stores.values().any(|part| by_store(part) && part.phase != Phase::Refused)
-    }
 }
 
 /// The stores below the controllers, and below the devices that count.
-pub(crate) fn needed(next: &Spec, counts: impl Fn(&str) -> bool) -> BTreeSet<&str> {
-    let devices = next.devices.iter().filter(|device| counts(&device.name));
+pub(crate) fn needed<'a>(next: &Parts<'a>, counts: impl Fn(&str) -> bool) -> BTreeSet<&'a str> {
+    let spec = next.spec();
+    let devices = spec.devices.iter().filter(|device| counts(&device.name));
     let tops = devices.map(|device| device.store.as_str());
     let mut needed = BTreeSet::new();
-    for top in tops.chain(next.controllers.iter().map(|controller| controller.store.as_str())) {
+    for top in tops.chain(spec.controllers.iter().map(|controller| controller.store.as_str())) {
         let mut name = Some(top);
         while let Some(spec) =
-            name.and_then(|name| find_store(next, name)).filter(|spec| needed.insert(&*spec.name))
+            name.and_then(|name| next.store(name)).filter(|spec| needed.insert(&*spec.name))
         {
             name = spec.kind.inner();
         }
     }
     needed
-}
-
-struct Planner<'a> {
-    state: State,
-    next: &'a Spec,
-    /// Parts that are stopped when their users allow it. The plan starts no part above them.
-    stale: Stale,
-    actions: Vec<Action>,
-}
-
-impl Planner<'_> {
-    fn act(&mut self, verb: Verb, name: &str) {
-        let action = Action { verb, name: name.to_owned() };
-        self.state.apply(&action, self.next);
-        self.actions.push(action);
-    }
-
-    fn stop(&mut self) {
-        let stale = std::mem::take(&mut self.stale);
-        stale.devices.iter().for_each(|name| self.act(Verb::StopDevice, name));
-        // A file or controller cannot be closed while a thread opens it.
-        loop {
-            let can_close = |phase: Phase| phase != Phase::Opening;
-            let is_unused = |name: &&String| {
-                let part = self.state.stores.get(*name);
-                part.is_some_and(|part| can_close(part.phase) || can_give_up(&part.spec))
-                    && !self.state.uses_store(name)
-            };
-            if let Some(name) = stale.stores.iter().find(is_unused) {
-                self.act(Verb::CloseStore, name);
-                continue;
-            }
-            let is_unused = |name: &&String| {
-                let part = self.state.controllers.get(*name);
-                part.is_some_and(|part| can_close(part.phase)) && !self.state.uses_controller(name)
-            };
-            let Some(name) = stale.controllers.iter().find(is_unused) else { break };
-            self.act(Verb::CloseController, name);
-        }
-        stale.clients.iter().for_each(|name| self.act(Verb::StopClient, name));
-        // A store that cannot be closed yet keeps its IOhost, with the sidecores of the link to it.
-        for name in &stale.iohosts {
-            if !self.state.uses_iohost(name) {
-                self.act(Verb::StopIohost, name);
-            }
-        }
-        stale.links.iter().for_each(|name| self.act(Verb::StopLink, name));
-        for name in &stale.sidecores {
-            let mut links = self.state.iohosts.values().map(|(_, link)| link);
-            if !links.any(|link| link.sidecores.contains(name)) {
-                self.act(Verb::StopSidecore, name);
-            }
-        }
-        self.stale = stale;
-        self.stale.stores.retain(|name| self.state.stores.contains_key(name));
-        self.stale.controllers.retain(|name| self.state.controllers.contains_key(name));
-        self.stale.iohosts.retain(|name| self.state.iohosts.contains_key(name));
-        self.stale.sidecores.retain(|name| self.state.sidecores.contains_key(name));
-    }
-
-    fn store_phase(&self, name: &str) -> Option<Phase> {
-        let part = self.state.stores.get(name)?;
-        Some(if self.stale.stores.contains(name) { Phase::Opening } else { part.phase })
-    }
-
-    fn controller_phase(&self, name: &str) -> Option<Phase> {
-        let part = self.state.controllers.get(name)?;
-        Some(if self.stale.controllers.contains(name) { Phase::Opening } else { part.phase })
-    }
-
-    /// The phase of a store, or `Refused` if the store was not opened because a part below it was
-    /// refused.
-    fn phase(&self, store: &str) -> Phase {
-        let mut name = store;
-        // Each step reaches a new store, unless the stores form a cycle.
-        for _ in 0..=self.next.stores.len() {
-            match self.store_phase(name) {
-                Some(phase) if name == store || phase == Phase::Refused => return phase,
-                Some(_) => break,
-                None => {}
-            }
-            let Some(spec) = find_store(self.next, name) else { break };
-            match (
-                spec.kind.inner(),
-                spec.kind.controller().and_then(|name| self.controller_phase(name)),
-            ) {
-                (Some(inner), _) => name = inner,
-                (None, Some(Phase::Refused)) => return Phase::Refused,
-                _ => break,
-            }
-        }
-        Phase::Opening
-    }
-
-    fn can_open(&self, store: &StoreSpec) -> bool {
-        let is_open = |name: &str| self.store_phase(name) == Some(Phase::Open);
-        let controls = |name: &str| self.controller_phase(name) == Some(Phase::Open);
-        let leads = |iohost: &str| {
-            self.state.iohosts.contains_key(iohost) && !self.stale.iohosts.contains(iohost)
-        };
-        store.kind.inner().is_none_or(is_open)
-            && store.kind.controller().is_none_or(controls)
-            && store.kind.remote().is_none_or(|remote| leads(&remote.iohost))
-    }
-
-    /// Starts sidecores, and the links on them with their users.
-    fn start(&mut self) {
-        for sidecore in &self.next.sidecores {
-            if !self.state.sidecores.contains_key(&sidecore.name) {
-                self.act(Verb::StartSidecore, &sidecore.name);
-            }
-        }
-        let links = links_to_clients(self.next);
-        for link in self.next.links.iter().filter(|link| links.contains(&*link.name)) {
-            if !self.state.links.contains_key(&link.name) && self.can_poll(link) {
-                self.act(Verb::StartLink, &link.name);
-            }
-        }
-        for client in &self.next.clients {
-            let runs = |name: &String| self.state.links.contains_key(name);
-            if !self.state.clients.contains_key(&client.name) && client.links.iter().all(runs) {
-                self.act(Verb::StartClient, &client.name);
-            }
-        }
-        for iohost in &self.next.iohosts {
-            let link = find_link(self.next, &iohost.link);
-            if !self.state.iohosts.contains_key(&iohost.name)
-                && link.is_some_and(|link| self.can_poll(link))
-            {
-                self.act(Verb::StartIohost, &iohost.name);
-            }
-        }
-    }
-
-    fn can_poll(&self, link: &LinkSpec) -> bool {
-        link.sidecores.iter().all(|name| self.runs(name))
-    }
-
-    /// Whether a sidecore runs that this plan keeps.
-    fn runs(&self, sidecore: &String) -> bool {
-        self.state.sidecores.contains_key(sidecore) && !self.stale.sidecores.contains(sidecore)
-    }
-
-    fn open(&mut self) {
-        let needed = self.state.needed(self.next);
-        let mut planned = None;
-        // A store may need a store or controller that is further down in the list.
-        while planned != Some(self.actions.len()) {
-            planned = Some(self.actions.len());
-            for store in self.next.stores.iter().filter(|store| needed.contains(&*store.name)) {
-                if !self.state.stores.contains_key(&store.name) && self.can_open(store) {
-                    self.act(Verb::OpenStore, &store.name);
-                }
-            }
-            for controller in &self.next.controllers {
-                if self.state.controllers.contains_key(&controller.name) {
-                    continue;
-                }
-                match self.phase(&controller.store) {
-                    Phase::Opening => {}
-                    Phase::Open => self.act(Verb::OpenController, &controller.name),
-                    Phase::Refused => self.act(Verb::RefuseController, &controller.name),
-                }
-            }
-        }
-    }
-
-    fn start_devices(&mut self) {
-        for device in &self.next.devices {
-            let runs = |name: &String| self.runs(name);
-            let serves = |client: &str| self.state.clients.contains_key(client);
-            if self.state.devices.contains_key(&device.name)
-                || !device.sidecores.iter().all(runs)
-                || !device.front_end.client().is_none_or(serves)
-            {
-                continue;
-            }
-            match self.phase(&device.store) {
-                Phase::Opening => {}
-                Phase::Open => self.act(Verb::StartDevice, &device.name),
-                Phase::Refused => self.act(Verb::RefuseDevice, &device.name),
-            }
-        }
-    }
 }
 
 /// The name of a device in error messages.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::controllers::Controllers;
 use crate::disk::idle_word;
-use crate::plan::{bottom, find_store, needed, stages};
+use crate::plan::{Parts, bottom, find_store, needed, stages};
 use crate::remote::Remote;
 use crate::report::{DeviceReport, DeviceState, QueueCounters};
 use crate::spec::{DeviceSpec, Spec, StoreSpec};
@@ -41,7 +41,7 @@ impl Wanted {
             return None;
         }
         let needed: BTreeSet<String> =
-            needed(&spec, |_| true).into_iter().map(str::to_owned).collect();
+            needed(&Parts::of(&spec), |_| true).into_iter().map(str::to_owned).collect();
         spec.stores
             .retain(|store| !self.passing.contains(&store.name) || needed.contains(&store.name));
         Some(spec)

@@ -3,55 +3,31 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use super::subject;
+use super::{Parts, subject};
 use crate::AssemblyError;
-use crate::spec::{
-    ClientSpec, ControllerSpec, DeviceSpec, IohostSpec, LinkSpec, QUEUES_MAX, Spec, StoreSpec,
-};
+use crate::spec::{DeviceSpec, QUEUES_MAX, Spec};
 
 /// Refuses a specification whose parts do not fit together: duplicate names and sockets, names of
 /// missing parts, stores that lead to themselves, and impossible numbers of queues.
 pub(crate) fn check(next: &Spec) -> Result<(), AssemblyError> {
-    Checker::of(next).check(next)
+    Checker::of(&Parts::of(next)).check()
 }
 
-/// The parts by their names, so that a check takes n log n steps for n parts: each added device has
-/// all devices checked.
 pub(super) struct Checker<'a> {
-    sidecores: BTreeSet<&'a str>,
-    stores: BTreeMap<&'a str, &'a StoreSpec>,
-    controllers: BTreeMap<&'a str, &'a ControllerSpec>,
-    links: BTreeMap<&'a str, &'a LinkSpec>,
-    clients: BTreeMap<&'a str, &'a ClientSpec>,
-    iohosts: BTreeMap<&'a str, &'a IohostSpec>,
+    parts: &'a Parts<'a>,
     /// Stores with a bottom. A way that reaches one of them is not followed further.
     sound: BTreeSet<&'a str>,
-    /// Look-ups in the maps above, for a test that they do not grow with the square of the parts.
-    #[cfg(test)]
-    pub(super) steps: usize,
 }
 
 impl<'a> Checker<'a> {
-    pub(super) fn of(next: &'a Spec) -> Self {
-        // Of two parts with one name, the first one counts.
-        let stores = next.stores.iter().rev().map(|store| (store.name.as_str(), store));
-        let controllers = next.controllers.iter().rev().map(|spec| (spec.name.as_str(), spec));
-        Self {
-            sidecores: next.sidecores.iter().map(|sidecore| sidecore.name.as_str()).collect(),
-            stores: stores.collect(),
-            controllers: controllers.collect(),
-            links: next.links.iter().map(|link| (link.name.as_str(), link)).collect(),
-            clients: next.clients.iter().map(|spec| (spec.name.as_str(), spec)).collect(),
-            iohosts: next.iohosts.iter().map(|spec| (spec.name.as_str(), spec)).collect(),
-            sound: BTreeSet::new(),
-            #[cfg(test)]
-            steps: 0,
-        }
+    pub(super) fn of(parts: &'a Parts<'a>) -> Self {
+        Self { parts, sound: BTreeSet::new() }
     }
 
-    pub(super) fn check(&mut self, next: &'a Spec) -> Result<(), AssemblyError> {
+    pub(super) fn check(&mut self) -> Result<(), AssemblyError> {
+        let next = self.parts.spec();
         self.check_duplicates(next)?;
-        self.check_links()?;
+        self.check_links(next)?;
         next.devices.iter().try_for_each(|device| self.check_queues(device))?;
         for device in &next.devices {
             self.check_below(subject(device), &device.store)?;
@@ -61,18 +37,10 @@ impl<'a> Checker<'a> {
         })
     }
 
-    /// Counts a look-up.
-    fn step(&mut self) {
-        #[cfg(test)]
-        {
-            self.steps += 1;
-        }
-    }
-
-    fn check_duplicates(&mut self, next: &'a Spec) -> Result<(), AssemblyError> {
+    fn check_duplicates(&self, next: &Spec) -> Result<(), AssemblyError> {
         let (mut names, mut sockets) = (BTreeMap::new(), BTreeMap::<&Path, _>::new());
         for (index, device) in next.devices.iter().enumerate() {
-            self.step();
+            self.parts.step();
             let named = names.insert(device.name.as_str(), index);
             // Paths are compared by their components. An exported device has no socket.
             let is_local = device.front_end.client().is_none();
@@ -92,34 +60,33 @@ impl<'a> Checker<'a> {
     }
 
     /// Refuses clients and IOhosts of missing links, and links on missing sidecores.
-    fn check_links(&self) -> Result<(), AssemblyError> {
-        for link in self.links.values() {
-            let is_missing = |name: &&String| !self.sidecores.contains(name.as_str());
+    fn check_links(&self, next: &Spec) -> Result<(), AssemblyError> {
+        for link in &next.links {
+            let is_missing = |name: &&String| self.parts.sidecore(name).is_none();
             if let Some(name) = link.sidecores.iter().find(is_missing) {
                 return Err(unknown(format!("link \"{}\"", link.name), "sidecore", name));
             }
         }
-        let is_missing = |name: &&String| !self.links.contains_key(name.as_str());
-        for client in self.clients.values() {
+        let is_missing = |name: &&String| self.parts.link(name).is_none();
+        for client in &next.clients {
             if let Some(name) = client.links.iter().find(is_missing) {
                 return Err(unknown(format!("client \"{}\"", client.name), "link", name));
             }
         }
-        match self.iohosts.values().find(|iohost| is_missing(&&iohost.link)) {
+        match next.iohosts.iter().find(|iohost| is_missing(&&iohost.link)) {
             Some(spec) => Err(unknown(format!("iohost \"{}\"", spec.name), "link", &spec.link)),
             None => Ok(()),
         }
     }
 
-    fn check_queues(&mut self, device: &DeviceSpec) -> Result<(), AssemblyError> {
+    fn check_queues(&self, device: &DeviceSpec) -> Result<(), AssemblyError> {
         if let Some(client) = device.front_end.client() {
-            let is_there = self.clients.contains_key(client);
+            let is_there = self.parts.client(client).is_some();
             let missing = || unknown(subject(device), "client", client);
             return is_there.then_some(()).ok_or_else(missing);
         }
         for name in &device.sidecores {
-            self.step();
-            if !self.sidecores.contains(name.as_str()) {
+            if self.parts.sidecore(name).is_none() {
                 return Err(unknown(subject(device), "sidecore", name));
             }
         }
@@ -135,11 +102,11 @@ impl<'a> Checker<'a> {
         let mut name = store;
         let mut above = BTreeSet::new();
         loop {
-            self.step();
+            self.parts.step();
             if self.sound.contains(name) {
                 break;
             }
-            let Some(store) = self.stores.get(name) else {
+            let Some(store) = self.parts.store(name) else {
                 return Err(unknown(user, "store", name));
             };
             if !above.insert(name) {
@@ -147,14 +114,14 @@ impl<'a> Checker<'a> {
             }
             user = format!("store \"{name}\"");
             if let Some(remote) = store.kind.remote()
-                && !self.iohosts.contains_key(remote.iohost.as_str())
+                && self.parts.iohost(&remote.iohost).is_none()
             {
                 return Err(unknown(user, "iohost", &remote.iohost));
             }
             name = match (store.kind.inner(), store.kind.controller()) {
                 (Some(inner), _) => inner,
                 (None, None) => break,
-                (None, Some(controller)) => match self.controllers.get(controller) {
+                (None, Some(controller)) => match self.parts.controller(controller) {
                     None => return Err(unknown(user, "controller", controller)),
                     Some(spec) => {
                         user = format!("controller \"{controller}\"");

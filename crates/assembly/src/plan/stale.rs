@@ -1,9 +1,10 @@
 //! The parts that a change stops.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Part, Phase, State, links_to_clients};
-use crate::spec::{LinkSpec, Spec};
+use super::uses::{Name, uses};
+use super::{Part, Parts, State, links_to_clients};
+use crate::spec::{DeviceSpec, LinkSpec, StoreSpec};
 
 /// The parts to be stopped: parts that have changed or are not needed, and the parts above them.
 #[derive(Default)]
@@ -18,55 +19,73 @@ pub(super) struct Stale {
 }
 
 impl Stale {
-    pub(super) fn of(state: &State, next: &Spec) -> Self {
+    pub(super) fn of(state: &State, next: &Parts<'_>) -> Self {
         let needed = state.needed(next);
         let mut stale = Self::default();
         for (name, spec) in &state.sidecores {
-            if !next.sidecores.contains(spec) {
+            if next.sidecore(name) != Some(spec) {
                 stale.sidecores.insert(name.clone());
             }
         }
         stale.remote(state, next);
-        let mut count = None;
-        while count != Some(stale.count()) {
-            count = Some(stale.count());
-            for (name, Part { spec, .. }) in &state.stores {
-                let kind = &spec.kind;
-                let below = kind.inner().is_some_and(|inner| stale.stores.contains(inner))
-                    || kind
-                        .controller()
-                        .is_some_and(|controller| stale.controllers.contains(controller));
-                let away =
-                    kind.remote().is_some_and(|remote| stale.iohosts.contains(&remote.iohost));
-                if below || away || !needed.contains(name.as_str()) || !next.stores.contains(spec) {
-                    stale.stores.insert(name.clone());
-                }
-            }
-            for (name, Part { spec, .. }) in &state.controllers {
-                if stale.stores.contains(&spec.store) || !next.controllers.contains(spec) {
-                    stale.controllers.insert(name.clone());
-                }
-            }
-            for (name, Part { spec, phase }) in &state.devices {
-                let on = |sidecore: &String| stale.sidecores.contains(sidecore);
-                let is_attached = *phase == Phase::Open && !state.detached.contains(name);
-                if is_attached && stale.stores.contains(&spec.store)
-                    || spec.sidecores.iter().any(on)
-                    || spec.front_end.client().is_some_and(|name| stale.clients.contains(name))
-                    || !next.devices.contains(spec)
-                {
-                    stale.devices.insert(name.clone());
-                }
+        let mut changed = Vec::new();
+        for (name, Part { spec, .. }) in &state.stores {
+            if stale.changes_store(spec, next) || !needed.contains(name.as_str()) {
+                changed.push(Name::Store(name));
             }
         }
+        for (name, Part { spec, .. }) in &state.controllers {
+            if next.controller(name) != Some(spec) {
+                changed.push(Name::Controller(name));
+            }
+        }
+        for (name, Part { spec, .. }) in &state.devices {
+            if stale.changes_device(spec, next) {
+                changed.push(Name::Device(name));
+            }
+        }
+        stale.spread(changed, state, next);
         stale
     }
 
+    fn changes_store(&self, spec: &StoreSpec, next: &Parts<'_>) -> bool {
+        let is_away = |iohost: &String| self.iohosts.contains(iohost);
+        spec.kind.remote().is_some_and(|remote| is_away(&remote.iohost))
+            || next.store(&spec.name) != Some(spec)
+    }
+
+    fn changes_device(&self, spec: &DeviceSpec, next: &Parts<'_>) -> bool {
+        spec.sidecores.iter().any(|sidecore| self.sidecores.contains(sidecore))
+            || spec.front_end.client().is_some_and(|name| self.clients.contains(name))
+            || next.device(&spec.name) != Some(spec)
+    }
+
+    /// Adds parts, and all parts above them.
+    fn spread<'a>(&mut self, mut parts: Vec<Name<'a>>, state: &'a State, next: &Parts<'_>) {
+        let mut above = BTreeMap::<_, Vec<_>>::new();
+        for each in uses(state) {
+            next.step();
+            above.entry(each.below).or_default().push(each.above);
+        }
+        while let Some(part) = parts.pop() {
+            next.step();
+            let is_new = match part {
+                Name::Store(name) => self.stores.insert(name.to_owned()),
+                Name::Controller(name) => self.controllers.insert(name.to_owned()),
+                Name::Device(name) => self.devices.insert(name.to_owned()),
+            };
+            if is_new {
+                parts.extend(above.remove(&part).unwrap_or_default());
+            }
+        }
+    }
+
     /// Adds links, clients and IOhosts, which lie on sidecores alone.
-    fn remote(&mut self, state: &State, next: &Spec) {
-        let links = links_to_clients(next);
+    fn remote(&mut self, state: &State, next: &Parts<'_>) {
+        let links = links_to_clients(next.spec());
         let moves = |sidecores: &BTreeSet<String>, link: &LinkSpec| {
-            !next.links.contains(link) || link.sidecores.iter().any(|name| sidecores.contains(name))
+            next.link(&link.name) != Some(link)
+                || link.sidecores.iter().any(|name| sidecores.contains(name))
         };
         for (name, link) in &state.links {
             if moves(&self.sidecores, link) || !links.contains(name.as_str()) {
@@ -75,18 +94,14 @@ impl Stale {
         }
         for (name, client) in &state.clients {
             let stops = |link: &String| self.links.contains(link);
-            if client.links.iter().any(stops) || !next.clients.contains(client) {
+            if client.links.iter().any(stops) || next.client(name) != Some(client) {
                 self.clients.insert(name.clone());
             }
         }
         for (name, (iohost, link)) in &state.iohosts {
-            if moves(&self.sidecores, link) || !next.iohosts.contains(iohost) {
+            if moves(&self.sidecores, link) || next.iohost(name) != Some(iohost) {
                 self.iohosts.insert(name.clone());
             }
         }
-    }
-
-    fn count(&self) -> usize {
-        self.stores.len() + self.controllers.len() + self.devices.len()
     }
 }

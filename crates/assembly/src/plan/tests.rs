@@ -3,6 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+use super::uses::{Name, uses};
 use super::*;
 use crate::spec::{FileOptions, FrontEndSpec, RemoteSpec, VolumeSpec, VrioSpec};
 
@@ -108,31 +109,36 @@ fn remote() -> Spec {
     }
 }
 
-/// Each device of 4,096 is on top of a longer chain of stores, and the last one has a fault.
-#[test]
-fn a_check_of_many_devices_takes_a_few_steps_for_each() {
-    const DEVICES: usize = 4096;
-    let chain = |index: usize| match index {
+/// Each device of `count` is on top of a longer chain of stores.
+fn chain(count: usize) -> Spec {
+    let store_at = |index: usize| match index {
         0 => store("s0", ram()),
         _ => store(&format!("s{index}"), shared(&format!("s{}", index - 1))),
     };
     let on = |index: usize| device(&format!("d{index}"), &format!("s{index}"), "sc0");
-    let mut spec = Spec {
+    Spec {
         sidecores: vec![sidecore("sc0")],
-        stores: (0..DEVICES).map(chain).collect(),
-        controllers: Vec::new(),
-        devices: (0..DEVICES).map(on).collect(),
+        stores: (0..count).map(store_at).collect(),
+        devices: (0..count).map(on).collect(),
         ..Spec::default()
-    };
+    }
+}
+
+const MANY: usize = 4096;
+
+#[test]
+fn a_check_of_many_devices_takes_a_few_steps_for_each() {
+    let mut spec = chain(MANY);
     for _ in 0..2 {
-        let mut checker = check::Checker::of(&spec);
-        checker.check(&spec).unwrap();
-        // The device, its sidecore, its store, and the store below that.
-        assert!(checker.steps <= 4 * DEVICES, "{} steps", checker.steps);
+        let parts = Parts::of(&spec);
+        check::Checker::of(&parts).check().unwrap();
+        // The device and its sidecore; its store, and the store below that, are counted twice: they
+        // are visited, and one is looked up.
+        assert!(parts.steps.get() <= 6 * MANY, "{} steps", parts.steps.get());
         // From the end of the chain, the first device walks all of it, and the others nothing.
         spec.devices.reverse();
     }
-    let last = &mut spec.devices[DEVICES - 1];
+    let last = &mut spec.devices[MANY - 1];
     last.socket = "/run//d0.sock".into();
     let refused = check(&spec).unwrap_err();
     assert!(
@@ -142,10 +148,47 @@ fn a_check_of_many_devices_takes_a_few_steps_for_each() {
     );
 }
 
+/// Plans from one specification to the next, and returns the number of actions. Fails if that took
+/// more than some steps for each part.
+fn plan_in_few_steps(state: &mut State, spec: &Spec) -> usize {
+    let parts = Parts::of(spec);
+    let actions = planner::Planner::new(state, &parts).plan();
+    // Of each device and each store: whether it has changed, whether it is needed, its use, its
+    // visit, the phases below, and the action.
+    assert!(parts.steps.get() <= 24 * MANY, "{} steps", parts.steps.get());
+    actions.iter().for_each(|action| state.apply(action, &parts));
+    actions.len()
+}
+
+#[test]
+fn a_plan_of_many_devices_takes_a_few_steps_for_each() {
+    let mut spec = chain(MANY);
+    for _ in 0..2 {
+        let mut state = State::default();
+        assert_eq!(plan_in_few_steps(&mut state, &spec), 2 * MANY + 1);
+        assert_eq!(plan_in_few_steps(&mut state, &spec), 0);
+        // All stores lie on the changed one.
+        let first = spec.stores.iter().position(|store| store.name == "s0").unwrap();
+        spec.stores[first].kind = StoreKind::Null { size_bytes: 1 << 20, block_bytes: 512 };
+        assert_eq!(plan_in_few_steps(&mut state, &spec), 4 * MANY);
+        spec.stores[first].kind = file("/disk");
+        assert_eq!(plan_in_few_steps(&mut state, &spec), 2 * MANY + 1);
+        // A refusal reaches each device from the bottom of its chain.
+        state.stores.get_mut("s0").unwrap().phase = Phase::Refused;
+        assert_eq!(plan_in_few_steps(&mut state, &spec), MANY);
+        assert_eq!(plan_in_few_steps(&mut state, &Spec::default()), MANY + 2);
+        assert_eq!(state, State::default());
+        // In this order, each store needs one that is further down.
+        spec.stores[first].kind = ram();
+        spec.stores.reverse();
+        spec.devices.reverse();
+    }
+}
+
 /// Applies a plan and returns its actions as text.
 fn step(state: &mut State, next: &Spec) -> Vec<String> {
     let actions = plan(state, next);
-    actions.iter().for_each(|action| state.apply(action, next));
+    actions.iter().for_each(|action| state.apply(action, &Parts::of(next)));
     actions.iter().map(|action| format!("{:?} {}", action.verb, action.name)).collect()
 }
 
@@ -452,6 +495,11 @@ fn is_founded(state: &State, kind: &StoreKind, next: &Spec) -> bool {
         && kind.remote().is_none_or(leads)
 }
 
+/// Whether a part above is open, or being opened.
+fn is_used(state: &State, part: Name<'_>) -> bool {
+    uses(state).any(|each| each.is_open && each.below == part)
+}
+
 /// Checks that every part that an action needs is open, and that no user is left of a part that is
 /// stopped.
 fn check_order(state: &State, action: &Action, next: &Spec) {
@@ -472,8 +520,8 @@ fn check_order(state: &State, action: &Action, next: &Spec) {
             let client = device.and_then(|device| device.front_end.client());
             assert!(client.is_none_or(|name| state.clients.contains_key(name)), "{action:?}");
         }
-        Verb::CloseStore => assert!(!state.uses_store(name), "{action:?}"),
-        Verb::CloseController => assert!(!state.uses_controller(name), "{action:?}"),
+        Verb::CloseStore => assert!(!is_used(state, Name::Store(name)), "{action:?}"),
+        Verb::CloseController => assert!(!is_used(state, Name::Controller(name)), "{action:?}"),
         Verb::StopSidecore => {
             let on = |part: &Part<DeviceSpec>| part.spec.sidecores.contains(name);
             assert!(!state.devices.values().any(on), "{action:?}");
@@ -519,7 +567,7 @@ fn come_to(state: &mut State, next: &Spec, refused: Option<&str>) {
         let actions = plan(state, next);
         for action in &actions {
             check_order(state, action, next);
-            state.apply(action, next);
+            state.apply(action, &Parts::of(next));
             if action.verb == Verb::OpenStore && Some(&*action.name) == refused {
                 // The rest of the plan is out of date.
                 state.stores.get_mut(&action.name).unwrap().phase = Phase::Refused;
@@ -551,14 +599,15 @@ proptest! {
         let mut state = State::default();
         // Some files of the first specification are still being opened when the second one comes.
         for _ in 0..pause {
-            plan(&state, &one).iter().for_each(|action| state.apply(action, &one));
+            plan(&state, &one).iter().for_each(|action| state.apply(action, &Parts::of(&one)));
             state.settle();
         }
-        plan(&state, &one).iter().for_each(|action| state.apply(action, &one));
+        plan(&state, &one).iter().for_each(|action| state.apply(action, &Parts::of(&one)));
         come_to(&mut state, &two, None);
         prop_assert_eq!(&state, &running(&two));
         if check(&two).is_ok() {
-            let needed = state.needed(&two);
+            let parts = Parts::of(&two);
+            let needed = state.needed(&parts);
             prop_assert!(two.devices.iter().all(|spec| state.devices[&spec.name].spec == *spec));
             prop_assert!(
                 two.controllers.iter().all(|spec| state.controllers[&spec.name].spec == *spec)

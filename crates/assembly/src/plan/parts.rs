@@ -1,0 +1,91 @@
+//! The parts of a specification by their names.
+
+use std::collections::BTreeMap;
+
+use crate::spec::{
+    ClientSpec, ControllerSpec, DeviceSpec, IohostSpec, LinkSpec, SidecoreSpec, Spec, StoreSpec,
+};
+
+/// The parts of a specification by their names, so that a check and a plan take n log n steps for n
+/// parts: each change of one device has all devices checked and planned. Of two parts with one
+/// name, the first one counts.
+pub(crate) struct Parts<'a> {
+    spec: &'a Spec,
+    sidecores: BTreeMap<&'a str, &'a SidecoreSpec>,
+    stores: BTreeMap<&'a str, &'a StoreSpec>,
+    controllers: BTreeMap<&'a str, &'a ControllerSpec>,
+    links: BTreeMap<&'a str, &'a LinkSpec>,
+    clients: BTreeMap<&'a str, &'a ClientSpec>,
+    iohosts: BTreeMap<&'a str, &'a IohostSpec>,
+    devices: BTreeMap<&'a str, &'a DeviceSpec>,
+    /// Parts that were looked up or visited, for tests that their number does not grow with the
+    /// square of the parts.
+    #[cfg(test)]
+    pub(super) steps: std::cell::Cell<usize>,
+}
+
+impl<'a> Parts<'a> {
+    pub(crate) fn of(spec: &'a Spec) -> Self {
+        Self {
+            spec,
+            sidecores: by_name(&spec.sidecores, |sidecore| &sidecore.name),
+            stores: by_name(&spec.stores, |store| &store.name),
+            controllers: by_name(&spec.controllers, |controller| &controller.name),
+            links: by_name(&spec.links, |link| &link.name),
+            clients: by_name(&spec.clients, |client| &client.name),
+            iohosts: by_name(&spec.iohosts, |iohost| &iohost.name),
+            devices: by_name(&spec.devices, |device| &device.name),
+            #[cfg(test)]
+            steps: std::cell::Cell::new(0),
+        }
+    }
+
+    pub(crate) fn spec(&self) -> &'a Spec {
+        self.spec
+    }
+
+    /// Counts a part that is looked up or visited.
+    pub(super) fn step(&self) {
+        #[cfg(test)]
+        self.steps.set(self.steps.get() + 1);
+    }
+
+    pub(super) fn sidecore(&self, name: &str) -> Option<&'a SidecoreSpec> {
+        self.step();
+        self.sidecores.get(name).copied()
+    }
+
+    pub(super) fn store(&self, name: &str) -> Option<&'a StoreSpec> {
+        self.step();
+        self.stores.get(name).copied()
+    }
+
+    pub(super) fn controller(&self, name: &str) -> Option<&'a ControllerSpec> {
+        self.step();
+        self.controllers.get(name).copied()
+    }
+
+    pub(super) fn link(&self, name: &str) -> Option<&'a LinkSpec> {
+        self.step();
+        self.links.get(name).copied()
+    }
+
+    pub(super) fn client(&self, name: &str) -> Option<&'a ClientSpec> {
+        self.step();
+        self.clients.get(name).copied()
+    }
+
+    pub(super) fn iohost(&self, name: &str) -> Option<&'a IohostSpec> {
+        self.step();
+        self.iohosts.get(name).copied()
+    }
+
+    pub(super) fn device(&self, name: &str) -> Option<&'a DeviceSpec> {
+        self.step();
+        self.devices.get(name).copied()
+    }
+}
+
+fn by_name<T>(parts: &[T], name: impl Fn(&T) -> &String) -> BTreeMap<&str, &T> {
+    parts.iter().rev().map(|part| (name(part).as_str(), part)).collect()
+}
