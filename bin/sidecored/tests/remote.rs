@@ -2,12 +2,14 @@
 
 mod common;
 
+use std::io::Read as _;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::Signal;
 use sidecore_control::report::{DeviceState, IohostReport, RemoteReport};
-use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Slot, Status};
+use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, NvmeClient, NvmeOptions, Slot, Status};
 use sidecore_kit::guest::{complete, complete_all};
 use sidecore_kit::wait;
 use sidecore_units::Sector;
@@ -146,6 +148,68 @@ fn a_guest_of_a_vmhost_uses_a_disk_of_an_iohost_and_start_order_does_not_matter(
     end(vmhost);
     remote(&iohost, |report| report.clients.iter().any(|it| it.state == "away"));
     end(iohost);
+}
+
+/// The socket of a device is there before its IOhost. A VMM that connects waits for its first
+/// answer, whatever the front end. The other devices and the API go on meanwhile.
+#[test]
+fn vmms_connect_before_the_iohost_is_up_and_wait() {
+    let shared = shared();
+    let mut config = vmhost(shared.path(), "");
+    config += "[[store]]\nname = \"mem\"\ntype = \"ram\"\nsize = \"1MiB\"\n\
+               [[device]]\nname = \"local\"\nstore = \"mem\"\nsocket = \"local.sock\"\n\
+               [[device]]\nname = \"pci\"\nfront_end = \"nvme\"\nstore = \"r1\"\n\
+               read_only = true\nsocket = \"pci.sock\"\nqueues = 2\n";
+    for index in 0..128 {
+        config += &format!(
+            "[[device]]\nname = \"wait{index}\"\nstore = \"r1\"\nread_only = true\nsocket = \
+             \"wait{index}.sock\"\n"
+        );
+    }
+    let vmhost = start(&config);
+    let socket = |name: &str| vmhost.directory.path().join(name);
+    let options = ClientOptions { queues: 2, timeout: SOON, ..ClientOptions::default() };
+    let nvme = NvmeOptions { timeout: SOON, ..NvmeOptions::default() };
+    let waiting: Vec<_> = (0..128)
+        .map(|index| UnixStream::connect(socket(&format!("wait{index}.sock"))).unwrap())
+        .collect();
+    std::thread::scope(|scope| {
+        let blk = scope.spawn(|| BlkClient::connect(socket("vd0.sock"), &options).unwrap());
+        let pci = scope.spawn(|| NvmeClient::connect(socket("pci.sock"), &nvme).unwrap());
+        let mut local =
+            BlkClient::connect(socket("local.sock"), &ClientOptions::default()).unwrap();
+        let queue = local.queue(0).unwrap();
+        let slot = queue.take_slot().unwrap();
+        write(queue, slot, 1, 0);
+        assert!(read(queue, slot, 1) == data(1, 0));
+        let states: Vec<_> = vmhost.client().devices().unwrap();
+        let opening = states.iter().filter(|device| device.state == DeviceState::Opening);
+        assert_eq!(opening.count(), 130);
+        assert!(!blk.is_finished() && !pci.is_finished());
+        let iohost = start(&iohost(shared.path(), ""));
+        let (mut blk, _pci) = (blk.join().unwrap(), pci.join().unwrap());
+        let queue = blk.queue(0).unwrap();
+        let slot = queue.take_slot().unwrap();
+        write(queue, slot, 2, 0);
+        assert!(read(queue, slot, 2) == data(2, 0));
+        drop(iohost);
+    });
+    drop(waiting);
+}
+
+#[test]
+fn a_daemon_whose_vmms_wait_for_an_iohost_ends_at_once() {
+    let shared = shared();
+    let mut vmhost = start(&vmhost(shared.path(), ""));
+    let socket = vmhost.directory.path().join("vd0.sock");
+    let mut vmm = UnixStream::connect(&socket).unwrap();
+    vmhost.signal(Signal::TERM);
+    let (status, complaint) = vmhost.wait();
+    assert!(status.success(), "{complaint}");
+    assert!(!socket.exists());
+    // The VMM does not wait for ever.
+    vmm.set_read_timeout(Some(SOON)).unwrap();
+    assert!(matches!(vmm.read(&mut [0; 1]), Ok(0) | Err(_)));
 }
 
 #[test]

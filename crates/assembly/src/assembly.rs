@@ -9,7 +9,7 @@ use sidecore_units::Nanos;
 use crate::AssemblyError;
 use crate::controllers::ControllerHandle;
 use crate::disk::Disk;
-use crate::graph::{Graph, Lists, Occasion, lock, open_alone, serve_created};
+use crate::graph::{Graph, Lists, Occasion, listen_early, lock, open_alone, serve_created};
 use crate::left::LeftDevice;
 use crate::operation::OperationError;
 use crate::plan::{Verb, bottom, check, find_store, may_not_answer, plan};
@@ -33,7 +33,8 @@ impl Assembly {
     /// socket. A damaged volume keeps no other device from being served; its own device is listed
     /// with the reason. The start waits a few seconds for a store that does not answer, or that has
     /// requests in flight of a killed daemon. The devices of such a store are served later, if
-    /// [`Assembly::serve_late`] is called.
+    /// [`Assembly::serve_late`] is called. So are the devices of an IOhost that is away: their
+    /// sockets listen at once, and a VMM that connects waits for its first answer.
     ///
     /// # Errors
     /// The first failure that is not a store's own. All parts that were started are stopped again.
@@ -70,6 +71,7 @@ impl Assembly {
             graph.come_to(spec, Occasion::Start)?
         };
         serve_created(&self.graph, created, Occasion::Start)?;
+        listen_early(&self.graph)?;
         let mut graph = self.graph();
         let names: Vec<String> = graph.left.iter().map(|left| left.name.clone()).collect();
         for device in names.iter().filter(|name| self.lists.wanted().place(name) == usize::MAX) {
@@ -89,19 +91,21 @@ impl Assembly {
         Ok(())
     }
 
-    /// Starts a thread that serves devices when their stores answer, if some stores were not open
-    /// at the start. The second call does nothing.
+    /// Starts a thread that serves devices when their stores answer, while some stores are being
+    /// opened. A call does nothing while there is such a thread.
     ///
     /// # Errors
     /// The thread cannot be started.
     pub fn serve_late(&self) -> Result<(), AssemblyError> {
         let mut graph = self.graph();
-        let Some(receiver) = graph.receiver.take().filter(|_| graph.in_flight > 0) else {
+        if graph.in_flight == 0 {
             return Ok(());
-        };
+        }
+        let Some(receiver) = graph.receiver.take() else { return Ok(()) };
         let (weak, subsystems) = (Arc::downgrade(&self.graph), Arc::clone(&self.lists.subsystems));
         let serve = move || {
-            while let Ok(opened) = receiver.recv() {
+            let mut receiver = Some(receiver);
+            while let Some(opened) = receiver.as_ref().and_then(|opened| opened.recv().ok()) {
                 let Some(graph) = weak.upgrade() else { return };
                 let mut locked = lock(&graph);
                 if locked.ends {
@@ -110,13 +114,13 @@ impl Assembly {
                 // Each failure is logged and tolerated on this occasion.
                 let _ = locked.answer(opened, Occasion::Late);
                 let created = locked.come_to_wanted();
-                let is_done = locked.in_flight == 0;
+                if locked.in_flight == 0 {
+                    // For the thread of the next store. This one ends.
+                    locked.receiver = receiver.take();
+                }
                 drop(locked);
                 let _ = serve_created(&graph, created, Occasion::Late);
                 subsystems.refresh();
-                if is_done {
-                    return;
-                }
             }
         };
         std::thread::Builder::new()
@@ -130,7 +134,8 @@ impl Assembly {
     /// served by the sidecore with the fewest queues. `store`, if given, belongs to the device: it
     /// is forgotten with the last device that leads to it.
     ///
-    /// This opens stores and may take a while; reports are answered meanwhile.
+    /// This opens stores and may take a while; reports are answered meanwhile. A device of an
+    /// IOhost that is away is added all the same, and waits.
     ///
     /// # Errors
     /// A name or a socket is taken, a part is missing or cannot be opened, a second device would
@@ -143,10 +148,20 @@ impl Assembly {
         let added = self.add(device, store);
         let added =
             added.and_then(|created| serve_created(&self.graph, created, Occasion::Addition));
+        let added = added.and_then(|()| self.wait_for_iohosts(&device.name));
         // After an error too: the device's volume may have been created.
         self.lists.subsystems.refresh();
         added.inspect(|()| {
             tracing::info!(device = device.name, socket = %device.socket.display(), "device added");
+        })
+    }
+
+    /// Makes the socket of an added device that waits for its IOhost. An error removes the device.
+    fn wait_for_iohosts(&self, added: &str) -> Result<(), AssemblyError> {
+        self.serve_late().and_then(|()| listen_early(&self.graph)).inspect_err(|_| {
+            let mut graph = self.graph();
+            let _ = graph.unwant(added);
+            graph.close_unneeded();
         })
     }
 
@@ -162,7 +177,9 @@ impl Assembly {
         let mut opened = None;
         loop {
             let (mut graph, next) = self.with(&mut device, store)?;
-            let file = bottom(&next, &device.store).filter(|bottom| may_not_answer(bottom));
+            let is_file =
+                |bottom: &&StoreSpec| may_not_answer(bottom) && bottom.kind.remote().is_none();
+            let file = bottom(&next, &device.store).filter(is_file);
             if let Some(file) = file.filter(|file| graph.stores.get(&file.name).is_none()) {
                 if graph.stores.is_opening(&file.name) {
                     return Err(AssemblyError::NoAnswer { name: file.name.clone() });

@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::UNIX_EPOCH;
 
 use sidecore_block::BlockDevice;
-use sidecore_peer::{Access, Service};
+use sidecore_peer::Service;
 use sidecore_reactor::IdleMode;
 use sidecore_sidecore::Sidecore;
 
 use crate::AssemblyError;
-use crate::front_end::{FrontEnd, Nvme, NvmeParts, VirtioBlk, Vrio};
+use crate::front_end::{FrontEnd, Nvme, NvmeParts, Place, VirtioBlk, Vrio};
 use crate::left::LeftDevice;
 use crate::remote::Remote;
 use crate::report::{DeviceReport, DeviceState, DeviceStats, DisconnectReport, QueueCounters};
@@ -65,14 +65,14 @@ impl Disk {
         Ok(Self { spec, configured, below, store: weak, store_type, stages, outlives, front_end })
     }
 
-    /// Makes the socket and serves its clients, or resumes the client that another process has
-    /// exported.
+    /// Serves the clients of the device's socket, which is made if it does not listen already, or
+    /// resumes the client that another process has exported.
     pub(crate) fn serve(
         &self,
-        access: Access,
+        place: Place,
         left: Option<LeftDevice>,
     ) -> Result<(), AssemblyError> {
-        self.front_end.serve(&self.spec.socket, access, left)
+        self.front_end.serve(&self.spec.socket, place, left)
     }
 
     /// Removes the socket and stops the queues when their requests in flight are done. False if the

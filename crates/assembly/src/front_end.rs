@@ -15,20 +15,21 @@ use sidecore_sidecore::Sidecore;
 use crate::AssemblyError;
 use crate::left::LeftDevice;
 use crate::report::QueueCounters;
-use sidecore_peer::{Access, Disconnect};
+use sidecore_peer::Disconnect;
 
 pub(crate) use nvme::{Nvme, NvmeParts, NvmeThreads};
+pub(crate) use socket::Place;
 pub(crate) use virtio_blk::VirtioBlk;
 pub(crate) use vrio::Vrio;
 
 /// A device model with its transport and its queues on sidecores.
 pub(crate) trait FrontEnd: Send + Sync {
-    /// Makes the socket and serves its clients, or resumes the client that another process has
-    /// exported.
+    /// Serves the clients of the socket, which is made if it does not listen already, or resumes
+    /// the client that another process has exported.
     fn serve(
         &self,
         socket: &Path,
-        access: Access,
+        place: Place,
         left: Option<LeftDevice>,
     ) -> Result<(), AssemblyError>;
 

@@ -1,8 +1,10 @@
 //! The parts of a running assembly, and the actions of a plan carried out on them.
 
+mod listen;
 mod open;
 mod serve;
 
+use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -10,7 +12,7 @@ use std::time::Duration;
 use sidecore_block::BlockDevice;
 use sidecore_linux::Clock;
 use sidecore_nvme_subsystem::{NamespaceIds, Subsystems};
-use sidecore_peer::Service;
+use sidecore_peer::{Listening, Service};
 use sidecore_sidecore::{Sidecore, SidecoreThread};
 
 use crate::AssemblyError;
@@ -29,6 +31,7 @@ use crate::stores::{Progress, Stores, open_file};
 use crate::volume_service::Volumes;
 use crate::wanted::Wanted;
 
+pub(crate) use listen::{listen_early, may_come_late};
 pub(crate) use serve::serve_created;
 
 /// The time that a start, or the addition of a device, waits for stores that do not answer.
@@ -124,6 +127,8 @@ pub(crate) struct Graph {
     created: Vec<Arc<Disk>>,
     /// Clients that another process has exported, and that are not resumed yet.
     pub(crate) left: Vec<LeftDevice>,
+    /// The sockets of devices that wait for their IOhosts, by the devices' names.
+    listening: BTreeMap<String, Listening>,
     opened: Sender<Opened>,
     /// Taken by the thread that serves late devices.
     pub(crate) receiver: Option<Receiver<Opened>>,
@@ -148,6 +153,7 @@ impl Graph {
                 nvme: None,
                 created: Vec::new(),
                 left: Vec::new(),
+                listening: BTreeMap::new(),
                 opened,
                 receiver: Some(receiver),
                 in_flight: 0,
@@ -229,7 +235,7 @@ impl Graph {
     }
 
     /// Creates the one device that `next` has beyond the wanted specification, and makes `next` the
-    /// wanted one.
+    /// wanted one. A device whose IOhost is away is created when the IOhost comes.
     ///
     /// # Errors
     /// The first failure. Nothing has changed then.
@@ -239,7 +245,9 @@ impl Graph {
         next: Spec,
     ) -> Result<Vec<Arc<Disk>>, AssemblyError> {
         let created = match self.come_to(&next, Occasion::Addition) {
-            Ok(created) if created.is_empty() => Err(self.obstacle(device, &next)),
+            Ok(created) if created.is_empty() && !may_come_late(device, &next) => {
+                Err(self.obstacle(device, &next))
+            }
             created => created,
         };
         match &created {
@@ -370,8 +378,10 @@ impl Graph {
         lock(&self.lists.disks).retain(|other| !Arc::ptr_eq(other, disk));
     }
 
-    /// Disconnects the client of this device that another process has exported, if there is one.
+    /// Disconnects the clients of this device that are not served yet: the one that another process
+    /// has exported, and those that wait for the IOhost.
     pub(crate) fn disconnect(&mut self, device: &str) {
+        drop(self.listening.remove(device));
         let disconnected = self.left.extract_if(.., |left| left.name == device);
         disconnected.for_each(LeftDevice::disconnect);
     }
@@ -554,6 +564,7 @@ impl Graph {
 
     /// Drops the users of stores, controllers and sidecores, so that the plan can stop those.
     pub(crate) fn close_devices(&mut self) {
+        self.listening.clear();
         self.lists.all_disks().iter().for_each(|disk| disk.close());
         self.nvme = None;
         self.service = None;

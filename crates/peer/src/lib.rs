@@ -1,7 +1,7 @@
 //! One service for the sockets of all protocols: the shared half of vhost-user and vfio-user.
 //!
 //! * [`Service`] is a few epoll threads (workers) and a bounded pool; [`Socket`] is one of its
-//!   sockets.
+//!   sockets, and [`Listening`] one whose device does not exist yet.
 //! * [`Session`] is implemented by a protocol: commands in, replies out, and the end of a client.
 //!   [`Endpoint`] makes a session for each client of a device.
 //! * [`Connection`] carries messages and their descriptors over a stream, as a [`Codec`] describes
@@ -38,7 +38,7 @@ mod testing;
 mod worker;
 
 pub use connection::{Codec, Connection, ConnectionError, ErrorOf, Received};
-pub use service::{Service, Socket};
+pub use service::{Listening, Service, Socket};
 pub use session::{Endpoint, Session};
 pub use sidecore_socket::{Access, Disconnect, ServerError, StreamError, close_aside};
 pub use snapshot::{

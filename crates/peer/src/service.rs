@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::num::NonZeroUsize;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -75,13 +76,28 @@ impl Service {
         endpoint: E,
         snapshot: Option<Snapshot>,
     ) -> Result<Socket, ServerError> {
-        let (file, listener) = match SocketFile::listen(path, access, BACKLOG) {
-            Ok(listening) => listening,
+        match Listening::new(path, access) {
+            Ok(listening) => self.serve_on(listening, endpoint, snapshot),
             Err(error) => {
                 close_aside(snapshot);
-                return Err(error);
+                Err(error)
             }
-        };
+        }
+    }
+
+    /// Serves a device on a socket that listens already, otherwise as [`serve`](Self::serve): the
+    /// clients that have connected meanwhile are served first.
+    ///
+    /// # Errors
+    /// The service has ended. The snapshot's client is disconnected then, too.
+    pub fn serve_on<E: Endpoint>(
+        &self,
+        mut listening: Listening,
+        endpoint: E,
+        snapshot: Option<Snapshot>,
+    ) -> Result<Socket, ServerError> {
+        let ended = |path: &Path| ServerError::io(path, io::Error::other("the service has ended"));
+        let Some((file, listener)) = listening.0.take() else { return Err(ended(Path::new(""))) };
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let worker =
             usize::try_from(number).unwrap_or(0).checked_rem(self.workers.len()).unwrap_or(0);
@@ -105,7 +121,7 @@ impl Service {
             }
             _ => {
                 file.remove();
-                Err(ServerError::io(path, io::Error::other("the service has ended")))
+                Err(ended(file.path()))
             }
         }
     }
@@ -131,6 +147,38 @@ impl fmt::Debug for Service {
             .debug_struct("Service")
             .field("workers", &self.workers.len())
             .finish_non_exhaustive()
+    }
+}
+
+/// A socket whose device does not exist yet. Clients can connect, and wait for the answer to their
+/// first message. A waiting client takes no thread and no memory of the process, because the kernel
+/// keeps its connection and messages.
+///
+/// The drop removes the file and disconnects the clients.
+#[derive(Debug)]
+pub struct Listening(
+    /// `None` once it is served.
+    Option<(SocketFile, OwnedFd)>,
+);
+
+impl Listening {
+    /// Creates the socket file with the rights of `access`, and listens. The socket file of a dead
+    /// process is replaced.
+    ///
+    /// # Errors
+    /// See [`ServerError`].
+    pub fn new(path: &Path, access: Access) -> Result<Self, ServerError> {
+        SocketFile::listen(path, access, BACKLOG).map(|listening| Self(Some(listening)))
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        if let Some((file, listener)) = self.0.take() {
+            file.remove();
+            // Messages in the backlog may have descriptors whose close waits.
+            close_aside(listener);
+        }
     }
 }
 

@@ -14,14 +14,14 @@ use sidecore_nvme::{
     QueueHost, Statistics,
 };
 use sidecore_nvme_subsystem::{FunctionState, NamespaceIds, Subsystem, SubsystemState, identity};
-use sidecore_peer::{Access, Disconnect, Service, Socket};
+use sidecore_peer::{Disconnect, Service, Socket};
 use sidecore_reactor::{CoreContext, IdleMode};
 use sidecore_ring::nvme::Doorbells;
 use sidecore_sidecore::Sidecore;
 use sidecore_vfio_user::PciEndpoint;
 
 use self::runner::Runner;
-use super::socket::DeviceSocket;
+use super::socket::{DeviceSocket, Place};
 use super::{FrontEnd, LastStart};
 use crate::AssemblyError;
 use crate::flush::flush_and_wait;
@@ -237,11 +237,11 @@ impl FrontEnd for Nvme {
     fn serve(
         &self,
         socket: &Path,
-        access: Access,
+        place: Place,
         left: Option<LeftDevice>,
     ) -> Result<(), AssemblyError> {
         let endpoint = PciEndpoint(Arc::clone(&self.function) as Arc<dyn PciFunction>);
-        self.socket.serve(&self.spec.name, &self.threads.service, endpoint, socket, access, left)
+        self.socket.serve(&self.spec.name, &self.threads.service, endpoint, socket, place, left)
     }
 
     fn stop(&self) -> bool {

@@ -3,11 +3,20 @@
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-use sidecore_peer::{Access, Disconnect, Endpoint, Service, Snapshot, Socket};
+use sidecore_peer::{Access, Disconnect, Endpoint, Listening, Service, Snapshot, Socket};
 
 use super::LastStart;
 use crate::AssemblyError;
 use crate::left::LeftDevice;
+
+/// The socket that a device gets.
+#[derive(Debug)]
+pub(crate) enum Place {
+    /// It is made, with these rights.
+    New(Access),
+    /// It has listened since before its store was open.
+    Listening(Listening),
+}
 
 /// The socket of a device: `None` before the device is served and after it has stopped. Locked
 /// while the device stops.
@@ -26,11 +35,14 @@ impl DeviceSocket {
         service: &Service,
         endpoint: impl Endpoint,
         path: &Path,
-        access: Access,
+        place: Place,
         left: Option<LeftDevice>,
     ) -> Result<(), AssemblyError> {
         let left = left.and_then(LeftDevice::unpack_or_disconnect);
-        let served = service.serve(path, access, endpoint, left);
+        let served = match place {
+            Place::New(access) => service.serve(path, access, endpoint, left),
+            Place::Listening(listening) => service.serve_on(listening, endpoint, left),
+        };
         *self.lock() =
             Some(served.map_err(|error| AssemblyError::Server { name: name.to_owned(), error })?);
         Ok(())

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use sidecore_block::{BlockDevice, Geometry};
 use sidecore_nvme_subsystem::SubsystemState;
-use sidecore_peer::{Access, Disconnect, Service, Socket};
+use sidecore_peer::{Disconnect, Service, Socket};
 use sidecore_sidecore::Sidecore;
 use sidecore_vhost_user::VirtioEndpoint;
 use sidecore_virtio::VirtioDevice;
 use sidecore_virtio::blk::{BlkDevice, BlkOptions};
 
 use super::FrontEnd;
-use super::socket::DeviceSocket;
+use super::socket::{DeviceSocket, Place};
 use crate::AssemblyError;
 use crate::left::LeftDevice;
 use crate::report::QueueCounters;
@@ -45,18 +45,11 @@ impl FrontEnd for VirtioBlk {
     fn serve(
         &self,
         socket: &Path,
-        access: Access,
+        place: Place,
         left: Option<LeftDevice>,
     ) -> Result<(), AssemblyError> {
         let endpoint = VirtioEndpoint(Arc::clone(&self.served) as Arc<dyn VirtioDevice>);
-        self.socket.serve(
-            self.served.device().name(),
-            &self.service,
-            endpoint,
-            socket,
-            access,
-            left,
-        )
+        self.socket.serve(self.served.device().name(), &self.service, endpoint, socket, place, left)
     }
 
     fn stop(&self) -> bool {

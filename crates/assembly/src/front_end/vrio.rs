@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sidecore_block::{BlockDevice, Geometry};
-use sidecore_peer::{Access, Disconnect};
+use sidecore_peer::Disconnect;
 use sidecore_remote::export::ExportedDevice;
 
-use super::FrontEnd;
+use super::{FrontEnd, Place};
 use crate::AssemblyError;
 use crate::left::LeftDevice;
 use crate::remote::Remote;
@@ -56,7 +56,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl FrontEnd for Vrio {
-    fn serve(&self, _: &Path, _: Access, left: Option<LeftDevice>) -> Result<(), AssemblyError> {
+    fn serve(&self, _: &Path, _: Place, left: Option<LeftDevice>) -> Result<(), AssemblyError> {
         if let Some(left) = left {
             left.disconnect();
         }

@@ -8,6 +8,7 @@ use sidecore_nvme_subsystem::restore;
 use super::{Graph, Occasion, lock};
 use crate::AssemblyError;
 use crate::disk::Disk;
+use crate::front_end::Place;
 use crate::volume_service::Volumes;
 
 /// Serves the created devices, after functions have got the state that they had under another
@@ -48,10 +49,12 @@ pub(crate) fn serve_created(
             continue;
         }
         let account = |error| AssemblyError::Account { name: name.clone(), error };
+        let place = match graph.listening.remove(name) {
+            Some(listening) => Ok(Place::Listening(listening)),
+            None => access.map(Place::New).map_err(account),
+        };
         let at = graph.left.iter().position(|left| left.name == *name);
-        let served = access
-            .map_err(account)
-            .and_then(|access| disk.serve(access, at.map(|at| graph.left.remove(at))));
+        let served = place.and_then(|place| disk.serve(place, at.map(|at| graph.left.remove(at))));
         match served {
             Ok(()) if occasion == Occasion::Late => {
                 tracing::info!(device = name, "served, its store is open now")

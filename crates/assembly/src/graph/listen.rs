@@ -1,0 +1,60 @@
+//! Sockets that listen before the stores of their devices are open.
+
+use std::sync::Mutex;
+
+use sidecore_peer::Listening;
+
+use super::{Graph, lock};
+use crate::AssemblyError;
+use crate::plan::bottom;
+use crate::spec::{DeviceSpec, Spec};
+
+/// Whether a device is served to a VMM from a store that is a device of an IOhost, which may come
+/// much later.
+pub(crate) fn may_come_late(device: &DeviceSpec, spec: &Spec) -> bool {
+    device.front_end.client().is_none()
+        && bottom(spec, &device.store).is_some_and(|bottom| bottom.kind.remote().is_some())
+}
+
+/// Makes the sockets of devices that wait for their IOhosts: their VMMs can connect, and wait for
+/// the first answer. The graph is locked for each device, so the caller must not have locked it.
+///
+/// # Errors
+/// The first failure.
+pub(crate) fn listen_early(graph: &Mutex<Graph>) -> Result<(), AssemblyError> {
+    let waiting = lock(graph).waiting_for_iohosts();
+    for device in waiting {
+        let name = &device.name;
+        // The name service may take a while to answer.
+        let access = device.access.resolve();
+        let access =
+            access.map_err(|error| AssemblyError::Account { name: name.clone(), error })?;
+        let mut graph = lock(graph);
+        if graph.ends {
+            return Err(AssemblyError::Ending);
+        }
+        // Opened or removed meanwhile.
+        if !graph.waiting_for_iohosts().iter().any(|waiting| waiting.name == *name) {
+            continue;
+        }
+        let listening = Listening::new(&device.socket, access)
+            .map_err(|error| AssemblyError::Server { name: name.clone(), error })?;
+        tracing::info!(device = name, "its VMM can connect, and waits for the IOhost");
+        graph.listening.insert(name.clone(), listening);
+    }
+    Ok(())
+}
+
+impl Graph {
+    /// The devices that wait for their IOhosts, and have no socket yet.
+    fn waiting_for_iohosts(&self) -> Vec<DeviceSpec> {
+        let wanted = self.lists.wanted();
+        let waits = |device: &&DeviceSpec| {
+            may_come_late(device, &wanted.spec)
+                && !wanted.refused.contains_key(&device.name)
+                && !self.listening.contains_key(&device.name)
+                && self.lists.disk(&device.name).is_none()
+        };
+        wanted.spec.devices.iter().filter(waits).cloned().collect()
+    }
+}
