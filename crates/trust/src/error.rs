@@ -45,6 +45,27 @@ pub enum KeyError {
         /// Its permissions.
         mode: u32,
     },
+    /// Another user owns a file or directory of keys, and can change it.
+    #[error(
+        "{path}: it belongs to user {owner}, who can change it: `chown` it to user {user}, whose \
+         process reads it, or to root"
+    )]
+    Owner {
+        /// The file or directory.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// The user of this process.
+        user: u32,
+    },
+    /// Others than its owner can replace the files of a directory of keys.
+    #[error("{path}: others may replace its files (mode {mode:04o}): `chmod go-w` it")]
+    Open {
+        /// The directory.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
     /// The file is none of a key.
     #[error("{path}: {problem}")]
     File {

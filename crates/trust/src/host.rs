@@ -51,6 +51,11 @@ impl HostTrust {
         self.clients = clients;
     }
 
+    /// Replaces this host's key. The clients that are admitted stay so.
+    pub fn set_key(&mut self, key: PrivateKey) {
+        self.key = Some(key);
+    }
+
     fn admits(&self, name: &[u8; ClientName::MAX_BYTES], admission: Admission) -> bool {
         let mut clients = self.clients.iter();
         clients.any(|(client, asked)| client.to_wire() == *name && *asked == admission)

@@ -31,8 +31,11 @@ impl Place {
     }
 
     fn host(&self) -> HostTrust {
-        let admission = Admission::Key(self.invitation.key.public());
-        HostTrust::new(Some(self.iohost.clone()), vec![(self.invitation.client, admission)])
+        HostTrust::new(Some(self.iohost.clone()), self.host_clients())
+    }
+
+    fn host_clients(&self) -> Vec<(ClientName, Admission)> {
+        vec![(self.invitation.client, Admission::Key(self.invitation.key.public()))]
     }
 }
 
@@ -308,4 +311,16 @@ fn public_keys_are_those_of_the_specification() {
         bob,
         PublicKey(bytes("de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"))
     );
+}
+
+#[test]
+fn a_host_that_gets_a_key_admits_the_same_clients() {
+    let place = Place::new();
+    let mut host = HostTrust::new(None, place.host_clients());
+    let message = sent(&mut place.client(), &hello("vmhost1", 1));
+    assert!(host.hello(code::NOISE, &message).is_none(), "it has no key");
+    host.set_key(place.iohost.clone());
+    session(&mut place.client(), &mut host);
+    host.set_key(PrivateKey::generate().unwrap());
+    assert!(host.hello(code::NOISE, &message).is_none(), "the former key is gone");
 }

@@ -26,9 +26,9 @@ impl SharedTrust {
         self.lock().admit(clients);
     }
 
-    /// Replaces this host's key.
+    /// Replaces this host's key. The clients that are admitted stay so.
     pub(super) fn set_key(&self, key: PrivateKey) {
-        *self.lock() = HostTrust::new(Some(key), Vec::new());
+        self.lock().set_key(key);
     }
 
     fn lock(&self) -> MutexGuard<'_, HostTrust> {

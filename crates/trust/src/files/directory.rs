@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-use super::file::{io_error, read, sync_directory, text_error, write_new};
+use super::file::{check_directory, io_error, read, sync_directory, text_error, write_new};
 use super::invitation::Invitation;
 use super::text::{Reader, Writer};
 use crate::error::{KeyError, TextError};
@@ -65,10 +65,11 @@ impl KeyDirectory {
     /// The IOhost's own key. It is made when it is asked for first.
     ///
     /// # Errors
-    /// The file cannot be read or written, is exposed to others, or holds no key. A file that is
-    /// wrong is never replaced: the clients know its public key.
+    /// The file cannot be read or written, is exposed to others, or holds no key; others can
+    /// replace it. A file that is wrong is never replaced: the clients know its public key.
     pub fn own_key(&self) -> Result<PrivateKey, KeyError> {
         let path = self.path.join(OWN_KEY);
+        self.check()?;
         match self.read_own_key(&path) {
             Err(KeyError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
             found => return found,
@@ -134,8 +135,9 @@ impl KeyDirectory {
     /// All clients that are invited.
     ///
     /// # Errors
-    /// The directory cannot be read.
+    /// The directory cannot be read, or others can put files into it.
     pub fn clients(&self) -> Result<Clients, KeyError> {
+        self.check()?;
         let directory = self.path.join(CLIENTS);
         let mut clients = Clients::default();
         let entries = match read_dir(&directory) {
@@ -162,6 +164,17 @@ impl KeyDirectory {
 
     fn client_path(&self, name: ClientName) -> PathBuf {
         self.path.join(CLIENTS).join(format!("{name}{SUFFIX}"))
+    }
+
+    /// Whether the owner alone can change the directories, as far as they exist.
+    fn check(&self) -> Result<(), KeyError> {
+        for directory in [self.path.clone(), self.path.join(CLIENTS)] {
+            match check_directory(&directory) {
+                Err(KeyError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+                checked => checked?,
+            }
+        }
+        Ok(())
     }
 
     fn create(&self) -> Result<(), KeyError> {

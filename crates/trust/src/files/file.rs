@@ -1,6 +1,6 @@
 //! Files that hold keys: read with a look at their permissions, written whole or not at all.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
@@ -15,6 +15,8 @@ use crate::error::{KeyError, TextError};
 /// Permissions that no file of keys has: reading or writing by others, writing by the group. A
 /// group may read, as that of a credential which systemd passes on.
 const EXPOSED: u32 = 0o027;
+/// Permissions that no directory of keys has: writing by the group or by others.
+const OPEN: u32 = 0o022;
 
 pub(super) fn io_error(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> KeyError {
     let path = path.to_owned();
@@ -24,6 +26,27 @@ pub(super) fn io_error(path: &Path, action: &'static str) -> impl FnOnce(io::Err
 pub(super) fn text_error(path: &Path) -> impl FnOnce(TextError) -> KeyError {
     let path = path.to_owned();
     move |problem| KeyError::File { path, problem }
+}
+
+/// Whether a file or directory belongs to this process's user, or to root: another owner can
+/// change it, and its mode.
+fn check_owner(path: &Path, metadata: &Metadata) -> Result<(), KeyError> {
+    let (owner, user) = (metadata.uid(), rustix::process::geteuid().as_raw());
+    if owner == user || owner == 0 {
+        return Ok(());
+    }
+    Err(KeyError::Owner { path: path.to_owned(), owner, user })
+}
+
+/// Whether others than its owner can put files into a directory, or take them out.
+pub(super) fn check_directory(path: &Path) -> Result<(), KeyError> {
+    let metadata = std::fs::metadata(path).map_err(io_error(path, "look at it"))?;
+    check_owner(path, &metadata)?;
+    let mode = metadata.mode() & 0o7777;
+    if mode & OPEN != 0 {
+        return Err(KeyError::Open { path: path.to_owned(), mode });
+    }
+    Ok(())
 }
 
 /// Reads a file of keys.
@@ -36,6 +59,7 @@ pub(super) fn read(path: &Path) -> Result<Zeroizing<String>, KeyError> {
     if !metadata.is_file() {
         return Err(text_error(path)(TextError::NoFile));
     }
+    check_owner(path, &metadata)?;
     let mode = metadata.mode() & 0o7777;
     if mode & EXPOSED != 0 {
         return Err(KeyError::Exposed { path: path.to_owned(), mode });

@@ -187,6 +187,58 @@ fn an_exposed_invitation_is_refused_with_the_remedy() {
 }
 
 #[test]
+fn a_directory_that_others_can_write_to_is_refused_with_the_remedy() {
+    let (_place, keys) = keys();
+    keys.invite(name("a"), 0).unwrap();
+    let clients = keys.path().join("clients");
+    for (directory, mode) in [(keys.path(), 0o770), (&clients, 0o777), (&clients, 0o1777)] {
+        fs::set_permissions(directory, fs::Permissions::from_mode(mode)).unwrap();
+        let errors = [
+            keys.clients().unwrap_err().to_string(),
+            keys.own_key().unwrap_err().to_string(),
+            keys.invite(name("b"), 0).unwrap_err().to_string(),
+        ];
+        for error in errors {
+            let path = directory.display().to_string();
+            assert!(error.starts_with(&path), "{error}");
+            assert!(error.contains(&format!("mode {mode:04o}")) && error.contains("chmod go-w"));
+        }
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(keys.clients().unwrap().invited.len(), 1);
+    }
+}
+
+#[test]
+fn keys_of_another_user_are_refused_with_the_remedy() {
+    if !rustix::process::geteuid().is_root() {
+        return sidecore_skip::skip("only root can give files away");
+    }
+    let (place, keys) = keys();
+    let invitation = place.path().join("invitation");
+    keys.invite(name("a"), 0).unwrap().write(&invitation).unwrap();
+    let own = keys.path().join("iohost.key");
+    let give = |path: &Path, user| std::os::unix::fs::chown(path, Some(user), None).unwrap();
+    let refused = |error: KeyError| {
+        let error = error.to_string();
+        assert!(error.contains("belongs to user 4242") && error.contains("chown"), "{error}");
+    };
+    give(&invitation, 4242);
+    refused(Invitation::read(&invitation).unwrap_err());
+    give(&invitation, 0);
+    Invitation::read(&invitation).unwrap();
+    for path in [&own, keys.path()] {
+        give(path, 4242);
+        refused(keys.own_key().unwrap_err());
+        give(path, 0);
+        keys.own_key().unwrap();
+    }
+    give(&keys.path().join("clients/a.client"), 4242);
+    let clients = keys.clients().unwrap();
+    assert!(clients.invited.is_empty());
+    refused(clients.broken.into_iter().next().unwrap());
+}
+
+#[test]
 fn files_that_are_none_are_refused_without_waiting() {
     let (place, _keys) = keys();
     let of = |path: &Path| Invitation::read(path).unwrap_err().to_string();
