@@ -1,5 +1,6 @@
 //! The IOhost's side of a session.
 
+mod budget;
 mod doorway;
 mod host;
 mod slot;

@@ -11,7 +11,7 @@ use sidecore_vrio::wire::{
     AnswerBody, Ending, FrameHeader, Greeting, Hello, Kind, MIN_FRAME_BYTES, RequestBody, VERSION,
     ending,
 };
-use sidecore_vrio::{ClientOptions, OnDisconnect, Peer, Reason, ServerOptions};
+use sidecore_vrio::{ClientOptions, HostOptions, OnDisconnect, Peer, Reason, ServerOptions};
 
 fn rig() -> Rig {
     let options = ClientOptions { on_disconnect: OnDisconnect::Stall, ..ClientOptions::default() };
@@ -343,8 +343,44 @@ fn a_flood_of_handshakes_gets_its_share_and_no_more() {
         }
         reply(&mut rig);
     }
-    assert_eq!(admitted, 64, "no time passes");
+    assert_eq!(admitted, 16, "no time passes");
     assert_eq!(rig.read(1, 0, 512), [0; 512]);
+}
+
+#[test]
+fn a_flood_of_one_station_leaves_handshakes_to_the_others() {
+    let mut rig = Rig::new(ClientOptions::default(), ServerOptions::default());
+    let stranger = Peer(666);
+    let drops = |rig: &mut Rig, frame: &[u8]| {
+        let before = rig.host_counts().dropped(Reason::Handshakes);
+        rig.host_receives(stranger, frame);
+        rig.host_counts().dropped(Reason::Handshakes) > before
+    };
+    for life in 100..400 {
+        // It has shown its address, and is no client.
+        let unknown = |hello: &mut Hello| (hello.life, hello.client) = (life, [9; 16]);
+        drops(&mut rig, &hello(unknown));
+        let (_, frame) = reply(&mut rig).unwrap();
+        let challenge = Greeting::decode(frame[30..].first_chunk().unwrap());
+        let cookie = (challenge.challenged_ns, challenge.cookie);
+        let is_dropped = drops(&mut rig, &hello_with(cookie, unknown));
+        assert_eq!(is_dropped, life >= 113, "HELLO {life}");
+        rig.poll_host();
+        rig.to_client.frames.clear();
+    }
+    // A client without a session gets one meanwhile.
+    rig.run_until(Nanos::from_millis(5), |rig| rig.client.is_connected());
+    assert!(rig.client.is_connected());
+}
+
+#[test]
+fn the_setup_of_a_host_shows_no_secret() {
+    let options = HostOptions { secret: [0x5ec3, 0x7e57_ab1e], ..HostOptions::default() };
+    let shown = format!("{options:?} {options:#?}");
+    assert!(shown.contains("handshake_every") && shown.contains("incarnation"), "{shown}");
+    for word in options.secret {
+        assert!(!shown.contains(&word.to_string()) && !shown.contains("secret"), "{shown}");
+    }
 }
 
 #[test]

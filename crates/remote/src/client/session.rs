@@ -98,7 +98,8 @@ impl<H: ClientHandshake + 'static> Session<H> {
         let listener = shared.take_listener().ok_or(io::ErrorKind::AlreadyExists)?;
         let _ = shared.link_stats.set(Arc::clone(link.stats()));
         let mut port = LinkPort::new(link, Table::default());
-        let peer = port.peers().name(options.address);
+        // However many others are heard: without its name, the session would be deaf.
+        let peer = port.peers().keep(options.address);
         let client = Client::new(engine, peer, handshake, Arc::clone(&shared.vrio_stats));
         let doorbell = core.open_port(1);
         let sender = core.connect(doorbell.id()).ok_or(io::ErrorKind::NotConnected)?;

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use sidecore_units::Nanos;
 
+use super::budget::Budget;
 use super::host::HostOptions;
 use crate::Reason;
 use crate::cookie::{keyed_hash, words};
@@ -16,19 +17,14 @@ const COOKIE_LIFE: Nanos = Nanos::from_millis(10_000);
 const CHALLENGES: usize = 64;
 
 /// Cookies, and a budget for handshakes.
-#[derive(Debug)]
 pub(super) struct Doorway {
     secret: [u64; 2],
     /// Random numbers that were drawn.
     drawn: u64,
     /// Challenges that are to be sent: to where, and the life and the number of the HELLO.
     challenges: VecDeque<(Peer, u64, u64)>,
-    /// Handshakes that may be done now.
-    budget: u32,
-    burst: u32,
-    every: Nanos,
-    /// The budget was filled up to this time.
-    filled_at: Nanos,
+    budget: Budget,
+    station: fn(Peer) -> u64,
 }
 
 impl Doorway {
@@ -37,10 +33,8 @@ impl Doorway {
             secret: options.secret,
             drawn: 0,
             challenges: VecDeque::with_capacity(CHALLENGES),
-            budget: options.handshake_burst,
-            burst: options.handshake_burst,
-            every: options.handshake_every,
-            filled_at: Nanos::ZERO,
+            budget: Budget::new(options.handshake_burst, options.handshake_every),
+            station: options.station,
         }
     }
 
@@ -93,24 +87,18 @@ impl Doorway {
         keyed_hash(self.secret, first.into_iter().chain(words(message)))
     }
 
-    /// Whether there is time for a handshake.
+    /// Whether there is time for a handshake with `from`.
     ///
     /// # Errors
     /// There is not.
-    pub(super) fn admit(&mut self, now: Nanos) -> Result<(), Reason> {
-        if self.budget < self.burst {
-            let earned = now.since(self.filled_at).0.checked_div(self.every.0);
-            let earned =
-                earned.map_or(self.burst, |earned| u32::try_from(earned).unwrap_or(u32::MAX));
-            self.budget = self.budget.saturating_add(earned).min(self.burst);
-            let spent = self.every.0.saturating_mul(earned.into());
-            self.filled_at = self.filled_at.after(Nanos(spent));
-        }
-        if self.budget >= self.burst {
-            self.filled_at = now;
-        }
-        self.budget = self.budget.checked_sub(1).ok_or(Reason::Handshakes)?;
-        Ok(())
+    pub(super) fn admit(&mut self, now: Nanos, from: Peer) -> Result<(), Reason> {
+        let is_admitted = self.budget.take(now, (self.station)(from));
+        is_admitted.then_some(()).ok_or(Reason::Handshakes)
+    }
+
+    /// A client at `from` has proved itself.
+    pub(super) fn proved(&mut self, from: Peer) {
+        self.budget.proved((self.station)(from));
     }
 }
 
@@ -146,19 +134,6 @@ mod tests {
         }
         doorway.challenged();
         assert!(!doorway.has_challenges());
-    }
-
-    #[test]
-    fn a_flood_of_handshakes_gets_the_time_that_it_may_have() {
-        let mut doorway = doorway();
-        let begin = Nanos::from_millis(1_000);
-        let admitted =
-            |doorway: &mut Doorway, now| (0..10).filter(|_| doorway.admit(now).is_ok()).count();
-        assert_eq!(admitted(&mut doorway, begin), 3);
-        assert_eq!(doorway.admit(begin), Err(Reason::Handshakes));
-        assert_eq!(admitted(&mut doorway, begin.after(Nanos(2_500_000))), 2);
-        assert_eq!(admitted(&mut doorway, begin.after(Nanos(3_000_000))), 1, "the half counts");
-        assert_eq!(admitted(&mut doorway, begin.after(Nanos::from_millis(500))), 3);
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub struct Member {
 }
 
 /// The setup of a host.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct HostOptions {
     /// The incarnation of the IOhost: a random number of this start, not 0.
     pub incarnation: u64,
@@ -38,12 +38,28 @@ pub struct HostOptions {
     /// The IOhost's link queue that this host serves.
     pub queue: u8,
     /// So many handshakes are done at once; after those, one each
-    /// [`handshake_every`](Self::handshake_every).
+    /// [`handshake_every`](Self::handshake_every). A station has a quarter of that.
     pub handshake_burst: u32,
     /// The interval of handshakes in a flood of HELLOs, which leaves the sidecore to the sessions.
     pub handshake_every: Nanos,
+    /// The station that a peer is at: one station may have many peers, as the ports of a host are.
+    pub station: fn(Peer) -> u64,
     /// The limits of each session.
     pub server: ServerOptions,
+}
+
+impl fmt::Debug for HostOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without the secret, from which cookies follow.
+        let Self { incarnation, queue, handshake_burst, handshake_every, server, .. } = self;
+        f.debug_struct("HostOptions")
+            .field("incarnation", incarnation)
+            .field("queue", queue)
+            .field("handshake_burst", handshake_burst)
+            .field("handshake_every", handshake_every)
+            .field("server", server)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Default for HostOptions {
@@ -54,6 +70,7 @@ impl Default for HostOptions {
             queue: 0,
             handshake_burst: 64,
             handshake_every: Nanos::from_millis(1),
+            station: |peer| peer.0,
             server: ServerOptions::default(),
         }
     }
@@ -320,7 +337,7 @@ impl<H: HostHandshake> Host<H> {
         if self.is_known(from, &wish) {
             return Ok(());
         }
-        self.doorway.admit(now)?;
+        self.doorway.admit(now, from)?;
         let Some((hello, pending)) = self.handshake.hello(greeting.handshake, message) else {
             self.refuse(from, 0, Ending { life, number, code: ending::UNKNOWN_CLIENT });
             return Err(Reason::Client);
@@ -372,6 +389,7 @@ impl<H: HostHandshake> Host<H> {
             self.refuse(from, 0, Ending { life, number, code: ending::UNKNOWN_CLIENT });
             return Err(Reason::Client);
         };
+        self.doorway.proved(from);
         // The frame shows how much the path carries: no answer is larger.
         let shown_bytes = u32::try_from(frame_bytes).unwrap_or(u32::MAX);
         if !(MIN_FRAME_BYTES..=shown_bytes).contains(&hello.frame_bytes) {
