@@ -9,9 +9,12 @@ use sidecore_telemetry::CounterSet as _;
 use sidecore_trust::{Admission, ClientName, ClientTrust, HostTrust, Invitation, PrivateKey};
 use sidecore_units::Nanos;
 use sidecore_vrio::slices::{Arrived, Buffers, SlicePort, Transmit};
-use sidecore_vrio::wire::{DEVICE_NAME_BYTES, DeviceEntry, FrameHeader, device_flag};
+use sidecore_vrio::wire::{
+    DEVICE_NAME_BYTES, DeviceEntry, FrameHeader, Kind, MIN_FRAME_BYTES, device_flag,
+};
 use sidecore_vrio::{
-    Client, ClientOptions, Event, Host, HostOptions, Member, Peer, Request, VrioCounts, VrioStats,
+    Client, ClientOptions, Event, Host, HostOptions, Member, Peer, Reason, Request, VrioCounts,
+    VrioStats,
 };
 
 const HOST: Peer = Peer(1);
@@ -175,6 +178,25 @@ impl Rig {
         }
     }
 
+    /// Steps until the IOhost sends a WELCOME, which does not arrive.
+    fn caught_welcome(&mut self) -> Vec<u8> {
+        loop {
+            self.step();
+            let mut port = SlicePort { wire: &mut self.to_client, data: &mut self.buffers };
+            self.host.poll(self.now, &mut port);
+            let is_welcome = |frame: &Vec<u8>| frame[1] == Kind::Welcome.code();
+            if let Some(at) = self.to_client.frames.iter().position(is_welcome) {
+                return self.to_client.frames.remove(at).unwrap();
+            }
+        }
+    }
+
+    fn client_receives(&mut self, frame: &[u8]) {
+        let mut port = SlicePort { wire: &mut self.to_host, data: &mut self.guest };
+        let mut arrived = Arrived::new(frame.to_vec());
+        port.to_client(&mut self.client, (self.now, HOST), &mut arrived);
+    }
+
     fn run_until(&mut self, until: impl Fn(&Self) -> bool) {
         for _ in 0..2_000_000 {
             if until(self) {
@@ -262,4 +284,40 @@ fn a_client_that_was_revoked_gets_no_further_session() {
     rig.run_until(|rig| rig.now >= end);
     assert!(!rig.client.is_connected());
     assert!(rig.counts(1).sessions == 1);
+}
+
+#[test]
+fn a_welcome_in_a_damaged_frame_uses_no_handshake_up() {
+    type Damage = fn(&mut Vec<u8>);
+    let damages: [(Damage, Reason); 3] = [
+        // The incarnation, which is in clear.
+        (|frame| frame[18] ^= 1, Reason::Incarnation),
+        // A frame that shows less than what the message promises.
+        (
+            |frame| {
+                frame.truncate(MIN_FRAME_BYTES as usize);
+                let payload_bytes = MIN_FRAME_BYTES as u16 - FrameHeader::BYTES as u16;
+                frame[28..30].copy_from_slice(&payload_bytes.to_le_bytes());
+            },
+            Reason::Malformed,
+        ),
+        // The message.
+        (|frame| frame[FrameHeader::BYTES + 40 + 60] ^= 1, Reason::Seal),
+    ];
+    for (damage, reason) in damages {
+        let mut rig = Rig::new(1);
+        let welcome = rig.caught_welcome();
+        let mut forged = welcome.clone();
+        damage(&mut forged);
+        for _ in 0..3 {
+            let before = rig.counts(0).dropped(reason);
+            rig.client_receives(&forged);
+            assert!(!rig.client.is_connected());
+            assert_eq!(rig.counts(0).dropped(reason), before + 1);
+        }
+        rig.client_receives(&welcome);
+        assert!(rig.client.is_connected(), "{reason:?}");
+        rig.run_until(|rig| rig.client.is_ready(0));
+        assert_eq!(rig.counts(0).sessions, 1, "the keys are those of the IOhost");
+    }
 }

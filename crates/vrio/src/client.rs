@@ -26,7 +26,7 @@ use crate::{Neglected, Reason, Request, VrioStats};
 use device::Device;
 use entry::{Entry, Origin};
 use overlap::UnansweredWrites;
-use session::{Keepalive, Listing, Phase};
+use session::{Keepalive, Listing, Opened, Phase};
 use slots::{FreeSlots, Slot};
 
 /// Requests of the engine itself that may be unanswered: replayed writes, and flushes of a full
@@ -170,6 +170,8 @@ struct Untold {
 /// The engine of one session. `H` makes the session's seal: [`Plain`] without encryption.
 pub struct Client<H: ClientHandshake> {
     handshake: H,
+    /// The newest WELCOME whose frame was damaged.
+    opened: Option<Opened<H::Seal>>,
     channel: Channel<H::Seal>,
     core: Core,
 }
@@ -296,7 +298,7 @@ impl<H: ClientHandshake> Client<H> {
     #[must_use]
     pub fn new(options: ClientOptions, host: Peer, handshake: H, stats: Arc<VrioStats>) -> Self {
         let channel = Channel::new(host, Arc::clone(&stats));
-        Self { handshake, channel, core: Core::new(options, stats) }
+        Self { handshake, opened: None, channel, core: Core::new(options, stats) }
     }
 
     /// Begins to use the device with this name, padded with zeros, and returns the client's number
@@ -489,7 +491,7 @@ impl<H: ClientHandshake> Client<H> {
         received: &mut P::Received,
         port: &mut P,
     ) -> Result<(), Reason> {
-        let Self { handshake, channel, core } = self;
+        let Self { handshake, opened, channel, core } = self;
         let frame = Frame::parse(first)?;
         let payload_bytes = frame.payload_bytes();
         if frame.kind.is_handshake() || frame.header.counter == 0 {
@@ -498,6 +500,7 @@ impl<H: ClientHandshake> Client<H> {
                 return Err(Reason::Seal);
             }
             let frame = (&frame, frame_bytes);
+            let handshake = (handshake, opened);
             let Some((welcome, seal)) = core.greeted(now, frame, received, port, handshake)? else {
                 return Ok(());
             };
@@ -533,7 +536,7 @@ impl<H: ClientHandshake> Client<H> {
 
     /// Does what is due at `now`, and sends what is to be sent as far as the link has room.
     pub fn poll(&mut self, now: Nanos, port: &mut impl Port) {
-        let Self { handshake, channel, core } = self;
+        let Self { handshake, channel, core, .. } = self;
         core.heard_at.get_or_insert(now);
         core.keep_session(now, channel, handshake, port);
         if !core.phase.is_connected() {

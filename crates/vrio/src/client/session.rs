@@ -77,6 +77,29 @@ pub(super) struct Listing {
     ask_at: Nanos,
 }
 
+/// A WELCOME's message that was opened. The handshake opens it once, and a frame that carried it
+/// damaged must not use it up: the next one carries it again.
+pub(super) struct Opened<S> {
+    message: Vec<u8>,
+    welcome: Welcome,
+    seal: S,
+}
+
+impl<S: Seal> Opened<S> {
+    /// Takes the message out of `opened` if it is there, and has the handshake open it otherwise.
+    fn open(
+        message: &[u8],
+        handshake: &mut impl ClientHandshake<Seal = S>,
+        opened: &mut Option<Self>,
+    ) -> Option<Self> {
+        if let Some(found) = opened.take_if(|opened| opened.message == message) {
+            return Some(found);
+        }
+        let (welcome, seal) = handshake.welcome(message)?;
+        Some(Self { message: message.to_vec(), welcome, seal })
+    }
+}
+
 impl Core {
     /// The sizes of frames that are tried, from the largest on.
     fn sizes(&self) -> [u32; 2] {
@@ -262,7 +285,7 @@ impl Core {
         (frame, frame_bytes): (&Frame<'_>, usize),
         received: &P::Received,
         port: &mut P,
-        handshake: &mut H,
+        (handshake, opened): (&mut H, &mut Option<Opened<H::Seal>>),
     ) -> Result<Option<(Welcome, H::Seal)>, Reason> {
         match frame.kind {
             Kind::Challenge => {
@@ -298,13 +321,14 @@ impl Core {
                 if self.phase.is_connected() {
                     return Err(Reason::Duplicate);
                 }
-                let (welcome, seal) = handshake.welcome(message).ok_or(Reason::Seal)?;
-                self.check_number(welcome.life, welcome.number)?;
-                if welcome.incarnation != frame.header.incarnation {
-                    return Err(Reason::Incarnation);
+                let found = Opened::open(message, handshake, opened).ok_or(Reason::Seal)?;
+                match self.welcomed(now, &found.welcome, (frame, frame_bytes)) {
+                    Ok(()) => Ok(Some((found.welcome, found.seal))),
+                    Err(reason) => {
+                        *opened = Some(found);
+                        Err(reason)
+                    }
                 }
-                self.welcome(now, &welcome, frame_bytes)?;
-                Ok(Some((welcome, seal)))
             }
             Kind::Ending => {
                 self.refused(now, &Ending::decode(&message(port, received)?));
@@ -337,7 +361,18 @@ impl Core {
         }
     }
 
-    fn welcome(&mut self, now: Nanos, welcome: &Welcome, frame_bytes: usize) -> Result<(), Reason> {
+    /// Begins the session of a WELCOME whose message was opened. The frame around that may be
+    /// damaged.
+    fn welcomed(
+        &mut self,
+        now: Nanos,
+        welcome: &Welcome,
+        (frame, frame_bytes): (&Frame<'_>, usize),
+    ) -> Result<(), Reason> {
+        self.check_number(welcome.life, welcome.number)?;
+        if welcome.incarnation != frame.header.incarnation {
+            return Err(Reason::Incarnation);
+        }
         let [largest, _] = self.sizes();
         let is_sound = welcome.session != 0
             && welcome.version == VERSION
