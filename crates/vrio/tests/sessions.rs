@@ -7,7 +7,7 @@ use sidecore_block::{BlockError, Operation};
 use sidecore_units::Nanos;
 use sidecore_vrio::slices::SlicePort;
 use sidecore_vrio::wire::{FrameHeader, Kind, MIN_FRAME_BYTES, device_flag};
-use sidecore_vrio::{ClientOptions, Event, OnDisconnect, Reason, Request, ServerOptions};
+use sidecore_vrio::{ClientOptions, Event, OnDisconnect, Peer, Reason, Request, ServerOptions};
 
 fn options() -> ClientOptions {
     ClientOptions {
@@ -575,4 +575,27 @@ fn a_client_that_starts_again_takes_its_place_over() {
     assert_eq!(rig.wait(1), Ok(()));
     assert_ne!(rig.host.session(0).unwrap().session(), 0);
     assert!(rig.client.round_trip() >= HOP && rig.client.round_trip() < Nanos::from_millis(1));
+}
+
+#[test]
+fn a_slot_whose_write_was_given_up_half_way_is_used_again() {
+    let options = ClientOptions { slots: 1, ..ClientOptions::default() };
+    let mut rig = Rig::connected(options, ServerOptions::default());
+    rig.devices.push(device(1));
+    rig.set_devices();
+    assert_eq!(rig.client.open(&name(1)), Some(1));
+    rig.run_until(Nanos::from_millis(50), |rig| rig.client.is_ready(1));
+    // The first segment of a write arrives, and then its device is closed.
+    rig.write(1, 0, &pattern(1, 65_536));
+    rig.poll_client();
+    let first = rig.to_host.frames.pop_front().unwrap();
+    rig.to_host.frames.clear();
+    rig.host_receives(Peer(9), &first);
+    rig.client.close(0);
+    assert_eq!(rig.wait(1), Err(BlockError::EIO));
+    rig.client.submit(2, 1, request(Operation::Read, 0, 512)).unwrap();
+    assert_eq!(rig.wait(2), Ok(()));
+    // Late segments of the write belong to no request.
+    rig.host_receives(Peer(9), &first);
+    assert_eq!(rig.executed(Operation::Write), 0);
 }

@@ -90,8 +90,12 @@ impl Slot {
         match frame.body.sequence.wrapping_sub(self.body.sequence) {
             0 if self.state != State::Idle => self.again(now, frame, (entry, terms)),
             1 => match self.state {
-                State::Assembling | State::Executing => Err(Reason::Slot),
-                State::Idle | State::Done => self.begin(now, frame, (entry, terms)),
+                State::Executing => Err(Reason::Slot),
+                // A client that closes a device gives up its requests, also those of which the
+                // IOhost has a part.
+                State::Idle | State::Assembling | State::Done => {
+                    self.begin(now, frame, (entry, terms))
+                }
             },
             _ => Err(Reason::Sequence),
         }
