@@ -9,16 +9,19 @@ use common::{
     DISK_BYTES, IOHOST, Rig, TestClient, TestStore, client_id, device_name, exported, pattern,
     request,
 };
-use sidecore_block::{BlockError, Geometry, NullStore, Operation};
-use sidecore_link::{Faults, LinkAddress};
+use sidecore_block::{BlockError, Geometry, Limit, Limits, NullStore, Operation};
+use sidecore_link::{EthernetAddress, Faults, LinkAddress};
 use sidecore_reactor::{Arm, Pollable, Polled, Unit};
-use sidecore_remote::export::{ClientShare, ClientSpec, ExportError};
+use sidecore_remote::export::{ClientLimits, ClientShare, ClientSpec, Export, ExportError};
 use sidecore_units::Nanos;
 use sidecore_vrio::port::{Payload, Port};
 use sidecore_vrio::wire::{
     DATA_HEADER_BYTES, FrameHeader, Kind, RequestBody, VERSION, device_flag,
 };
 use sidecore_vrio::{ClientOptions, Plain, Reason, Request, ServerOptions};
+
+/// The station of an IOhost's second unit.
+const ELSEWHERE: EthernetAddress = EthernetAddress([2, 0, 0, 0, 0, 200]);
 
 fn with_one_device() -> (Rig, TestStore, u16) {
     let mut rig = Rig::simple();
@@ -405,36 +408,82 @@ fn frames_without_sense_are_dropped_and_counted_and_neighbours_are_served() {
     assert!(dropped > 1500, "{dropped}");
 }
 
-/// A client that comes back by another link queue, while the store has a write of its former
-/// session there.
-#[test]
-fn a_late_write_of_a_former_session_at_another_unit_overwrites_nothing() {
-    let (mut rig, store, disk) = {
-        let mut rig = Rig::simple();
-        rig.add_client(ClientOptions::default());
-        let store = TestStore::new();
-        (rig, store, 0)
-    };
+/// An IOhost with two units, at two stations, that serve one device of one client.
+fn two_units(store: &TestStore) -> (Rig, Box<Export<Plain>>) {
+    let mut rig = Rig::simple();
+    rig.add_client(ClientOptions::default());
     let device = exported("disk", Arc::new(store.clone()));
     rig.export.add_device(rig.ids[0], &device).unwrap();
-    assert_eq!(rig.open(0, "disk"), disk);
-    let elsewhere = common::station(200);
-    let link = rig.network.link(elsewhere, &common::link_options()).unwrap();
+    assert_eq!(rig.open(0, "disk"), 0);
+    let link = rig.network.link(ELSEWHERE, &common::link_options()).unwrap();
     let (mut other, _) = common::iohost_on(Box::new(link), 1, 0, ServerOptions::default());
     let share = ClientShare::default();
     let spec = ClientSpec { name: "client0".into(), id: client_id(0), queues: 1, share };
     let id = other.add_client(&spec).unwrap();
     other.add_device(id, &device).unwrap();
+    (rig, other)
+}
+
+/// The client is killed and starts again, at the other unit.
+fn elsewhere(rig: &mut Rig) -> TestClient {
+    let link = Box::new(rig.network.link(common::station(9), &common::link_options()).unwrap());
+    let options = ClientOptions { life: 99, ..ClientOptions::default() };
+    rig.clients.clear();
+    TestClient::on(link, LinkAddress::Ethernet(ELSEWHERE), 0, options)
+}
+
+/// A write that a limit holds back at one unit, while the client comes back at another one and
+/// writes there.
+#[test]
+fn a_queued_write_of_a_former_session_at_another_unit_is_never_executed() {
+    let store = TestStore::new();
+    let (mut rig, mut other) = two_units(&store);
+    let limit = Limit { per_s: 100, burst: 1 };
+    let limits = Limits { write_iops: Some(limit), ..Limits::default() };
+    let limits = Some(Arc::new(ClientLimits::new(&limits)));
+    rig.export.set_share(rig.ids[0], &ClientShare { limits, ..ClientShare::default() }).unwrap();
+    let old = pattern(1, 4096);
+    for tag in 0..3 {
+        rig.clients[0].fill(tag, &old);
+        let write = request(Operation::Write, tag * 4096, 4096);
+        rig.clients[0].client.submit(tag, 0, write).unwrap();
+    }
+    rig.run_for(Nanos::from_millis(1));
+    assert_eq!(store.operations(), [Operation::Write], "the others have to wait");
+    let mut client = elsewhere(&mut rig);
+    let disk = client.client.open(&device_name("disk")).unwrap();
+    let new = pattern(2, 4096);
+    let mut is_written = false;
+    let end = rig.now.after(Nanos::from_millis(100));
+    while rig.now < end {
+        client.poll(rig.now);
+        other.poll(rig.now, 32);
+        if client.client.is_ready(disk) && !std::mem::replace(&mut is_written, true) {
+            for tag in 0..3 {
+                client.fill(tag, &new);
+                let write = request(Operation::Write, tag * 4096, 4096);
+                client.client.submit(tag, disk, write).unwrap();
+            }
+        }
+        rig.step();
+    }
+    assert_eq!(client.completed.iter().filter(|(_, result)| result.is_ok()).count(), 3);
+    assert_eq!(store.operations(), [Operation::Write; 4]);
+    assert!(store.get(|disk| disk.bytes[..3 * 4096] == [&new[..]; 3].concat()));
+}
+
+/// A client that comes back by another link queue, while the store has a write of its former
+/// session there.
+#[test]
+fn a_late_write_of_a_former_session_at_another_unit_overwrites_nothing() {
+    let store = TestStore::new();
+    let (mut rig, mut other) = two_units(&store);
     store.set(|disk| disk.takes = Nanos::from_millis(3));
     let old = pattern(1, 4096);
     rig.clients[0].fill(3, &old);
-    rig.clients[0].client.submit(3, disk, request(Operation::Write, 0, 4096)).unwrap();
+    rig.clients[0].client.submit(3, 0, request(Operation::Write, 0, 4096)).unwrap();
     rig.run_until(|_| store.get(|disk| disk.held == 1));
-    // The client is killed and starts again, elsewhere.
-    let link = Box::new(rig.network.link(common::station(9), &common::link_options()).unwrap());
-    let options = ClientOptions { life: 99, ..ClientOptions::default() };
-    let mut client = TestClient::on(link, LinkAddress::Ethernet(elsewhere), 0, options);
-    rig.clients.clear();
+    let mut client = elsewhere(&mut rig);
     let disk = client.client.open(&device_name("disk")).unwrap();
     let new = pattern(2, 4096);
     let mut is_written = false;

@@ -64,6 +64,9 @@ pub struct Execute {
     pub place: u64,
     /// The device's number.
     pub device: u16,
+    /// When the session has asked for the device last. If another session of the client has asked
+    /// for it later, the client uses that one, and this request is an old one.
+    pub attached_at: Nanos,
     /// The request.
     pub request: Request,
 }
@@ -105,8 +108,8 @@ pub struct Server<S> {
     announced: u16,
     devices: Vec<DeviceEntry>,
     devices_version: u32,
-    /// Numbers of devices that the client may use in this session.
-    attached: Vec<u16>,
+    /// Numbers of devices that the client may use in this session, and when it has asked for them.
+    attached: Vec<(u16, Nanos)>,
     /// Slots whose request the store is to execute.
     ready: VecDeque<u16>,
     /// Slots that owe the client something.
@@ -293,14 +296,14 @@ impl<S: Seal> Server<S> {
         let changed = |old: &DeviceEntry| {
             let new = devices.iter().find(|new| new.device == old.device);
             let is_other = |new: &DeviceEntry| new.epoch != old.epoch || new.name != old.name;
-            self.attached.contains(&old.device) && new.is_some_and(is_other)
+            self.attached_at(old.device).is_some() && new.is_some_and(is_other)
         };
         let is_over = self.devices.iter().any(changed);
         self.devices.clear();
         self.devices.extend_from_slice(devices);
         self.devices_version = self.devices_version.wrapping_add(1);
         let devices = &self.devices;
-        self.attached.retain(|number| devices.iter().any(|entry| entry.device == *number));
+        self.attached.retain(|(number, _)| devices.iter().any(|entry| entry.device == *number));
         if is_over {
             self.dismiss(ending::EPOCH);
         } else {
@@ -362,8 +365,8 @@ impl<S: Seal> Server<S> {
                 let attach = Attach::decode(&message(port, received)?);
                 let entry = self.entry(|_, entry| entry.name == attach.name);
                 let entry = DeviceEntry { name: attach.name, ..entry };
-                if entry.is_sound() && !self.attached.contains(&entry.device) {
-                    self.attached.push(entry.device);
+                if entry.is_sound() {
+                    self.attach(now, entry.device);
                 }
                 Reply::Entry { kind: Kind::Attached, entry }
             }
@@ -376,6 +379,19 @@ impl<S: Seal> Server<S> {
         self.heard(now, from);
         self.reply(message);
         Ok(())
+    }
+
+    fn attach(&mut self, now: Nanos, device: u16) {
+        match self.attached.iter_mut().find(|(number, _)| *number == device) {
+            Some((_, at)) => *at = now,
+            None => self.attached.push((device, now)),
+        }
+    }
+
+    /// When the client has asked for a device; `None` if it may not use it.
+    fn attached_at(&self, device: u16) -> Option<Nanos> {
+        let mut attached = self.attached.iter();
+        attached.find(|(number, _)| *number == device).map(|(_, at)| *at)
     }
 
     /// Takes a REQUEST.
@@ -391,7 +407,8 @@ impl<S: Seal> Server<S> {
         let place = self.place_of(body.slot);
         let Self { slots, devices, attached, terms, .. } = self;
         let is_it = |entry: &&DeviceEntry| entry.device == body.device;
-        let entry = devices.iter().find(is_it).filter(|_| attached.contains(&body.device));
+        let is_attached = || attached.iter().any(|(number, _)| *number == body.device);
+        let entry = devices.iter().find(is_it).filter(|_| is_attached());
         let entry = entry.ok_or(Reason::Device)?;
         if body.epoch != entry.epoch {
             return Err(Reason::Epoch);
@@ -464,7 +481,10 @@ impl<S: Seal> Server<S> {
         let ticket = u64::from(self.generation).wrapping_shl(32) | place;
         let fua = slot.request.fua && self.options.neglected.keeps(Rule::WriteThrough);
         let request = Request { fua, ..slot.request };
-        Some(Execute { ticket, place, device: slot.body.device, request })
+        let device = slot.body.device;
+        // One that was taken from the client meanwhile is not executed either.
+        let attached_at = self.attached_at(device).unwrap_or_default();
+        Some(Execute { ticket, place, device, attached_at, request })
     }
 
     /// The store has ended a request.

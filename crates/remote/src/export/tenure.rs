@@ -2,11 +2,18 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use sidecore_units::Nanos;
+
 /// A client may come back by another link or queue, where another unit serves it, while the store
 /// has writes of its former session. They would overwrite newer ones, so a unit gives requests to
-/// the store only while it holds the device, and holds it while the store has any.
+/// the store only while it holds the device, and holds it while the store has any. Requests of the
+/// former session that a unit has not given to the store yet are too late.
 #[derive(Debug, Default)]
-pub struct Tenure(AtomicU64);
+pub struct Tenure {
+    holder: AtomicU64,
+    /// When the session was attached whose requests are executed.
+    attached_at: AtomicU64,
+}
 
 /// Names a unit in this process; never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,13 +31,22 @@ impl Tenure {
     /// Takes hold of a device that no unit holds. False if one does.
     #[inline]
     pub(crate) fn take(&self, holder: Holder) -> bool {
-        self.0.compare_exchange(0, holder.0, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        self.holder.compare_exchange(0, holder.0, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Whether a request of a session that was attached then is to be executed: no session that was
+    /// attached later has had one.
+    #[inline]
+    pub(crate) fn serves(&self, attached_at: Nanos) -> bool {
+        let newest = self.attached_at.load(Ordering::Acquire);
+        newest == attached_at.0
+            || self.attached_at.fetch_max(attached_at.0, Ordering::AcqRel) <= attached_at.0
     }
 
     /// Lets go of a device, of which the store has no request.
     #[inline]
     pub(crate) fn release(&self) {
-        self.0.store(0, Ordering::Release);
+        self.holder.store(0, Ordering::Release);
     }
 }
 
@@ -45,5 +61,12 @@ mod tests {
         assert!(tenure.take(one) && !tenure.take(other) && !tenure.take(one));
         tenure.release();
         assert!(tenure.take(other) && !tenure.take(one));
+    }
+
+    #[test]
+    fn the_session_that_was_attached_last_is_served() {
+        let tenure = Tenure::default();
+        assert!(tenure.serves(Nanos(5)) && tenure.serves(Nanos(5)));
+        assert!(tenure.serves(Nanos(9)) && !tenure.serves(Nanos(5)) && tenure.serves(Nanos(9)));
     }
 }

@@ -20,7 +20,7 @@ use super::steering::{Assigned, Load};
 use super::tenure::{Holder, Tenure};
 use super::turns::Turns;
 use super::{ClientId, ClientLimits, ClientShare, ClientSpec, ExportError, ExportedDevice};
-use crate::LinkPort;
+use crate::{LinkPort, Peers};
 
 /// Frames that are taken from the link in one poll.
 const POLL_FRAMES: usize = 64;
@@ -106,7 +106,7 @@ impl<H: HostHandshake> Export<H> {
             frame_bytes: options.server.frame_bytes.min(frame_bytes),
             ..options.server
         };
-        let options = HostOptions { server, ..options };
+        let options = HostOptions { server, station: Peers::station, ..options };
         Ok(Self {
             port: LinkPort::new(link, SlotBuffers::default()),
             host: Host::new(options, handshake, Arc::clone(&stats)),
@@ -350,7 +350,7 @@ impl<H: HostHandshake> Export<H> {
     /// Gives a request to the store of its device.
     #[inline]
     fn execute(&mut self, now: Nanos, execute: Execute) {
-        let Execute { ticket, place, device: number, request } = execute;
+        let Execute { ticket, place, device: number, attached_at, request } = execute;
         let device = self.devices.get_mut(usize::from(number)).and_then(Option::as_mut);
         let data = self.port.data.at(place);
         let (Some(device), Some((memory, data))) =
@@ -359,6 +359,10 @@ impl<H: HostHandshake> Export<H> {
             self.host.complete(ticket, Err(BlockError::EIO));
             return;
         };
+        if !device.tenure.serves(attached_at) {
+            self.host.complete(ticket, Err(BlockError::EIO));
+            return;
+        }
         let session = (place >> 16) as u16;
         let is_first = device.assigned.in_flight == 0;
         if !device.held.is_empty() || (!is_first && device.place != session) {
