@@ -1,6 +1,7 @@
 //! A link through memory that processes of one host share.
 
 mod channel;
+mod complaints;
 mod connector;
 mod layout;
 mod listener;

@@ -40,6 +40,8 @@ counters! {
     pub dropped_unsendable: Counter = "dropped_unsendable_total",
     /// Frames to send that the kernel refused, or that a closed link could not send.
     pub dropped_refused: Counter = "dropped_refused_total",
+    /// Clients of a memory link that were refused, or disconnected because they broke a rule.
+    pub refused_clients: Counter = "refused_clients_total",
 }
 
 impl LinkCounts {

@@ -10,6 +10,7 @@ use sidecore_reactor::{EventFd, MakeSignal};
 use sidecore_socket::{Blocking, SocketFile, close_aside, receive, send};
 
 use super::channel::NewChannel;
+use super::complaints::Complaints;
 use super::layout::{Answer, Ask, Refusal};
 use super::post::{Post, ToLink, ToService};
 use super::service::{MemoryOptions, Places, ServiceEnd, wait};
@@ -32,6 +33,7 @@ pub(super) struct Listener {
     make_signal: MakeSignal,
     users: Vec<u32>,
     clients_max: usize,
+    complaints: Complaints,
     /// No accept before.
     accept_at: Option<Instant>,
 }
@@ -65,8 +67,8 @@ impl Listener {
         event: Arc<EventFd>,
         queues: Vec<ServiceEnd>,
         options: &MemoryOptions,
-        users: Vec<u32>,
-        clients_max: usize,
+        (users, clients_max): (Vec<u32>, usize),
+        complaints: Complaints,
     ) -> Self {
         let queues = queues.into_iter().map(|(post, places)| Queue { post, places }).collect();
         Self {
@@ -79,6 +81,7 @@ impl Listener {
             make_signal: options.make_signal,
             users,
             clients_max,
+            complaints,
             accept_at: None,
         }
     }
@@ -139,8 +142,11 @@ impl Listener {
                         let state = State::Joined { queue: index, place };
                         let broken = self.connections.iter_mut().find(|one| one.state == state);
                         if let Some(broken) = broken {
-                            let path = self.file.path().display();
-                            tracing::warn!(%path, "a client broke the rules of the shared memory");
+                            if let Some(withheld) = self.complaints.count(Instant::now()) {
+                                let path = self.file.path().display();
+                                let text = "a client broke the rules of the shared memory";
+                                tracing::warn!(%path, withheld, "{text}");
+                            }
                             // It keeps its index until all that are ready were served.
                             broken.state = State::Broken;
                         }
@@ -203,8 +209,10 @@ impl Listener {
     fn admit(&mut self, socket: OwnedFd) {
         let user = sockopt::socket_peercred(&socket).map(|credentials| credentials.uid.as_raw());
         if !user.is_ok_and(|user| self.users.contains(&user)) {
-            let (path, user) = (self.file.path().display(), user.unwrap_or(u32::MAX));
-            tracing::warn!(%path, user, "a user that may not have a link");
+            if let Some(withheld) = self.complaints.count(Instant::now()) {
+                let (path, user) = (self.file.path().display(), user.unwrap_or(u32::MAX));
+                tracing::warn!(%path, user, withheld, "a user that may not have a link");
+            }
             refuse(&socket, Refusal::User);
             close_aside(socket);
             return;
@@ -244,8 +252,10 @@ impl Listener {
                 if let Some(connection) = self.connections.get(index) {
                     refuse(&connection.socket, refusal);
                 }
-                let path = self.file.path().display();
-                tracing::warn!(%path, reason = refusal.text(), "a client gets no link");
+                if let Some(withheld) = self.complaints.count(Instant::now()) {
+                    let (path, reason) = (self.file.path().display(), refusal.text());
+                    tracing::warn!(%path, reason, withheld, "a client gets no link");
+                }
                 false
             }
         }
@@ -334,7 +344,9 @@ mod tests {
         let queues = vec![(Arc::clone(&post), Places::new(&link, 3).unwrap())];
         let end = MemoryEnd::Listen { users: Vec::new(), clients: 3 };
         let options = MemoryOptions { path, end, link, make_signal: EventFd::peer_signal };
-        let mut listener = Listener::new(file, socket, event, queues, &options, Vec::new(), 3);
+        let complaints = Complaints::new(Arc::default());
+        let mut listener =
+            Listener::new(file, socket, event, queues, &options, (Vec::new(), 3), complaints);
         let clients = [0, 1, 2].map(|place| {
             let (client, own) = UnixStream::pair().unwrap();
             let state = State::Joined { queue: 0, place };

@@ -12,6 +12,7 @@ use sidecore_socket::{Access, SocketFile};
 
 use super::MemoryLink;
 use super::channel::{Channel, Place, Side};
+use super::complaints::Complaints;
 use super::connector::Connector;
 use super::layout::{Ask, Layout};
 use super::listener::Listener;
@@ -155,7 +156,9 @@ pub(super) fn spawn_listener(
     let (file, socket) = SocketFile::listen(&options.path, access, BACKLOG)?;
     let own = rustix::process::geteuid().as_raw();
     let users = if users.is_empty() { vec![own] } else { users.clone() };
-    let listener = Listener::new(file, socket, event, queues, options, users, *clients);
+    let stats = links.first().map(|link| Arc::clone(&link.stats)).unwrap_or_default();
+    let (admission, complaints) = ((users, *clients), Complaints::new(stats));
+    let listener = Listener::new(file, socket, event, queues, options, admission, complaints);
     spawn(move || listener.run())?;
     Ok(links)
 }
