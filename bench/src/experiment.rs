@@ -266,6 +266,33 @@ impl Experiment {
         self.options.against.as_ref().map(start).transpose()
     }
 
+    /// Starts this build's daemon with a configuration that `configuration` makes for the directory
+    /// of its files.
+    ///
+    /// # Errors
+    /// As [`Sidecored::start`].
+    pub fn start_configured(
+        &self,
+        name: &str,
+        configuration: impl FnOnce(&Path) -> Result<String>,
+    ) -> Result<Sidecored> {
+        Sidecored::start_configured(&self.daemon, self.run.path(), name, configuration)
+    }
+
+    /// Starts the daemon of `--against` in the same way, if the option is set.
+    ///
+    /// # Errors
+    /// As [`Sidecored::start`].
+    pub fn start_configured_before(
+        &self,
+        name: &str,
+        configuration: impl FnOnce(&Path) -> Result<String>,
+    ) -> Result<Option<Sidecored>> {
+        let Some(program) = &self.options.against else { return Ok(None) };
+        let name = against::before(name);
+        Sidecored::start_configured(program, self.run.path(), &name, configuration).map(Some)
+    }
+
     /// Starts the peer with its best settings, each of which is tried for `trial`.
     ///
     /// # Errors

@@ -33,6 +33,7 @@ pub mod plot;
 pub mod process;
 pub mod publish;
 pub mod record;
+pub mod remote_block;
 pub mod requests;
 pub mod rounds;
 pub mod runs;

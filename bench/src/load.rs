@@ -66,6 +66,10 @@ pub struct Sample {
     pub latency_p50_ns: f64,
     /// The 99th percentile of the latency, under the same condition.
     pub latency_p99_ns: f64,
+    /// The 99.9th percentile of the latency, under the same condition.
+    pub latency_p999_ns: f64,
+    /// The longest latency, under the same condition.
+    pub latency_max_ns: f64,
     /// Mean latency in nanoseconds, at any depth.
     pub latency_mean_ns: f64,
     /// Notifications of the device for each request.
@@ -230,16 +234,25 @@ fn run_on<Q: Queue>(
     };
     drain(queues, work, &mut completions)?;
     let elapsed = clock.delta(start, finish);
-    // The histogram holds raw ticks of the clock, which are equally long in every run.
-    let quantile = |share| {
-        if alone { clock.delta_as_nanos(0, latencies.quantile(share) as u64) as f64 } else { 0.0 }
-    };
     let in_flight = f64::from(work.depth) * queues.len() as f64;
-    Ok(Sample {
-        latency_p50_ns: quantile(0.5),
-        latency_p99_ns: quantile(0.99),
-        ..sample_of(done, elapsed, in_flight, (before, sum(queues)))
-    })
+    let sample = sample_of(done, elapsed, in_flight, (before, sum(queues)));
+    Ok(if alone { sample.with_latencies(&latencies, clock) } else { sample })
+}
+
+impl Sample {
+    /// The sample with the quantiles of these latencies, in raw ticks of the clock, which are
+    /// equally long in every run.
+    #[must_use]
+    pub fn with_latencies(self, latencies: &Histogram, clock: &Clock) -> Self {
+        let quantile = |share| clock.delta_as_nanos(0, latencies.quantile(share) as u64) as f64;
+        Self {
+            latency_p50_ns: quantile(0.5),
+            latency_p99_ns: quantile(0.99),
+            latency_p999_ns: quantile(0.999),
+            latency_max_ns: quantile(1.0),
+            ..self
+        }
+    }
 }
 
 /// The sample of so many completed requests, without quantiles of the latency.

@@ -11,8 +11,8 @@ use quanta::Clock;
 use sidecore_bench::fill::{self, Order};
 use sidecore_bench::load::{self, BLOCK_BYTES, Work};
 use sidecore_bench::{
-    cores, fresh_writes, guest_cost, local_block, nested, nvme_vf, plot, shares, stop, translation,
-    verdicts,
+    cores, fresh_writes, guest_cost, local_block, nested, nvme_vf, plot, remote_block, shares,
+    stop, translation, verdicts,
 };
 use sidecore_driver::{BlkClient, ClientOptions, Notify};
 use sidecore_units::SECTOR_BYTES;
@@ -43,6 +43,8 @@ enum Command {
     FreshWrites(fresh_writes::Options),
     /// The cost of weights where the store is no bottleneck.
     Shares(shares::Options),
+    /// Remote devices beside local ones and beside the bare exchange of their bytes.
+    RemoteBlock(remote_block::Options),
     /// Put the verdicts of several experiments into docs/bench.md; fails unless every bound holds.
     Verdicts(verdicts::Options),
     /// Drive one vhost-user disk and print its speed.
@@ -95,6 +97,7 @@ fn main() -> ExitCode {
         Command::GuestCost(options) => guest_cost::run(&options),
         Command::FreshWrites(options) => fresh_writes::run(&options),
         Command::Shares(options) => shares::run(&options),
+        Command::RemoteBlock(options) => remote_block::run(&options),
         Command::Verdicts(options) => verdicts::run(&options),
         Command::Socket(options) => socket(&options).map(|()| true),
     };

@@ -229,6 +229,7 @@ mod tests {
             "guest-cost",
             "fresh-writes",
             "shares",
+            "remote-block",
         ];
         for name in experiments
             .map(|name| format!("bench: {name}"))

@@ -39,6 +39,12 @@ pub const LATENCY_P50: Metric =
 /// The 99th percentile of the latency.
 pub const LATENCY_P99: Metric =
     metric("latency_p99", "ns", true, |sample, _| sample.latency_p99_ns);
+/// The 99.9th percentile of the latency.
+pub const LATENCY_P999: Metric =
+    metric("latency_p999", "ns", true, |sample, _| sample.latency_p999_ns);
+/// The longest latency.
+pub const LATENCY_MAX: Metric =
+    metric("latency_max", "ns", true, |sample, _| sample.latency_max_ns);
 /// The mean latency.
 pub const LATENCY_MEAN: Metric =
     metric("latency_mean", "ns", true, |sample, _| sample.latency_mean_ns);

@@ -120,11 +120,27 @@ impl Sidecored {
         controllers: &[Controller],
         devices: &[Device],
     ) -> Result<Self> {
+        Self::start_configured(program, directory, name, |directory| {
+            configuration(directory, controllers, devices)
+        })
+    }
+
+    /// As [`start`](Self::start), with the text of the configuration that `configuration` makes for
+    /// the directory of the daemon's files.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_configured(
+        program: &Path,
+        directory: &Path,
+        name: &str,
+        configuration: impl FnOnce(&Path) -> Result<String>,
+    ) -> Result<Self> {
         ensure!(program.exists(), "there is no {}: build it first", program.display());
         let directory = directory.join(name);
         std::fs::create_dir(&directory)?;
         let config = directory.join("sidecored.toml");
-        std::fs::write(&config, configuration(&directory, controllers, devices)?)?;
+        std::fs::write(&config, configuration(&directory)?)?;
         let command =
             [program.display().to_string(), "--config".to_owned(), config.display().to_string()];
         // The sidecore pins itself to its own core; the other threads, which have no work, run on
@@ -139,6 +155,12 @@ impl Sidecored {
     #[must_use]
     pub fn socket(&self, device: &str) -> PathBuf {
         socket(&self.directory, device)
+    }
+
+    /// The daemon's file of that name.
+    #[must_use]
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
     }
 
     /// The socket of the control API.
@@ -156,14 +178,20 @@ fn socket(directory: &Path, device: &str) -> PathBuf {
     directory.join(format!("{device}.sock"))
 }
 
+/// The beginning of a configuration: the control socket, and a sidecore on the server's core.
+#[must_use]
+pub fn head(directory: &Path) -> String {
+    let control = control_socket(directory);
+    let cpu = cores::SERVER;
+    format!("control_socket = {control:?}\n[[sidecore]]\nname = \"sc0\"\ncpu = {cpu}\n")
+}
+
 fn configuration(
     directory: &Path,
     controllers: &[Controller],
     devices: &[Device],
 ) -> Result<String> {
-    let mut text = String::new();
-    writeln!(text, "control_socket = {:?}", control_socket(directory))?;
-    writeln!(text, "[[sidecore]]\nname = \"sc0\"\ncpu = {}", cores::SERVER)?;
+    let mut text = head(directory);
     for Controller { name, store, block_bytes } in controllers {
         let below = format!("{name}-store");
         write_store(&mut text, &below, store)?;
@@ -187,7 +215,11 @@ fn configuration(
     Ok(text)
 }
 
-fn write_store(text: &mut String, name: &str, store: &Store) -> Result<()> {
+/// Appends a store to a configuration.
+///
+/// # Errors
+/// The size of the store is no multiple of 1 MiB.
+pub fn write_store(text: &mut String, name: &str, store: &Store) -> Result<()> {
     if !matches!(store, Store::Shared { .. }) {
         writeln!(text, "[[store]]\nname = {name:?}")?;
     }

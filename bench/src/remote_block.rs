@@ -1,0 +1,155 @@
+//! The experiment `remote-block`: remote devices beside local ones, and beside the bare exchange of
+//! their bytes (vRIO, section 5).
+//!
+//! The client is this project's own: a session and the store of a remote device, driven by a loop
+//! that takes the place of a front end, on the client's core. The IOhost is a daemon on the other
+//! core. The peers take turns with it: the same store as a local disk of another daemon, two cores
+//! that hand the data over in shared memory, and the link alone with frames of the same sizes.
+
+mod breakdown;
+mod client;
+mod exchange;
+mod handover;
+mod iohost;
+mod matrix;
+mod report;
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::against;
+use crate::bounds::{Bound, Limit, Of};
+use crate::experiment::{Experiment, Programs, Report, Scale};
+use crate::publish::Headline;
+use crate::record::OURS;
+
+const NAME: &str = "remote-block";
+/// The peer with the same store on this host, behind a virtqueue.
+const LOCAL: &str = "local";
+/// The peer in which one core writes the data and the other one copies them out.
+const HANDOVER: &str = "handover";
+/// The peer of a case with several clients: one client with as many requests in flight.
+const ONE_CLIENT: &str = "one-client";
+/// The peer of a case with sealed frames: the same without the seal.
+const PLAIN: &str = "plain";
+
+/// The clients of the cases that have several.
+const CLIENTS: u16 = 16;
+
+/// The options of this experiment.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Options {
+    /// The options of experiments that measure programs.
+    #[command(flatten)]
+    pub programs: Programs,
+    /// Measure only cases whose names have one of these texts in them.
+    #[arg(long, value_delimiter = ',', value_name = "TEXT")]
+    pub only: Vec<String>,
+}
+
+impl Options {
+    fn wants(&self, case: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|text| case.contains(text.as_str()))
+    }
+}
+
+/// The lengths and numbers of runs.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    run: Duration,
+    warm_up: Duration,
+    rounds: usize,
+    /// Requests of the breakdown, in each round.
+    stages: usize,
+    /// The time, over all runs, to wait for near and free cores.
+    patience: Duration,
+    /// The size of each device.
+    disk_bytes: u64,
+}
+
+impl Plan {
+    fn of(scale: Scale) -> Self {
+        let ms = Duration::from_millis;
+        let full = Self {
+            run: ms(200),
+            warm_up: ms(30),
+            rounds: 7,
+            stages: 100_000,
+            patience: Duration::from_secs(10 * 60),
+            disk_bytes: 256 << 20,
+        };
+        match scale {
+            Scale::Full => full,
+            Scale::Quick => {
+                let (run, warm_up, patience) = (ms(40), ms(10), Duration::from_secs(30));
+                Self { run, warm_up, rounds: 5, stages: 20_000, patience, ..full }
+            }
+            Scale::Tiny => Self {
+                run: ms(3),
+                warm_up: ms(1),
+                rounds: 1,
+                stages: 500,
+                patience: Duration::ZERO,
+                disk_bytes: 16 << 20,
+            },
+        }
+    }
+}
+
+const fn bound(case: &'static str, of: Of<'static>, limit: Limit) -> Bound<'static> {
+    Bound { case, of, limit }
+}
+
+const BOUNDS: [Bound<'static>; 9] = {
+    const LATENCY: Of<'static> = Of::Ratio("latency_p50", LOCAL);
+    const IOPS: Of<'static> = Of::Ratio("iops", LOCAL);
+    const HANDOVER_LATENCY: Of<'static> = Of::Ratio("latency_p50", HANDOVER);
+    const HANDOVER_IOPS: Of<'static> = Of::Ratio("iops", HANDOVER);
+    [
+        bound("memory/null/randread512/qd1", LATENCY, Limit::AtMost(2.5)),
+        bound("memory/null/randwrite512/qd1", LATENCY, Limit::AtMost(2.5)),
+        bound("memory/null/randread512/qd32", IOPS, Limit::AtLeast(0.35)),
+        bound("memory/null/randwrite512/qd32", IOPS, Limit::AtLeast(0.35)),
+        bound("memory/null/randread/qd1", HANDOVER_LATENCY, Limit::AtMost(1.5)),
+        bound("memory/null/randwrite/qd1", HANDOVER_LATENCY, Limit::AtMost(1.5)),
+        bound("memory/null/randread/qd32", HANDOVER_IOPS, Limit::AtLeast(0.6)),
+        bound("memory/null/randwrite/qd32", HANDOVER_IOPS, Limit::AtLeast(0.6)),
+        bound("memory/null/randread/qd8/c16", Of::Ratio("iops", ONE_CLIENT), Limit::AtLeast(0.9)),
+    ]
+};
+
+const HEADLINES: &[Headline] = &[
+    ("memory/null/randread512/qd1", Of::Ratio("latency_p50", LOCAL)),
+    ("memory/null/randread512/qd32", Of::Ratio("iops", LOCAL)),
+    ("memory/null/randread/qd1", Of::Ratio("latency_p50", HANDOVER)),
+    ("memory/null/randread/qd32", Of::Ratio("iops", HANDOVER)),
+    ("memory/null/randwrite/qd32", Of::Ratio("iops", HANDOVER)),
+    ("memory/null/randread/qd8/c16", Of::Ratio("iops", ONE_CLIENT)),
+];
+
+/// The state that all cases share.
+struct Bench {
+    experiment: Experiment,
+    options: Options,
+    plan: Plan,
+}
+
+/// Runs the experiment and reports. Returns false if a bound that is to be enforced does not hold.
+///
+/// # Errors
+/// A program does not start or fails, or the experiment was interrupted. All started programs have
+/// ended then.
+pub fn run(options: &Options) -> Result<bool> {
+    let common = &options.programs.common;
+    let mut plan = Plan::of(common.scale());
+    (plan.run, plan.rounds) = against::runs(common, plan.run, plan.rounds);
+    let experiment = Experiment::start(NAME, &options.programs, plan.patience)?;
+    let mut bench = Bench { experiment, options: options.clone(), plan };
+    bench.measure()?;
+    if common.against.is_none() {
+        bench.breakdown()?;
+    }
+    let records = &bench.experiment.records;
+    bench.experiment.conclude(Report::new(report::table(records), (OURS, &BOUNDS), HEADLINES))
+}

@@ -1,0 +1,275 @@
+//! The clients of an IOhost, on the client's core: sessions, and a loop in place of a front end.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use quanta::Clock;
+use sidecore_block::{Batch, BlockChannel, BlockDevice as _, Operation};
+use sidecore_link::{Link, LinkAddress};
+use sidecore_memory::GuestMemory;
+use sidecore_reactor::{CoreContext, IdleMode, Pollable as _};
+use sidecore_remote::client::{Iohost, Opening, RemoteStore, Session, SessionOptions};
+use sidecore_trust::{ClientName, ClientTrust};
+use sidecore_units::Nanos;
+use sidecore_vrio::ClientOptions;
+
+use super::iohost::{Disk, device_name};
+use crate::load::{Places, Sample, Work};
+use crate::stats::Histogram;
+use crate::{requests, stop};
+
+/// The most requests in flight of a client.
+const DEPTH: usize = 128;
+/// The longest request.
+const MAX_BYTES: u32 = 64 << 10;
+/// Frames that a session takes from its link at a time, as on a sidecore.
+pub(super) const BUDGET: usize = 32;
+/// A client that waits for longer is not served.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// After so many turns without a completion, the patience is looked at.
+const TURNS_PER_LOOK: u32 = 1 << 16;
+
+/// A client as its IOhost knows it.
+pub(super) struct Identity {
+    pub(super) name: ClientName,
+    pub(super) trust: ClientTrust,
+}
+
+/// One client: a session over a link of its own.
+struct Station {
+    channels: Vec<(Disk, Box<dyn BlockChannel>)>,
+    _stores: Vec<RemoteStore>,
+    session: Session<ClientTrust>,
+    memory: GuestMemory,
+    /// Requests that are not in flight.
+    idle: Batch,
+    completed: Batch,
+    places: Places,
+}
+
+/// The clients of an IOhost. Their time passes only while they run, because the IOhost is frozen
+/// between runs.
+pub(super) struct Clients {
+    stations: Vec<Station>,
+    /// The time of the clients at the end of the last run.
+    now: Nanos,
+}
+
+impl Clients {
+    /// Connects clients that use these disks.
+    ///
+    /// # Errors
+    /// A client does not get its devices.
+    pub(super) fn new(links: Vec<(Identity, Box<dyn Link>)>, disks: &[Disk]) -> Result<Self> {
+        let core = CoreContext::default();
+        let mut clients = Self { stations: Vec::new(), now: Nanos::ZERO };
+        for (identity, link) in links {
+            clients.connect(&core, identity, link, disks)?;
+        }
+        Ok(clients)
+    }
+
+    fn connect(
+        &mut self,
+        core: &CoreContext,
+        Identity { name, trust }: Identity,
+        link: Box<dyn Link>,
+        disks: &[Disk],
+    ) -> Result<()> {
+        let iohost = Iohost::new(name.as_str())?;
+        // Another client of this process never had it.
+        let life = u64::from(std::process::id()) << 32 | (self.stations.len() as u64 + 1);
+        let client = ClientOptions { client: name.to_wire(), life, ..ClientOptions::default() };
+        let options =
+            SessionOptions { client, address: LinkAddress::Peer(0), idle: IdleMode::Poll };
+        let open = |disk: &Disk| Opening::new(&iohost, &device_name(*disk, name.as_str()));
+        let openings = disks.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+        let mut session = Session::new(core, &iohost, link, trust, &options)?;
+        let begin = Instant::now();
+        let mut stores = Vec::new();
+        for mut opening in openings {
+            let store = loop {
+                match opening.wait(Some(Duration::ZERO))? {
+                    Ok(store) => break store,
+                    Err(again) => opening = again,
+                }
+                stop::check()?;
+                ensure!(begin.elapsed() < PATIENCE, "{name} does not get its devices");
+                self.now = Nanos(self.now.0 + 1_000_000);
+                session.poll(self.now, BUDGET);
+                std::thread::sleep(Duration::from_millis(1));
+            };
+            stores.push(store);
+        }
+        let channels = disks.iter().zip(&stores).map(|(disk, store)| {
+            Ok::<_, std::io::Error>((*disk, store.open_channel(core, DEPTH)?))
+        });
+        self.stations.push(Station {
+            channels: channels.collect::<Result<_, _>>()?,
+            _stores: stores,
+            session,
+            memory: requests::memory(DEPTH as u64 * u64::from(MAX_BYTES))?,
+            idle: Batch::with_capacity(DEPTH),
+            completed: Batch::with_capacity(DEPTH),
+            places: Places::new(1),
+        });
+        Ok(())
+    }
+
+    /// Runs the work on one disk of each client, with `work.depth` requests of each in flight, and
+    /// waits for the last one.
+    ///
+    /// # Errors
+    /// A request fails or does not come back; an interrupt.
+    pub(super) fn run(&mut self, disk: Disk, work: &Work, clock: &Clock) -> Result<Sample> {
+        for station in &mut self.stations {
+            station.prepare(work)?;
+        }
+        let mut time = Time { clock, origin: clock.raw(), base: self.now };
+        let result = run_on(&mut self.stations, disk, work, &mut time);
+        self.now = time.at(clock.raw());
+        for station in &mut self.stations {
+            station.idle.clear();
+        }
+        result
+    }
+}
+
+/// The time of the clients in a run.
+struct Time<'a> {
+    clock: &'a Clock,
+    origin: u64,
+    base: Nanos,
+}
+
+impl Time<'_> {
+    #[inline]
+    fn at(&self, raw: u64) -> Nanos {
+        Nanos(self.base.0 + self.clock.delta_as_nanos(self.origin, raw))
+    }
+}
+
+impl Station {
+    /// Makes the requests of a run.
+    fn prepare(&mut self, work: &Work) -> Result<()> {
+        let operation = if work.write { Operation::Write } else { Operation::Read };
+        let (memory, bytes) = (&self.memory, u64::from(work.bytes));
+        let request = |index| requests::request(memory, operation, index, bytes);
+        self.idle = (0..u64::from(work.depth)).map(request).collect::<Result<_>>()?;
+        self.places = Places::new(work.blocks);
+        Ok(())
+    }
+
+    /// Sends the idle requests at `now`.
+    #[inline]
+    fn submit(&mut self, disk: usize, work: &Work, now: Nanos) -> Result<()> {
+        for request in &mut self.idle {
+            request.offset_bytes = self.places.next_block() * u64::from(work.bytes);
+            request.taken_at = now;
+        }
+        let (_, channel) = self.channels.get_mut(disk).context("no such disk")?;
+        channel.submit(now, &mut self.idle);
+        ensure!(self.idle.is_empty(), "a channel takes less than its depth");
+        Ok(())
+    }
+
+    /// Takes what has come. Returns the number of requests that have ended.
+    #[inline]
+    fn poll(&mut self, disk: usize, now: Nanos) -> Result<usize> {
+        self.session.poll(now, BUDGET);
+        let (_, channel) = self.channels.get_mut(disk).context("no such disk")?;
+        channel.poll(now, &mut self.completed);
+        Ok(self.completed.len())
+    }
+
+    /// Makes requests idle that have ended by `now`.
+    #[inline]
+    fn rest(&mut self, now: Nanos, latencies: &mut Histogram) -> Result<()> {
+        for request in &self.completed {
+            request.result.context("a request failed")?;
+            latencies.add(now.since(request.taken_at).0);
+        }
+        self.idle.append(&mut self.completed);
+        Ok(())
+    }
+}
+
+fn run_on(
+    stations: &mut [Station],
+    disk: Disk,
+    work: &Work,
+    time: &mut Time<'_>,
+) -> Result<Sample> {
+    let disk = stations
+        .first()
+        .and_then(|station| station.channels.iter().position(|(of, _)| *of == disk))
+        .context("no such disk")?;
+    let mut latencies = Histogram::default();
+    for station in &mut *stations {
+        station.submit(disk, work, time.base)?;
+    }
+    let mut in_flight = stations.len() * usize::from(work.depth);
+    let (mut done, mut silence) = (0_u64, Silence::default());
+    let end = Nanos(time.base.0 + u64::try_from(work.duration.as_nanos())?);
+    let (mut now, mut finish) = (time.base, None);
+    while in_flight > 0 {
+        let mut found = false;
+        for station in &mut *stations {
+            now = time.at(time.clock.raw());
+            let count = station.poll(disk, now)?;
+            if count == 0 {
+                continue;
+            }
+            found = true;
+            now = time.at(time.clock.raw());
+            station.rest(now, &mut latencies)?;
+            if finish.is_none() {
+                done += count as u64;
+                station.submit(disk, work, now)?;
+            } else {
+                in_flight -= count;
+            }
+        }
+        silence.look(found)?;
+        if finish.is_none() && now >= end {
+            finish = Some(now);
+        }
+    }
+    let seconds = finish.unwrap_or(now).since(time.base).0 as f64 / 1e9;
+    let depth = stations.len() as f64 * f64::from(work.depth);
+    Ok(Sample {
+        iops: done as f64 / seconds,
+        latency_p50_ns: latencies.quantile(0.5),
+        latency_p99_ns: latencies.quantile(0.99),
+        latency_p999_ns: latencies.quantile(0.999),
+        latency_max_ns: latencies.quantile(1.0),
+        latency_mean_ns: seconds * 1e9 * depth / done as f64,
+        ..Sample::default()
+    })
+}
+
+/// Turns without a completion.
+#[derive(Default)]
+pub(super) struct Silence {
+    turns: u32,
+    since: Option<Instant>,
+}
+
+impl Silence {
+    #[inline]
+    pub(super) fn look(&mut self, found: bool) -> Result<()> {
+        if found {
+            self.since = None;
+        }
+        self.turns = self.turns.wrapping_add(1);
+        if self.turns.is_multiple_of(TURNS_PER_LOOK) { self.lose_patience() } else { Ok(()) }
+    }
+
+    #[cold]
+    fn lose_patience(&mut self) -> Result<()> {
+        stop::check()?;
+        let since = *self.since.get_or_insert_with(Instant::now);
+        ensure!(since.elapsed() < PATIENCE, "the IOhost does not answer");
+        Ok(())
+    }
+}

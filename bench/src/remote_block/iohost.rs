@@ -1,0 +1,167 @@
+//! An IOhost: a daemon that exports stores to clients of this process.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use sidecore_link::{Link, LinkDescription, LinkOptions, Medium, MemoryEnd, open};
+use sidecore_trust::{ClientName, ClientTrust, KeyDirectory};
+use sidecore_vrio::wire::DATA_HEADER_BYTES;
+
+use super::client::{Clients, Identity};
+use crate::experiment::Experiment;
+use crate::sidecored::{self, Sidecored, Store};
+
+/// The store below a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Disk {
+    /// It keeps no data.
+    Null,
+    /// It is in memory.
+    Ram,
+}
+
+impl Disk {
+    pub(super) const ALL: [Self; 2] = [Self::Null, Self::Ram];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Null => "null",
+            Self::Ram => "ram",
+        }
+    }
+
+    pub(super) const fn store(self, bytes: u64) -> Store {
+        match self {
+            Self::Null => Store::Null { bytes },
+            Self::Ram => Store::Ram { bytes },
+        }
+    }
+}
+
+/// The clients of an IOhost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Setting {
+    pub(super) clients: u16,
+    /// Whether frames are encrypted.
+    pub(super) is_sealed: bool,
+}
+
+impl Setting {
+    /// One client that sends in clear.
+    pub(super) const PLAIN: Self = Self { clients: 1, is_sealed: false };
+
+    /// The disks of each client.
+    pub(super) fn disks(self) -> &'static [Disk] {
+        if self.clients > 1 { &[Disk::Null] } else { &Disk::ALL }
+    }
+
+    fn name(self) -> String {
+        let sealed = if self.is_sealed { "-sealed" } else { "" };
+        format!("iohost-{}{sealed}", self.clients)
+    }
+
+    fn client_names(self) -> Vec<String> {
+        (0..self.clients).map(|number| format!("client{number}")).collect()
+    }
+}
+
+/// The program of the daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Build {
+    This,
+    /// That of `--against`.
+    Before,
+}
+
+/// A daemon that is frozen between runs, and its clients, which are connected.
+pub(super) struct Iohost {
+    /// Dropped first: the daemon sees its clients leave.
+    pub(super) clients: Clients,
+    pub(super) daemon: Sidecored,
+    pub(super) setting: Setting,
+    pub(super) build: Build,
+}
+
+impl Iohost {
+    /// Starts a daemon and connects its clients.
+    ///
+    /// # Errors
+    /// The daemon does not start; a client does not get its devices.
+    pub(super) fn start(
+        experiment: &Experiment,
+        build: Build,
+        setting: Setting,
+        disk_bytes: u64,
+    ) -> Result<Self> {
+        let mut identities = Vec::new();
+        let configuration = |directory: &Path| {
+            identities = invite(directory, setting)?;
+            configuration(directory, setting, disk_bytes)
+        };
+        let name = setting.name();
+        let mut daemon = match build {
+            Build::This => experiment.start_configured(&name, configuration)?,
+            Build::Before => experiment
+                .start_configured_before(&name, configuration)?
+                .context("there is no other build")?,
+        };
+        let socket = daemon.file(SOCKET);
+        let links = identities.into_iter().map(|identity| Ok((identity, connect(&socket)?)));
+        let clients = Clients::new(links.collect::<Result<_>>()?, setting.disks())?;
+        daemon.process.freeze()?;
+        Ok(Self { clients, daemon, setting, build })
+    }
+}
+
+const SOCKET: &str = "wire.sock";
+
+/// Invites the clients, if they need a key.
+fn invite(directory: &Path, setting: Setting) -> Result<Vec<Identity>> {
+    let keys = KeyDirectory::new(directory.join("keys"));
+    let now_s = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    let identity = |name: String| {
+        let name: ClientName = name.parse()?;
+        let trust = if setting.is_sealed {
+            ClientTrust::invited(&keys.invite(name, now_s)?)
+        } else {
+            ClientTrust::off()
+        };
+        Ok(Identity { name, trust })
+    };
+    setting.client_names().into_iter().map(identity).collect()
+}
+
+fn configuration(directory: &Path, setting: Setting, disk_bytes: u64) -> Result<String> {
+    let mut text = format!("key_directory = {:?}\n", directory.join("keys"));
+    text.push_str(&sidecored::head(directory));
+    writeln!(text, "[[link]]\nname = \"wire\"\ntype = \"memory\"")?;
+    writeln!(text, "socket = {:?}", directory.join(SOCKET))?;
+    for disk in setting.disks() {
+        sidecored::write_store(&mut text, disk.name(), &disk.store(disk_bytes))?;
+    }
+    let encryption = if setting.is_sealed { "on" } else { "off" };
+    for client in setting.client_names() {
+        writeln!(text, "[[client]]\nname = {client:?}\nlinks = [\"wire\"]")?;
+        writeln!(text, "encryption = {encryption:?}")?;
+        for disk in setting.disks() {
+            let (store, device) = (disk.name(), device_name(*disk, &client));
+            writeln!(text, "[[device]]\nname = {device:?}\nfront_end = \"vrio\"")?;
+            writeln!(text, "client = {client:?}\nstore = {store:?}")?;
+        }
+    }
+    Ok(text)
+}
+
+/// The name of a client's device.
+pub(super) fn device_name(disk: Disk, client: &str) -> String {
+    format!("{}-{client}", disk.name())
+}
+
+/// Opens the client's end of the link.
+fn connect(socket: &Path) -> Result<Box<dyn Link>> {
+    let medium = Medium::Memory { path: socket.to_owned(), end: MemoryEnd::Connect };
+    let options = LinkOptions::new(DATA_HEADER_BYTES);
+    open(&LinkDescription { medium, queues: 1, options })?.pop().context("a link without queues")
+}

@@ -1,0 +1,261 @@
+//! Stores, operations, sizes, depths and clients: the systems in turn, between near cores.
+
+use anyhow::{Context, Result};
+use quanta::Clock;
+use sidecore_driver::{BlkClient, ClientOptions};
+
+use super::exchange::Exchange;
+use super::iohost::{Build, Disk, Iohost, Setting};
+use super::{Bench, CLIENTS, HANDOVER, LOCAL, ONE_CLIENT, PLAIN, handover};
+use crate::against;
+use crate::load::{self, BLOCK_BYTES, Work};
+use crate::record::{FLOOR, OURS};
+use crate::runs::{
+    IOPS, LATENCY_MAX, LATENCY_MEAN, LATENCY_P50, LATENCY_P99, LATENCY_P999, Metric, Runs,
+    record_ratios,
+};
+use crate::sidecored::{Device, Sidecored};
+
+const LINK: &str = "memory";
+const DEPTHS: [u16; 3] = [1, 32, 128];
+/// The longest requests are fewer: their data are larger than the caches.
+const LONG_DEPTHS: [u16; 2] = [1, 32];
+/// Requests of each client where there are several.
+const SHARED_DEPTH: u16 = 8;
+const SMALL_BYTES: u32 = 512;
+const LONG_BYTES: u32 = 64 << 10;
+
+const METRICS: [Metric; 6] =
+    [IOPS, LATENCY_P50, LATENCY_P99, LATENCY_P999, LATENCY_MAX, LATENCY_MEAN];
+
+/// The load of one case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Case {
+    disk: Disk,
+    setting: Setting,
+    work: Work,
+}
+
+impl Case {
+    fn name(&self) -> String {
+        let Self { disk, setting, work } = self;
+        let operation = if work.write { "randwrite" } else { "randread" };
+        let size = match work.bytes {
+            SMALL_BYTES => "512",
+            LONG_BYTES => "64k",
+            _ => "",
+        };
+        let mut name = format!("{LINK}/{}/{operation}{size}/qd{}", disk.name(), work.depth);
+        if setting.clients > 1 {
+            name.push_str(&format!("/c{}", setting.clients));
+        }
+        if setting.is_sealed {
+            name.push_str("/aead");
+        }
+        name
+    }
+
+    /// The same work without neighbours and seal, with as many requests in flight in all.
+    fn of_one_client(&self) -> Work {
+        Work { depth: self.work.depth * self.setting.clients, ..self.work }
+    }
+
+    fn kinds(&self, builds: bool) -> Vec<(String, Kind)> {
+        let ours = (OURS.to_owned(), Kind::Remote(Build::This, self.setting));
+        let mut kinds = vec![ours];
+        if builds {
+            kinds.push((against::before(OURS), Kind::Remote(Build::Before, self.setting)));
+            return kinds;
+        }
+        let mut add = |name: &str, kind| kinds.push((name.to_owned(), kind));
+        if self.setting != Setting::PLAIN {
+            let name = if self.setting.is_sealed { PLAIN } else { ONE_CLIENT };
+            add(name, Kind::Remote(Build::This, Setting::PLAIN));
+            return kinds;
+        }
+        add(LOCAL, Kind::Local);
+        if self.disk == Disk::Null && self.work.bytes != LONG_BYTES {
+            add(FLOOR, Kind::Exchange);
+        }
+        if self.disk == Disk::Null && self.work.bytes == BLOCK_BYTES {
+            add(HANDOVER, Kind::Handover);
+        }
+        kinds
+    }
+}
+
+/// A system of a case.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    /// An IOhost.
+    Remote(Build, Setting),
+    /// The same store as a local disk.
+    Local,
+    /// The link alone.
+    Exchange,
+    /// The data alone.
+    Handover,
+}
+
+/// The programs and links of all cases.
+struct Systems {
+    iohosts: Vec<Iohost>,
+    local: Sidecored,
+    disks: Vec<(Disk, BlkClient)>,
+    exchange: Exchange,
+}
+
+impl Bench {
+    pub(super) fn measure(&mut self) -> Result<()> {
+        let cases: Vec<Case> =
+            self.cases().into_iter().filter(|case| self.options.wants(&case.name())).collect();
+        if cases.is_empty() {
+            return Ok(());
+        }
+        let builds = self.options.programs.common.against.is_some();
+        let mut systems = self.start(&cases, builds)?;
+        for case in cases {
+            self.case(&case, builds, &mut systems)?;
+        }
+        let Systems { iohosts, local, disks, .. } = systems;
+        drop(disks);
+        for Iohost { clients, mut daemon, .. } in iohosts {
+            daemon.process.thaw()?;
+            drop(clients);
+            daemon.process.end()?;
+        }
+        local.process.end()
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        let mut cases = Vec::new();
+        let mut add = |disk, setting, bytes: u32, depth| {
+            for write in [false, true] {
+                let blocks = self.plan.disk_bytes / u64::from(bytes);
+                let duration = self.plan.run;
+                let work = Work { write, depth, bytes, blocks, duration, ..Work::default() };
+                cases.push(Case { disk, setting, work });
+            }
+        };
+        for bytes in [SMALL_BYTES, BLOCK_BYTES] {
+            DEPTHS.into_iter().for_each(|depth| add(Disk::Null, Setting::PLAIN, bytes, depth));
+        }
+        for depth in LONG_DEPTHS {
+            add(Disk::Null, Setting::PLAIN, LONG_BYTES, depth);
+            add(Disk::Ram, Setting::PLAIN, BLOCK_BYTES, depth);
+            add(Disk::Null, Setting { clients: 1, is_sealed: true }, BLOCK_BYTES, depth);
+        }
+        let several = Setting { clients: CLIENTS, is_sealed: false };
+        add(Disk::Null, several, SMALL_BYTES, SHARED_DEPTH);
+        add(Disk::Null, several, BLOCK_BYTES, SHARED_DEPTH);
+        cases
+    }
+
+    /// Starts what the cases need.
+    fn start(&self, cases: &[Case], builds: bool) -> Result<Systems> {
+        let bytes = self.plan.disk_bytes;
+        let mut iohosts: Vec<Iohost> = Vec::new();
+        let all = cases.iter().flat_map(|case| case.kinds(builds));
+        for (_, kind) in all {
+            let Kind::Remote(build, setting) = kind else { continue };
+            if !iohosts.iter().any(|iohost| (iohost.build, iohost.setting) == (build, setting)) {
+                iohosts.push(Iohost::start(&self.experiment, build, setting, bytes)?);
+            }
+        }
+        let device = |disk: &Disk| Device::new(disk.name(), disk.store(bytes));
+        let devices: Vec<Device> = Disk::ALL.iter().map(device).collect();
+        let mut local = self.experiment.start_ours(LOCAL, &[], &devices)?;
+        let options = ClientOptions {
+            slots: DEPTHS.into_iter().max().unwrap_or(1),
+            slot_bytes: LONG_BYTES,
+            ..ClientOptions::default()
+        };
+        let connect = |disk: Disk| {
+            let client = BlkClient::connect(local.socket(disk.name()), &options)?;
+            Ok::<_, anyhow::Error>((disk, client))
+        };
+        let disks = Disk::ALL.into_iter().map(connect).collect::<Result<_>>()?;
+        local.process.freeze()?;
+        Ok(Systems { iohosts, local, disks, exchange: Exchange::memory()? })
+    }
+
+    fn case(&mut self, case: &Case, builds: bool, systems: &mut Systems) -> Result<()> {
+        let name = case.name();
+        let kinds = case.kinds(builds);
+        let mut runs: Vec<Runs> = kinds.iter().map(|_| Runs::default()).collect();
+        for round in 0..self.plan.rounds {
+            for turn in 0..kinds.len() {
+                let index = if builds { against::index(turn, round) } else { turn };
+                let (system, kind) = kinds.get(index).context("no such system")?;
+                let run = self.round(case, *kind, systems);
+                let run = run.with_context(|| format!("measuring {system}, {name}"))?;
+                runs.get_mut(index).context("no such system")?.add(run);
+            }
+        }
+        let systems: Vec<_> = kinds.iter().map(|(name, _)| name.as_str()).zip(&runs).collect();
+        self.record(&name, case, &systems);
+        if builds {
+            against::record_pairs(&mut self.experiment.records, &name, &case.work, &systems);
+        } else if let Some((ours, peers)) = systems.split_first() {
+            for peer in peers {
+                let is_alone = case.work.depth == 1;
+                let records = &mut self.experiment.records;
+                record_ratios(records, &name, &case.work, is_alone, *ours, *peer);
+            }
+        }
+        Ok(())
+    }
+
+    fn round(
+        &mut self,
+        case: &Case,
+        kind: Kind,
+        systems: &mut Systems,
+    ) -> Result<crate::cores::Gated<load::Sample>> {
+        let (warm_up, work) = (self.plan.warm_up, case.work);
+        let clock = self.experiment.clock.clone();
+        match kind {
+            Kind::Remote(build, setting) => {
+                let is_it =
+                    |iohost: &&mut Iohost| (iohost.build, iohost.setting) == (build, setting);
+                let iohost = systems.iohosts.iter_mut().find(is_it).context("no such IOhost")?;
+                let work = if setting == case.setting { work } else { case.of_one_client() };
+                let Iohost { clients, daemon, .. } = iohost;
+                let load = |work: &Work, clock: &Clock| clients.run(case.disk, work, clock);
+                self.experiment.round(&mut daemon.process, warm_up, &work, load)
+            }
+            Kind::Local => {
+                let is_it = |(disk, _): &&mut (Disk, BlkClient)| *disk == case.disk;
+                let (_, client) = systems.disks.iter_mut().find(is_it).context("no such disk")?;
+                let load = |work: &Work, clock: &Clock| {
+                    load::run(client.queue(0).context("no queue")?, work, clock)
+                };
+                self.experiment.round(&mut systems.local.process, warm_up, &work, load)
+            }
+            Kind::Exchange => systems.exchange.run(&mut self.experiment.gate, &work, &clock),
+            Kind::Handover => handover::run(&mut self.experiment.gate, &work, &clock),
+        }
+    }
+
+    fn record(&mut self, name: &str, case: &Case, systems: &[(&str, &Runs)]) {
+        let mut line = format!("  {name:<32}");
+        for (system, runs) in systems {
+            for metric in METRICS.iter().filter(|metric| case.work.depth == 1 || !metric.alone) {
+                let mut params = self.experiment.params();
+                params.insert("block_bytes".to_owned(), case.work.bytes.into());
+                params.insert("depth".to_owned(), case.work.depth.into());
+                params.insert("clients".to_owned(), case.setting.clients.into());
+                params.insert("run_ms".to_owned(), (case.work.duration.as_millis() as u64).into());
+                params.insert("line_ns".to_owned(), runs.line_ns().into());
+                params.insert("waited_share".to_owned(), runs.waited_share().into());
+                let rounds = runs.rounds(|sample| (metric.value)(sample, &case.work));
+                let (median, params) = rounds.settle(params);
+                let records = &mut self.experiment.records;
+                records.measure(name, system, metric.name, median, metric.unit, params);
+            }
+            let iops = runs.rounds(|sample| sample.iops).median();
+            line.push_str(&format!("  {system} {:.0} k/s", iops / 1e3));
+        }
+        eprintln!("{line}");
+    }
+}
