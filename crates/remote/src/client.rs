@@ -15,7 +15,6 @@
 //! returns. A queue of another sidecore sends them through a bounded queue, and is woken by an
 //! eventfd if it sleeps when one comes back.
 
-mod bell;
 mod desk;
 mod handover;
 mod iohost;

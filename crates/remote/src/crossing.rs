@@ -6,17 +6,11 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 
-use sidecore_reactor::{Arm, EventFd};
+use sidecore_reactor::Arm;
 
-/// Wakes a receiver that sleeps.
-#[derive(Debug)]
-struct Bell {
-    event: EventFd,
-    is_armed: AtomicBool,
-}
+use crate::bell::{Bell, Listener};
 
 /// The sending end. Its drop is seen by the receiver as the end of the messages.
 pub(crate) struct Sender<T> {
@@ -30,7 +24,7 @@ pub(crate) struct Sender<T> {
 /// The receiving end.
 pub(crate) struct Inbox<T> {
     queue: Receiver<T>,
-    bell: Arc<Bell>,
+    listener: Listener,
     /// A message that [`arm`](Self::arm) has found.
     found: Option<T>,
     is_over: bool,
@@ -41,11 +35,11 @@ pub(crate) struct Inbox<T> {
 /// # Errors
 /// The process has no descriptor left.
 pub(crate) fn crossing<T>(capacity: usize) -> io::Result<(Sender<T>, Inbox<T>)> {
-    let bell = Arc::new(Bell { event: EventFd::new()?, is_armed: AtomicBool::new(false) });
+    let listener = Listener::new()?;
     // Of one place at least: a queue without any is a rendezvous.
     let (sender, queue) = sync_channel(capacity.max(1));
-    let sender = Sender { queue: Some(sender), bell: Arc::clone(&bell), is_quiet: false };
-    Ok((sender, Inbox { queue, bell, found: None, is_over: false }))
+    let sender = Sender { queue: Some(sender), bell: listener.bell(), is_quiet: false };
+    Ok((sender, Inbox { queue, listener, found: None, is_over: false }))
 }
 
 impl<T> Sender<T> {
@@ -83,16 +77,6 @@ impl<T> Drop for Sender<T> {
     }
 }
 
-impl Bell {
-    fn ring(&self) {
-        // The message comes first for a receiver that arms and then looks.
-        fence(Ordering::SeqCst);
-        if self.is_armed.load(Ordering::Relaxed) && self.is_armed.swap(false, Ordering::Relaxed) {
-            self.event.signal();
-        }
-    }
-}
-
 impl<T> Inbox<T> {
     /// The next message.
     #[inline]
@@ -118,8 +102,7 @@ impl<T> Inbox<T> {
 
     /// Turns wake-ups on, *then* looks once more.
     pub fn arm(&mut self) -> Arm {
-        self.bell.is_armed.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        self.listener.sleep();
         let was_over = self.is_over;
         self.found = self.receive();
         if self.found.is_some() || self.is_over != was_over {
@@ -131,24 +114,32 @@ impl<T> Inbox<T> {
 
     /// Turns wake-ups off.
     pub fn disarm(&mut self) {
-        self.bell.is_armed.store(false, Ordering::Relaxed);
+        self.listener.wake();
     }
 
     /// The descriptor that wakes an armed receiver.
     #[must_use]
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
-        self.bell.event.as_fd()
+        self.listener.as_fd()
     }
 
     /// Clears the descriptor.
     pub fn on_wake(&self) {
-        self.bell.event.drain();
+        self.listener.wake();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
     use super::*;
+
+    fn is_signalled<T>(inbox: &Inbox<T>) -> bool {
+        let fd = inbox.wake_fd();
+        let mut polled = [PollFd::new(&fd, PollFlags::IN)];
+        poll(&mut polled, Some(&Timespec::default())).unwrap() > 0
+    }
 
     #[test]
     fn messages_come_in_order_and_a_full_queue_gives_them_back() {
@@ -169,20 +160,22 @@ mod tests {
         let (mut sender, mut inbox) = crossing(4).unwrap();
         sender.send(1).unwrap();
         sender.wake();
-        assert_eq!(inbox.bell.event.drain(), 0, "it did not sleep");
+        assert!(!is_signalled(&inbox), "it did not sleep");
         assert_eq!(inbox.arm(), Arm::WorkPending);
         assert_eq!((inbox.receive(), inbox.arm()), (Some(1), Arm::Armed));
         sender.wake();
-        assert_eq!(inbox.bell.event.drain(), 0, "there is no message");
+        assert!(!is_signalled(&inbox), "there is no message");
         sender.send(2).unwrap();
         sender.send(3).unwrap();
         sender.wake();
         sender.wake();
-        assert_eq!(inbox.bell.event.drain(), 1);
+        assert!(is_signalled(&inbox));
+        inbox.on_wake();
+        assert!(!is_signalled(&inbox));
         assert_eq!((inbox.receive(), inbox.receive()), (Some(2), Some(3)));
         assert_eq!(inbox.arm(), Arm::Armed);
         drop(sender);
-        assert_eq!(inbox.bell.event.drain(), 1, "the end is a message");
+        assert!(is_signalled(&inbox), "the end is a message");
         assert_eq!((inbox.receive(), inbox.is_over(), inbox.arm()), (None, true, Arm::Armed));
     }
 }

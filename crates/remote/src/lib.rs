@@ -32,6 +32,7 @@
     )
 )]
 
+mod bell;
 pub mod client;
 mod crossing;
 pub mod export;

@@ -14,9 +14,9 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use sidecore_block::{Batch, BlockChannel, BlockError, BlockRequest, Next, Readiness};
 use sidecore_units::Nanos;
 
-use super::bell::{Bell, Listener};
 use super::iohost::{Command, Shared};
 use super::store::{Opened, OpeningShared};
+use crate::bell::{Bell, Listener};
 
 /// The part of a line that both sides see.
 #[derive(Debug)]

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use sidecore_link::LinkStats;
 use sidecore_vrio::VrioStats;
 
-use super::bell::{Bell, Listener};
 use super::handover::{HandoverEnd, HandoverShared};
 use super::stats::SessionStats;
 use super::status::DeviceShared;
+use crate::bell::{Bell, Listener};
 
 /// The number of the next session of this process: units of a sidecore find each other by it.
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);

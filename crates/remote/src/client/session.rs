@@ -13,12 +13,12 @@ use sidecore_vrio::handshake::ClientHandshake;
 use sidecore_vrio::wire::DeviceEntry;
 use sidecore_vrio::{Client, ClientOptions};
 
-use super::bell::Listener;
 use super::desk::SessionDesk;
 use super::iohost::{Iohost, Shared};
 use super::local::Desks;
 use super::table::Table;
 use crate::LinkPort;
+use crate::bell::Listener;
 
 /// The options of a session.
 #[derive(Clone, Copy, Debug)]

@@ -10,7 +10,7 @@ use sidecore_reactor::EventFd;
 
 /// The senders' end: shared by all that send to one receiver.
 #[derive(Debug)]
-pub(super) struct Bell {
+pub(crate) struct Bell {
     /// The receiver sleeps, or is about to.
     sleeps: AtomicBool,
     event: EventFd,
@@ -18,7 +18,7 @@ pub(super) struct Bell {
 
 /// The receiver's end.
 #[derive(Debug)]
-pub(super) struct Listener {
+pub(crate) struct Listener {
     bell: Arc<Bell>,
     /// [`sleep`](Self::sleep) was called after the last [`wake`](Self::wake).
     is_asleep: Cell<bool>,
@@ -30,7 +30,7 @@ impl Bell {
     /// Wakes the receiver if it sleeps. The message has been published before. Returns whether it
     /// did.
     #[inline]
-    pub(super) fn ring(&self) -> bool {
+    pub(crate) fn ring(&self) -> bool {
         // Either the receiver sees the message when it looks once more, or its flag is seen here.
         fence(Ordering::SeqCst);
         if !self.sleeps.load(Ordering::Relaxed) || !self.sleeps.swap(false, Ordering::AcqRel) {
@@ -46,18 +46,18 @@ impl Listener {
     ///
     /// # Errors
     /// The process has no descriptor left.
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let bell = Bell { sleeps: AtomicBool::new(false), event: EventFd::new()? };
         Ok(Self { bell: Arc::new(bell), is_asleep: Cell::new(false), owed: Cell::new(0) })
     }
 
-    pub(super) fn bell(&self) -> Arc<Bell> {
+    pub(crate) fn bell(&self) -> Arc<Bell> {
         Arc::clone(&self.bell)
     }
 
     /// Has the next message signal the descriptor. The receiver looks for messages once more
     /// afterwards.
-    pub(super) fn sleep(&self) {
+    pub(crate) fn sleep(&self) {
         if !self.is_asleep.replace(true) {
             self.bell.sleeps.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
@@ -67,7 +67,7 @@ impl Listener {
     /// Ends the signals, and takes those that were sent: a signal that stays would keep the
     /// sidecore awake.
     #[inline]
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         if self.is_asleep.replace(false) && !self.bell.sleeps.swap(false, Ordering::AcqRel) {
             self.owed.set(self.owed.get().saturating_add(1));
         }
