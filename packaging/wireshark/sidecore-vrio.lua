@@ -94,6 +94,7 @@ local f = {
     message_cookie = ProtoField.uint64("vrio.message.cookie", "Cookie", HEX),
     message_incarnation = ProtoField.uint64("vrio.message.incarnation", "Incarnation", HEX),
     features = ProtoField.uint64("vrio.features", "Features", HEX),
+    client_queue = ProtoField.uint8("vrio.client_queue", "Queue of the client", DEC),
     session_queue = ProtoField.uint8("vrio.session_queue", "Queue of the session", DEC),
     version_min = ProtoField.uint8("vrio.version_min", "Oldest version", DEC),
     version_max = ProtoField.uint8("vrio.version_max", "Newest version", DEC),
@@ -182,7 +183,7 @@ LAYOUTS.ATTACHED = LAYOUTS.DEVICE
 local GREETING_BYTES = 40
 local GREETING = {
     { 0, 8, f.life }, { 8, 8, f.number }, { 16, 8, f.challenged_ns }, { 24, 8, f.cookie },
-    { 32, 1, f.handshake }, { 33, 1 }, { 34, 2, f.message_bytes }, { 36, 4 },
+    { 32, 1, f.handshake }, { 33, 1, f.client_queue }, { 34, 2, f.message_bytes }, { 36, 4 },
 }
 -- The messages behind it, without a handshake.
 local MESSAGE_BYTES = 64

@@ -191,6 +191,7 @@ fn greeting(random: &mut Random, kind: Kind, handshake: u8, message: &[u8]) -> S
         challenged_ns: random.next(),
         cookie: random.next(),
         handshake,
+        queue: random.next() as u8,
         message_bytes: message.len() as u16,
     };
     let mut payload = [greeting.encode().as_slice(), message].concat();
@@ -204,6 +205,7 @@ fn greeting(random: &mut Random, kind: Kind, handshake: u8, message: &[u8]) -> S
         ("vrio.challenged_ns", greeting.challenged_ns.to_string()),
         ("vrio.cookie", format!("{:#018x}", greeting.cookie)),
         ("vrio.handshake", handshake.to_string()),
+        ("vrio.client_queue", greeting.queue.to_string()),
         ("vrio.message_bytes", greeting.message_bytes.to_string()),
     ]);
     sample

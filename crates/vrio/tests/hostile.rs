@@ -187,6 +187,7 @@ fn hello_with((challenged_ns, cookie): (u64, u64), change: impl FnOnce(&mut Hell
         challenged_ns,
         cookie,
         handshake: code::PLAIN,
+        queue: hello.queue,
         message_bytes: Hello::BYTES as u16,
     };
     let payload_bytes = MIN_FRAME_BYTES as u16 - FrameHeader::BYTES as u16;

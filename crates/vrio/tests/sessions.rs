@@ -599,3 +599,41 @@ fn a_slot_whose_write_was_given_up_half_way_is_used_again() {
     rig.host_receives(Peer(9), &first);
     assert_eq!(rig.executed(Operation::Write), 0);
 }
+
+#[test]
+fn each_frame_to_a_client_names_its_link_queue() {
+    let queue = 1;
+    let mut rig = Rig::new(ClientOptions { queue, ..options() }, ServerOptions::default());
+    let serve = |rig: &mut Rig| {
+        let (now, devices) = (rig.now, rig.devices.clone());
+        rig.host.set_devices(now, queue.into(), &devices);
+    };
+    serve(&mut rig);
+    let mut kinds = Vec::new();
+    let mut run = |rig: &mut Rig, until: &dyn Fn(&Rig) -> bool| {
+        for _ in 0..100_000 {
+            rig.step();
+            rig.poll_client();
+            rig.poll_host();
+            for frame in &rig.to_client.frames {
+                assert_eq!(frame[27], queue, "a frame of kind {}", frame[1]);
+                kinds.push(Kind::from_code(frame[1]));
+            }
+            if until(rig) {
+                return;
+            }
+        }
+        panic!("it does not happen");
+    };
+    run(&mut rig, &|rig| rig.client.is_ready(0));
+    // Another IOhost, which does not know the session, sends an ENDING; a client that it does not
+    // know gets one as well.
+    rig.restart(false);
+    serve(&mut rig);
+    run(&mut rig, &|rig| rig.events.contains(&Event::Disconnected) && rig.client.is_ready(0));
+    rig.host.remove(queue.into());
+    run(&mut rig, &|rig| rig.client.refusal().is_some());
+    for kind in [Kind::Challenge, Kind::Welcome, Kind::Attached, Kind::Pong, Kind::Ending] {
+        assert!(kinds.contains(&kind), "{kind:?}");
+    }
+}

@@ -203,6 +203,7 @@ impl Core {
             challenged_ns,
             cookie,
             handshake: handshake.code(),
+            queue: self.options.queue,
             message_bytes: u16::try_from(self.hello.len()).unwrap_or(u16::MAX),
         };
         let header = FrameHeader {

@@ -21,8 +21,8 @@ pub(super) struct Doorway {
     secret: [u64; 2],
     /// Random numbers that were drawn.
     drawn: u64,
-    /// Challenges that are to be sent: to where, and the life and the number of the HELLO.
-    challenges: VecDeque<(Peer, u64, u64)>,
+    /// Challenges that are to be sent: to where, and what they repeat of the HELLO.
+    challenges: VecDeque<(Peer, Greeting)>,
     budget: Budget,
     station: fn(Peer) -> u64,
 }
@@ -60,16 +60,18 @@ impl Doorway {
     /// Has a HELLO challenged.
     pub(super) fn challenge(&mut self, to: Peer, greeting: &Greeting) {
         if self.challenges.len() < CHALLENGES {
-            self.challenges.push_back((to, greeting.life, greeting.number));
+            let Greeting { life, number, queue, .. } = *greeting;
+            self.challenges
+                .push_back((to, Greeting { life, number, queue, ..Greeting::default() }));
         }
     }
 
     /// The CHALLENGE that is to be sent next, and to where.
     pub(super) fn next_challenge(&self, now: Nanos) -> Option<(Peer, Greeting)> {
-        let (to, life, number) = *self.challenges.front()?;
-        let (challenged_ns, wish) = (now.0, (life, number));
-        let cookie = self.cookie(to, wish, challenged_ns);
-        Some((to, Greeting { life, number, challenged_ns, cookie, ..Greeting::default() }))
+        let (to, challenge) = *self.challenges.front()?;
+        let challenged_ns = now.0;
+        let cookie = self.cookie(to, (challenge.life, challenge.number), challenged_ns);
+        Some((to, Greeting { challenged_ns, cookie, ..challenge }))
     }
 
     /// That CHALLENGE was sent.

@@ -86,6 +86,17 @@ struct Wish {
     digest: u64,
 }
 
+/// An ENDING outside of any session.
+#[derive(Clone, Copy, Debug)]
+struct Refusal {
+    to: Peer,
+    /// The client's link queue.
+    queue: u8,
+    /// The session that the refused frame has named.
+    session: u64,
+    ending: Ending,
+}
+
 /// A session that was asked for and has not begun.
 struct Next<P> {
     wish: Wish,
@@ -117,6 +128,19 @@ struct Place<H: HostHandshake> {
     is_timed: bool,
 }
 
+/// The name of a session: where it is, the client's link queue, and a random number.
+fn session_name(random: u64, queue: u8, place: u16) -> u64 {
+    // Never 0.
+    let random = (random | 1 << 24) & !0x00ff_ffff;
+    random | u64::from(queue) << 16 | u64::from(place)
+}
+
+/// The client's link queue in the name of a session.
+const fn queue_of(session: u64) -> u8 {
+    let [_, _, queue, ..] = session.to_le_bytes();
+    queue
+}
+
 /// The sessions of one link queue. `H` makes their seals: [`Plain`] without encryption.
 ///
 /// The work of a poll is that of the clients that have something to do: idle ones cost nothing.
@@ -132,7 +156,7 @@ pub struct Host<H: HostHandshake> {
     next_timer: Nanos,
     /// An ENDING to a frame that belongs to no session; a second one before the next poll is
     /// dropped.
-    ending: Option<(Peer, u64, Ending)>,
+    ending: Option<Refusal>,
     stats: Arc<VrioStats>,
 }
 
@@ -297,13 +321,18 @@ impl<H: HostHandshake> Host<H> {
         // Not to an ENDING, which would come back for ever.
         if frame.kind != Kind::Ending {
             let ending = Ending { code: ending::UNKNOWN_SESSION, ..Ending::default() };
-            self.refuse(from, session, ending);
+            // An IOhost that has been restarted has given the name itself, too.
+            let queue = queue_of(session);
+            self.ending.get_or_insert(Refusal { to: from, queue, session, ending });
         }
         (None, Err(Reason::Session))
     }
 
-    fn refuse(&mut self, to: Peer, session: u64, ending: Ending) {
-        self.ending.get_or_insert((to, session, ending));
+    /// Refuses a HELLO.
+    fn refuse(&mut self, to: Peer, greeting: &Greeting, code: u16) {
+        let Greeting { life, number, queue, .. } = *greeting;
+        let ending = Ending { life, number, code };
+        self.ending.get_or_insert(Refusal { to, queue, session: 0, ending });
     }
 
     /// Takes a HELLO. Nothing is asked of the handshake for a sender that has not shown its
@@ -334,12 +363,12 @@ impl<H: HostHandshake> Host<H> {
         let Greeting { life, number, handshake, .. } = greeting;
         let digest = self.doorway.digest(handshake, message);
         let wish = Wish { life, number, handshake, digest };
-        if self.is_known(from, &wish) {
+        if self.is_known(from, &greeting, &wish) {
             return Ok(());
         }
         self.doorway.admit(now, from)?;
         let Some((hello, pending)) = self.handshake.hello(greeting.handshake, message) else {
-            self.refuse(from, 0, Ending { life, number, code: ending::UNKNOWN_CLIENT });
+            self.refuse(from, &greeting, ending::UNKNOWN_CLIENT);
             return Err(Reason::Client);
         };
         if (hello.life, hello.number) != (life, number) {
@@ -353,7 +382,7 @@ impl<H: HostHandshake> Host<H> {
     }
 
     /// Whether this HELLO was opened before: its session has begun, or waits for the store.
-    fn is_known(&mut self, from: Peer, wish: &Wish) -> bool {
+    fn is_known(&mut self, from: Peer, greeting: &Greeting, wish: &Wish) -> bool {
         for (number, place) in (0_u16..).zip(&mut self.places) {
             if place.current == Some(*wish) && place.server.session() != 0 {
                 place.owes_welcome = Some(from);
@@ -362,8 +391,7 @@ impl<H: HostHandshake> Host<H> {
             }
             if place.next.as_ref().is_some_and(|next| next.wish == *wish) {
                 // The client sees that it was heard, and waits.
-                let Wish { life, number, .. } = *wish;
-                self.doorway.challenge(from, &Greeting { life, number, ..Greeting::default() });
+                self.doorway.challenge(from, greeting);
                 return true;
             }
         }
@@ -380,13 +408,13 @@ impl<H: HostHandshake> Host<H> {
     ) -> Result<(), Reason> {
         let Next { wish: Wish { life, number, .. }, hello, .. } = next;
         if !(hello.version_min..=hello.version_max).contains(&VERSION) {
-            self.refuse(from, 0, Ending { life, number, code: ending::VERSION });
+            self.refuse(from, greeting, ending::VERSION);
             return Err(Reason::Version);
         }
         let member = Some(Member { client: hello.client, queue: hello.queue });
         let found = (0_u16..).zip(&mut self.places).find(|(_, place)| place.member == member);
         let Some((index, place)) = found else {
-            self.refuse(from, 0, Ending { life, number, code: ending::UNKNOWN_CLIENT });
+            self.refuse(from, greeting, ending::UNKNOWN_CLIENT);
             return Err(Reason::Client);
         };
         self.doorway.proved(from);
@@ -505,20 +533,22 @@ impl<H: HostHandshake> Host<H> {
     /// Sends the frames that are outside of any session, but for WELCOMEs.
     fn send_clear(&mut self, now: Nanos, port: &mut impl Port) {
         let incarnation = self.options.incarnation;
-        let header = |kind: Kind, session| FrameHeader {
+        let header = |kind: Kind, session, queue| FrameHeader {
             kind: kind.code(),
             session,
             incarnation,
+            queue,
             ..FrameHeader::default()
         };
-        if let Some((to, session, ending)) = self.ending
-            && send_clear(port, to, &header(Kind::Ending, session), &ending.encode())
+        if let Some(Refusal { to, queue, session, ending }) = self.ending
+            && send_clear(port, to, &header(Kind::Ending, session, queue), &ending.encode())
         {
             self.stats.frames_sent.add(1);
             self.ending = None;
         }
         while let Some((to, challenge)) = self.doorway.next_challenge(now) {
-            if !send_clear(port, to, &header(Kind::Challenge, 0), &challenge.encode()) {
+            let header = header(Kind::Challenge, 0, challenge.queue);
+            if !send_clear(port, to, &header, &challenge.encode()) {
                 return;
             }
             self.stats.frames_sent.add(1);
@@ -544,12 +574,11 @@ impl<H: HostHandshake> Host<H> {
             return;
         }
         let Some(Next { wish, hello, from, pending }) = place.next.take() else { return };
-        // The low bits say where the session is; the others are never all zero.
-        let name = (self.doorway.random() | 1 << 16) & !0xffff;
+        let name = session_name(self.doorway.random(), hello.queue, number);
         let welcome = Welcome {
             life: wish.life,
             number: wish.number,
-            session: name | u64::from(number),
+            session: name,
             incarnation,
             features: hello.features & FEATURES,
             version: VERSION,

@@ -60,6 +60,8 @@ layout! {
         pub cookie: u64 = 24,
         /// See [`code`](crate::handshake::code).
         pub handshake: u8 = 32,
+        /// The client's link queue that answers go to, as in the [`Hello`].
+        pub queue: u8 = 33,
         /// Size of the handshake's message.
         pub message_bytes: u16 = 34,
     }
