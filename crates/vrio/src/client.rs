@@ -26,7 +26,7 @@ use crate::{Neglected, Reason, Request, VrioStats};
 use device::Device;
 use entry::{Entry, Origin};
 use overlap::UnansweredWrites;
-use session::{Keepalive, Listing, Opened, Phase};
+use session::{Keepalive, Listing, Opened, Phase, Widening};
 use slots::{FreeSlots, Slot};
 
 /// Requests of the engine itself that may be unanswered: replayed writes, and flushes of a full
@@ -199,6 +199,7 @@ struct Core {
     /// When one of full size did.
     full_heard_at: Nanos,
     keepalive: Keepalive,
+    widening: Widening,
     /// A PING of this session has told the IOhost the round trip.
     has_told: bool,
     /// The version of the list of devices that the newest frame has named.
@@ -256,6 +257,7 @@ impl Core {
             heard_at: None,
             full_heard_at: Nanos::ZERO,
             keepalive: Keepalive::default(),
+            widening: Widening::default(),
             has_told: false,
             devices_version: 0,
             list: Vec::new(),

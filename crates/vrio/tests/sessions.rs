@@ -437,6 +437,13 @@ fn a_path_that_stops_to_carry_full_frames_is_noticed_within_a_second() {
     rig.write(1, 0, &pattern(1, 16_384));
     assert_eq!(rig.wait(1), Ok(()));
     assert_eq!(rig.read(2, 0, 16_384), pattern(1, 16_384));
+    // The path gets as wide as before.
+    rig.run_until(Nanos::from_millis(10_000), |rig| rig.client.frame_bytes() > MIN_FRAME_BYTES);
+    assert_eq!(rig.client.frame_bytes(), 8_100);
+    assert_eq!(rig.read(3, 0, 16_384), pattern(1, 16_384));
+    let sessions = rig.client_counts().sessions;
+    rig.run_for(Nanos::from_millis(5_000));
+    assert_eq!(rig.client_counts().sessions, sessions, "and the session lasts");
 }
 
 #[test]

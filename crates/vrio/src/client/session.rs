@@ -18,6 +18,9 @@ use crate::{Reason, Rule};
 
 /// A HELLO of one size is sent so often before the next size is tried.
 const TRIES_PER_SIZE: u32 = 3;
+/// The first wait of [`Widening`], which doubles.
+const WIDEN_MIN: Nanos = Nanos::from_millis(1_000);
+const WIDEN_MAX: Nanos = Nanos::from_millis(60_000);
 /// Entries of the IOhost's list that a client keeps.
 const LIST_MAX: u16 = 256;
 
@@ -65,6 +68,21 @@ pub(super) struct Keepalive {
     /// PINGs since the last one that was answered.
     tries: u32,
     next_at: Nanos,
+}
+
+/// Looks now and then whether the path of a session with small frames carries large ones: a busy
+/// IOhost that did not answer in time looks like a narrow path.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Widening {
+    /// `None` if the session has the frames that were wanted.
+    next_at: Option<Nanos>,
+    interval: Nanos,
+}
+
+impl Default for Widening {
+    fn default() -> Self {
+        Self { next_at: None, interval: WIDEN_MIN }
+    }
 }
 
 /// How far the IOhost's list of devices was read.
@@ -134,9 +152,29 @@ impl Core {
         if self.keepalive.next_at <= now {
             self.ping(now, channel, port);
         }
+        if self.widening.next_at.is_some_and(|at| at <= now) {
+            self.widen(now, channel, port);
+        }
         if self.is_asking {
             self.ask_for_devices(now, channel, port);
         }
+    }
+
+    /// Sends a PING of the largest size. Its PONG shows that the path carries such frames.
+    fn widen<S: Seal>(&mut self, now: Nanos, channel: &mut Channel<S>, port: &mut impl Port) {
+        let round_trip_ns = u32::try_from(self.round_trip.smoothed().0).unwrap_or(u32::MAX);
+        let ping = Ping { sent_at: now.0, round_trip_ns }.encode();
+        let [largest, _] = self.sizes();
+        channel.send_message(port, Kind::Ping, &ping, self.payload_of(largest));
+        let interval = self.widening.interval;
+        let longer = Nanos(interval.0.saturating_mul(2)).min(WIDEN_MAX);
+        self.widening = Widening { next_at: Some(now.after(interval)), interval: longer };
+    }
+
+    /// Size of the payload of a control frame of `frame_bytes`.
+    fn payload_of(&self, frame_bytes: u32) -> usize {
+        let overhead = FrameHeader::BYTES.saturating_add(self.tag_bytes);
+        usize::try_from(frame_bytes).unwrap_or(0).saturating_sub(overhead)
     }
 
     /// Sends a full PING, which shows that the path still carries full frames. One that is not
@@ -157,15 +195,14 @@ impl Core {
         if !is_first || round_trip == Nanos::ZERO {
             channel.send_message(port, Kind::Ping, &ping, 0);
         }
-        let overhead = FrameHeader::BYTES.saturating_add(channel.tag_bytes());
-        let full_bytes = usize::try_from(self.frame_bytes).unwrap_or(0).saturating_sub(overhead);
-        channel.send_message(port, Kind::Ping, &ping, full_bytes);
+        channel.send_message(port, Kind::Ping, &ping, self.payload_of(self.frame_bytes));
     }
 
     /// When the session needs the next poll.
     pub(super) fn session_deadline(&self) -> Nanos {
         let Phase::Hello { next_at, .. } = self.phase else {
-            let next = self.keepalive.next_at;
+            let widens_at = self.widening.next_at.unwrap_or(Nanos::MAX);
+            let next = self.keepalive.next_at.min(widens_at);
             return if self.is_asking { next.min(self.ask_deadline()) } else { next };
         };
         next_at
@@ -384,6 +421,12 @@ impl Core {
         if !is_sound {
             return Err(Reason::Malformed);
         }
+        let is_narrow = matches!(self.phase, Phase::Hello { size: 1.., .. });
+        let Widening { interval, .. } = self.widening;
+        self.widening = Widening {
+            next_at: is_narrow.then(|| now.after(interval)),
+            interval: if is_narrow { interval } else { WIDEN_MIN },
+        };
         self.phase = Phase::Connected;
         self.refusal = None;
         self.incarnation = welcome.incarnation;
@@ -432,6 +475,10 @@ impl Core {
         let taken = now.0.checked_sub(pong.sent_at).ok_or(Reason::Malformed)?;
         self.limits(is_newest, pong.slot_limit, pong.devices_version);
         if pong.sent_at == 0 {
+            return Ok(());
+        }
+        if self.widening.next_at.is_some() && payload_bytes > self.payload_of(self.frame_bytes) {
+            self.lose(now, 0);
             return Ok(());
         }
         let is_full = payload_bytes > Ping::BYTES || self.frame_bytes <= MIN_FRAME_BYTES;
