@@ -21,8 +21,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde::Serialize;
 use sidecore_link::{
-    Buffer, EthernetAddress, Frame, Link, LinkAddress, LinkOptions, LinkQueue, LinkStats, Network,
-    PacketLink, PacketOptions, SimulatedLink,
+    Buffer, EthernetAddress, Faults, Frame, Link, LinkAddress, LinkOptions, LinkQueue, LinkStats,
+    Network, PacketLink, PacketOptions, SimulatedLink,
 };
 use sidecore_linux::Clock;
 use sidecore_reactor::Arm;
@@ -79,6 +79,20 @@ impl Handle {
         let [left, right] = self.addresses;
         self.network.cut(left, right);
         self.network.cut(right, left);
+    }
+
+    /// Cuts the wire from its left end to its right one: the other way carries on.
+    pub fn cut_from_left(&self) {
+        let [left, right] = self.addresses;
+        // The wire's ends have the addresses of the stations behind the other ones.
+        self.network.cut(left, right);
+    }
+
+    /// Has longer frames vanish from now on, and no others: a path whose MTU is smaller than its
+    /// ends believe.
+    pub fn limit_frames(&self, bytes: usize) {
+        let faults = Chances::default().faults();
+        self.network.set_faults(Faults { black_hole_bytes: bytes, ..faults });
     }
 
     /// Mends the wire.

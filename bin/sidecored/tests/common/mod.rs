@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use sidecore_control::Client;
+use sidecore_kit::namespace::Namespace;
 use sidecore_kit::process::Process;
 use tempfile::TempDir;
 
@@ -25,6 +26,12 @@ impl Daemon {
     /// As [`start`](Self::start), with the variables of a service manager.
     pub fn start_with(directory: TempDir, config: &str, variables: &[(&str, &str)]) -> Self {
         Self::started(spawn(directory.path(), config, variables), directory, config)
+    }
+
+    /// As [`start`](Self::start), in a network namespace.
+    pub fn start_in(namespace: &Namespace, directory: TempDir, config: &str) -> Self {
+        let command = namespace.command(DAEMON.as_ref());
+        Self::started(spawn_by(command, directory.path(), config, &[]), directory, config)
     }
 
     pub fn started(child: Child, directory: TempDir, config: &str) -> Self {
@@ -76,10 +83,20 @@ impl Daemon {
     }
 }
 
+const DAEMON: &str = env!("CARGO_BIN_EXE_sidecored");
+
 pub fn spawn(directory: &Path, config: &str, variables: &[(&str, &str)]) -> Child {
+    spawn_by(Command::new(DAEMON), directory, config, variables)
+}
+
+fn spawn_by(
+    mut command: Command,
+    directory: &Path,
+    config: &str,
+    variables: &[(&str, &str)],
+) -> Child {
     let file = directory.join("disks.toml");
     std::fs::write(&file, config).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_sidecored"));
     command.arg("--config").arg(file).env_remove("RUST_LOG");
     // The variables of a service manager around the tests are not for the daemon.
     command.env_remove("NOTIFY_SOCKET").env_remove("LISTEN_FDS").envs(variables.iter().copied());

@@ -1,0 +1,515 @@
+//! Two daemons, an IOhost and a VMhost, in network namespaces of their own, with links of each kind
+//! between them.
+
+mod common;
+
+use std::fmt::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use sidecore_control::report::{DeviceReport, DeviceState, RemoteReport};
+use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Slot, Status};
+use sidecore_kit::guest::{complete, complete_all};
+use sidecore_kit::namespace::{End, Namespace};
+use sidecore_kit::wait;
+use sidecore_skip::skip;
+use sidecore_units::Sector;
+use sidecore_wire::{Chances, Handle, Wires};
+use tempfile::TempDir;
+
+use common::Daemon;
+
+const SOON: Duration = Duration::from_secs(60);
+const DISK_BYTES: u64 = 16 << 20;
+const BLOCK: u32 = 4096;
+const SECTORS: u64 = BLOCK as u64 / 512;
+const LONG: u32 = 64 << 10;
+const MTU: usize = 9000;
+/// Every frame that fits into the MTU.
+const ALL: usize = usize::MAX;
+
+const IOHOST: End<'_> = End { interface: "eth0", address: "02:00:00:00:00:01" };
+const VMHOST: End<'_> = End { interface: "eth0", address: "02:00:00:00:00:02" };
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Packet,
+    Xdp,
+    Udp,
+}
+
+impl Kind {
+    fn keys(self) -> &'static str {
+        match self {
+            Self::Packet => "type = \"packet\"\ninterface = \"eth0\"\n",
+            Self::Xdp => "type = \"xdp\"\ninterface = \"eth0\"\n",
+            Self::Udp => "type = \"udp\"\n",
+        }
+    }
+
+    /// The IOhost's address.
+    fn address(self) -> &'static str {
+        match self {
+            Self::Packet | Self::Xdp => IOHOST.address,
+            Self::Udp => "10.9.0.1:34997",
+        }
+    }
+}
+
+/// A wire that a test can cut, in a namespace between those of the hosts.
+struct Middle {
+    handle: Handle,
+    end: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Middle {
+    fn new(namespace: Namespace) -> Self {
+        let end = Arc::new(AtomicBool::new(false));
+        let (sender, receiver) = sync_channel(1);
+        let run = {
+            let end = Arc::clone(&end);
+            move || {
+                let run = || {
+                    let between = [["left", "right"].map(str::to_owned)];
+                    let opened = Wires::open(&between, 0x88b5, 7, Chances::default());
+                    let mut wires = opened.unwrap();
+                    sender.send(wires.handles().remove(0)).unwrap();
+                    wires.run(&end).unwrap();
+                };
+                namespace.within(run).unwrap();
+            }
+        };
+        let thread = Some(std::thread::spawn(run));
+        Self { handle: receiver.recv_timeout(SOON).expect("a wire"), end, thread }
+    }
+}
+
+impl Drop for Middle {
+    fn drop(&mut self) {
+        self.end.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            assert!(std::thread::panicking() || ended.is_ok(), "the wire has failed");
+        }
+    }
+}
+
+/// The hosts, and the files that both see.
+struct Place {
+    kind: Kind,
+    /// Of the IOhost and of the VMhost.
+    hosts: [Namespace; 2],
+    shared: TempDir,
+    sidecores: usize,
+    disks: usize,
+    /// Keys of the VMhost's `[[iohost]]`.
+    away: &'static str,
+}
+
+impl Place {
+    /// Hosts that a wire connects. `None`, and a word about it, if this machine has no namespaces.
+    fn new(kind: Kind) -> Option<Self> {
+        let place = Self::unconnected(kind)?;
+        let [iohost, vmhost] = &place.hosts;
+        if let Err(error) = iohost.connect(&IOHOST, vmhost, &VMHOST, MTU) {
+            skip(error);
+            return None;
+        }
+        if kind == Kind::Udp {
+            for (host, number) in [(iohost, 1), (vmhost, 2)] {
+                host.ip(&format!("addr add 10.9.0.{number}/24 dev eth0")).unwrap();
+            }
+        }
+        Some(place)
+    }
+
+    fn unconnected(kind: Kind) -> Option<Self> {
+        let (Ok(iohost), Ok(vmhost)) = (Namespace::new(), Namespace::new()) else {
+            skip("no network namespace can be made (CAP_SYS_ADMIN)");
+            return None;
+        };
+        let shared = tempfile::tempdir().unwrap();
+        Some(Self { kind, hosts: [iohost, vmhost], shared, sidecores: 1, disks: 1, away: "" })
+    }
+
+    /// Hosts with a wire between them that loses and delays what the test says.
+    fn with_wire(kind: Kind) -> Option<(Self, Middle)> {
+        let place = Self::unconnected(kind)?;
+        let Ok(middle) = Namespace::new() else {
+            skip("no network namespace can be made (CAP_SYS_ADMIN)");
+            return None;
+        };
+        let [iohost, vmhost] = &place.hosts;
+        let end = |interface, address| End { interface, address };
+        // An end has the address of the station behind the other one.
+        if let Err(error) = iohost.connect(&IOHOST, &middle, &end("left", VMHOST.address), MTU) {
+            skip(error);
+            return None;
+        }
+        vmhost.connect(&VMHOST, &middle, &end("right", IOHOST.address), MTU).unwrap();
+        Some((place, Middle::new(middle)))
+    }
+
+    fn cores(&self, name: &str) -> (String, String) {
+        let names: Vec<String> =
+            (0..self.sidecores).map(|number| format!("\"{name}{number}\"")).collect();
+        let sidecores = names.iter().map(|name| format!("[[sidecore]]\nname = {name}\n"));
+        (sidecores.collect(), names.join(", "))
+    }
+
+    fn iohost(&self) -> Daemon {
+        let (sidecores, names) = self.cores("io");
+        let shared = self.shared.path().display();
+        let mut config = format!(
+            "control_socket = \"control.sock\"\nkey_directory = \"{shared}/keys\"\n{sidecores}\
+             [[link]]\nname = \"wire\"\n{}sidecores = [{names}]\n\
+             [[client]]\nname = \"vmhost\"\nlinks = [\"wire\"]\nsessions = {}\n",
+            self.kind.keys(),
+            self.sidecores,
+        );
+        for disk in 0..self.disks {
+            let path = self.shared.path().join(format!("disk{disk}.img"));
+            if !path.exists() {
+                std::fs::File::create(&path).unwrap().set_len(DISK_BYTES).unwrap();
+            }
+            write!(
+                config,
+                "[[store]]\nname = \"file{disk}\"\ntype = \"file\"\npath = \"{}\"\ndirect = \
+                 false\n[[device]]\nname = \"disk{disk}\"\nfront_end = \"vrio\"\nclient = \
+                 \"vmhost\"\nstore = \"file{disk}\"\n",
+                path.display()
+            )
+            .unwrap();
+        }
+        Daemon::start_in(&self.hosts[0], tempfile::tempdir().unwrap(), &config)
+    }
+
+    /// Starts the IOhost, and has it write an invitation.
+    fn inviting_iohost(&self) -> Daemon {
+        let iohost = self.iohost();
+        let invitation = iohost.client().invite("vmhost").unwrap().invitation;
+        let path = self.shared.path().join("invitation");
+        std::fs::write(&path, &invitation).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        iohost
+    }
+
+    fn vmhost(&self) -> Daemon {
+        let (sidecores, names) = self.cores("vm");
+        let mut config = format!(
+            "control_socket = \"control.sock\"\n{sidecores}\
+             [[link]]\nname = \"wire\"\n{}sidecores = [{names}]\n\
+             [[iohost]]\nname = \"io1\"\nlink = \"wire\"\nclient = \"vmhost\"\naddress = \
+             \"{}\"\ninvitation = \"{}/invitation\"\n{}",
+            self.kind.keys(),
+            self.kind.address(),
+            self.shared.path().display(),
+            self.away
+        );
+        for disk in 0..self.disks {
+            write!(
+                config,
+                "[[store]]\nname = \"disk{disk}\"\ntype = \"remote\"\niohost = \
+                 \"io1\"\n[[device]]\nname = \"vd{disk}\"\nstore = \"disk{disk}\"\nsocket = \
+                 \"vd{disk}.sock\"\nqueues = {}\nsidecores = [{names}]\n",
+                self.sidecores
+            )
+            .unwrap();
+        }
+        Daemon::start_in(&self.hosts[1], tempfile::tempdir().unwrap(), &config)
+    }
+
+    /// The data of a disk at the IOhost.
+    fn file(&self, disk: usize) -> Vec<u8> {
+        std::fs::read(self.shared.path().join(format!("disk{disk}.img"))).unwrap()
+    }
+
+    /// A guest of this disk, once the VMhost serves it.
+    fn guest(&self, vmhost: &Daemon, disk: usize) -> BlkClient {
+        let control = vmhost.client();
+        let name = format!("vd{disk}");
+        wait::succeed(SOON, || {
+            let devices = control.devices().unwrap();
+            let is_it = |it: &DeviceReport| it.name == name && it.state == DeviceState::Waiting;
+            let report = || format!("{name} is not attached: {:?}", control.remote().unwrap());
+            devices.iter().any(is_it).then_some(()).ok_or_else(report)
+        });
+        let queues = u16::try_from(self.sidecores).unwrap();
+        let slot_bytes = LONG;
+        let options =
+            ClientOptions { queues, slot_bytes, huge_pages: false, ..ClientOptions::default() };
+        let socket = vmhost.directory.path().join(format!("{name}.sock"));
+        BlkClient::connect(&socket, &options).unwrap()
+    }
+}
+
+/// Data of so many bytes that differ in each sector, block and round.
+fn data(index: u64, round: u64, bytes: u32) -> Vec<u8> {
+    (0..u64::from(bytes)).map(|at| (at / 512 + at % 7 + index * 7 + round * 31 + 1) as u8).collect()
+}
+
+fn submit(queue: &mut BlkQueue, slot: Slot, index: u64, bytes: Vec<u8>) {
+    queue.write_data(slot, 0, &bytes);
+    let sector = Sector(index * u64::from(bytes.len() as u32) / 512);
+    queue.submit_write(slot, sector, bytes.len() as u32).unwrap();
+}
+
+fn write(queue: &mut BlkQueue, slot: Slot, index: u64, bytes: Vec<u8>) {
+    submit(queue, slot, index, bytes);
+    assert_eq!(complete(queue).status, Status::Ok);
+}
+
+fn read(queue: &mut BlkQueue, slot: Slot, index: u64, bytes: u32) -> Vec<u8> {
+    queue.write_data(slot, 0, &vec![0xee; bytes as usize]);
+    queue.submit_read(slot, Sector(index * u64::from(bytes) / 512), bytes).unwrap();
+    assert_eq!(complete(queue).status, Status::Ok);
+    let mut back = vec![0; bytes as usize];
+    queue.read_data(slot, 0, &mut back);
+    back
+}
+
+fn flush(queue: &mut BlkQueue, slot: Slot) {
+    queue.submit_flush(slot).unwrap();
+    assert_eq!(complete(queue).status, Status::Ok);
+}
+
+/// Waits for a report of the remote channel, and returns the time that it took to come.
+fn remote(what: &str, daemon: &Daemon, is_it: impl Fn(&RemoteReport) -> bool) -> Duration {
+    let (control, begun) = (daemon.client(), Instant::now());
+    wait::until(what, SOON, || is_it(&control.remote().unwrap()));
+    begun.elapsed()
+}
+
+fn has_state(report: &RemoteReport, state: &str) -> bool {
+    report.iohosts.iter().any(|iohost| iohost.state == state)
+}
+
+fn end(mut daemon: Daemon) {
+    daemon.signal(Signal::TERM);
+    let (status, complaint) = daemon.wait();
+    assert!(status.success(), "{complaint}");
+}
+
+/// A sealed disk over a link of this kind, whose IOhost is killed with writes in flight.
+fn carries_a_disk(kind: Kind) {
+    let Some(place) = Place::new(kind) else { return };
+    let mut iohost = place.inviting_iohost();
+    let vmhost = place.vmhost();
+    let mut guest = place.guest(&vmhost, 0);
+    let queue = guest.queue(0).unwrap();
+    let slots: Vec<Slot> = (0..16).map(|_| queue.take_slot().unwrap()).collect();
+    for index in 0..32 {
+        write(queue, slots[0], index, data(index, 0, LONG));
+    }
+    for index in 0..32 {
+        assert!(read(queue, slots[0], index, LONG) == data(index, 0, LONG), "{index}");
+    }
+    remote("the link is sealed", &vmhost, |report| {
+        let mut iohosts = report.iohosts.iter();
+        iohosts.any(|it| it.encryption == "on" && it.frame_bytes == 8100 && it.credits > 0)
+    });
+    let count = slots.len() as u64;
+    for round in 1..=2 {
+        // The first writes are answered when the IOhost dies; the others are given to it then.
+        let half = slots.len() / 2;
+        for (index, slot) in (0..count).zip(&slots) {
+            submit(queue, *slot, index, data(index, round, BLOCK));
+            if index + 1 == half as u64 {
+                let done = complete_all(queue, half);
+                assert!(done.iter().all(|done| done.status == Status::Ok), "{done:?}");
+                iohost.child.signal(Signal::KILL).unwrap();
+            }
+        }
+        queue.publish().unwrap();
+        drop(iohost);
+        iohost = place.iohost();
+        let done = complete_all(queue, slots.len() - half);
+        assert!(done.iter().all(|done| done.status == Status::Ok), "round {round}: {done:?}");
+        for index in 0..count {
+            let back = read(queue, slots[0], index, BLOCK);
+            assert!(back == data(index, round, BLOCK), "round {round}, {index}");
+        }
+        flush(queue, slots[0]);
+        let file = place.file(0);
+        for index in 0..count {
+            let at = (index * u64::from(BLOCK)) as usize;
+            assert!(file[at..][..BLOCK as usize] == data(index, round, BLOCK), "round {round}");
+        }
+    }
+    remote("sessions", &vmhost, |report| report.iohosts.iter().any(|it| it.counts.sessions >= 3));
+    drop(guest);
+    end(vmhost);
+    end(iohost);
+}
+
+#[test]
+fn a_packet_link_carries_a_sealed_disk_and_survives_its_iohost() {
+    carries_a_disk(Kind::Packet);
+}
+
+#[test]
+fn an_xdp_link_carries_a_sealed_disk_and_survives_its_iohost() {
+    carries_a_disk(Kind::Xdp);
+}
+
+#[test]
+fn a_udp_link_carries_a_sealed_disk_and_survives_its_iohost() {
+    carries_a_disk(Kind::Udp);
+}
+
+/// Writes and reads with many requests in flight, and compares all of it.
+fn exchange(queue: &mut BlkQueue, slots: &[Slot], rounds: std::ops::Range<u64>) {
+    let count = slots.len() as u64;
+    for round in rounds {
+        for (index, slot) in (0..count).zip(slots) {
+            submit(queue, *slot, index, data(index, round, LONG));
+        }
+        let done = complete_all(queue, slots.len());
+        assert!(done.iter().all(|done| done.status == Status::Ok), "{done:?}");
+        for (index, slot) in (0..count).zip(slots) {
+            queue.write_data(*slot, 0, &vec![0xee; LONG as usize]);
+            let sector = Sector(index * u64::from(LONG) / 512);
+            queue.submit_read(*slot, sector, LONG).unwrap();
+        }
+        let done = complete_all(queue, slots.len());
+        assert!(done.iter().all(|done| done.status == Status::Ok), "{done:?}");
+        for (index, slot) in (0..count).zip(slots) {
+            let mut back = vec![0; LONG as usize];
+            queue.read_data(*slot, 0, &mut back);
+            assert!(back == data(index, round, LONG), "round {round}, {index}");
+        }
+    }
+}
+
+#[test]
+fn a_bad_wire_loses_no_request_and_its_end_fails_them() {
+    let Some((mut place, middle)) = Place::with_wire(Kind::Packet) else { return };
+    place.away = "on_disconnect = \"fail\"\nfail_after_s = 5\n";
+    let iohost = place.inviting_iohost();
+    let vmhost = place.vmhost();
+    let mut guest = place.guest(&vmhost, 0);
+    let queue = guest.queue(0).unwrap();
+    let slots: Vec<Slot> = (0..16).map(|_| queue.take_slot().unwrap()).collect();
+    let bad = Chances { loss: 10.0, doubling: 10.0, reordering: 10.0, damage: 2.0 };
+    middle.handle.set_chances(bad);
+    exchange(queue, &slots, 1..9);
+    flush(queue, slots[0]);
+    let carried = middle.handle.counts();
+    assert!(carried.lost > 100 && carried.doubled > 100 && carried.overtaken > 50, "{carried:?}");
+    let control = vmhost.client();
+    let counts = control.remote().unwrap().iohosts.remove(0).counts;
+    assert!(counts.retransmissions + counts.asks > 10, "{counts:?}");
+    middle.handle.set_chances(Chances::default());
+    // A wire that carries one way only is found without any request.
+    middle.handle.cut_from_left();
+    let took = remote("the one-way wire is found", &vmhost, |report| has_state(report, "away"));
+    eprintln!("a one-way wire was reported after {took:?}");
+    middle.handle.mend();
+    remote("the wire is mended", &vmhost, |report| has_state(report, "connected"));
+    write(queue, slots[0], 3, data(3, 100, BLOCK));
+    // Requests fail when the IOhost has been away for the time that the configuration names.
+    middle.handle.cut();
+    submit(queue, slots[0], 3, data(3, 101, BLOCK));
+    assert_eq!(complete(queue).status, Status::IoError);
+    middle.handle.mend();
+    remote("the wire is mended", &vmhost, |report| has_state(report, "connected"));
+    wait::until("requests are carried out again", SOON, || {
+        submit(queue, slots[0], 3, data(3, 102, BLOCK));
+        complete(queue).status == Status::Ok
+    });
+    assert!(read(queue, slots[0], 3, BLOCK) == data(3, 102, BLOCK));
+    drop(guest);
+    end(vmhost);
+    end(iohost);
+}
+
+#[test]
+fn a_path_that_narrows_is_found_without_a_request() {
+    let Some((place, middle)) = Place::with_wire(Kind::Packet) else { return };
+    let iohost = place.inviting_iohost();
+    let vmhost = place.vmhost();
+    let mut guest = place.guest(&vmhost, 0);
+    let queue = guest.queue(0).unwrap();
+    let slots: Vec<Slot> = (0..8).map(|_| queue.take_slot().unwrap()).collect();
+    exchange(queue, &slots, 0..1);
+    let frames = |bytes: u32| {
+        move |report: &RemoteReport| {
+            let mut iohosts = report.iohosts.iter();
+            iohosts.any(|it| it.state == "connected" && it.frame_bytes == bytes)
+        }
+    };
+    remote("full frames", &vmhost, frames(8100));
+    middle.handle.limit_frames(1500);
+    let took = remote("the narrow path is found", &vmhost, frames(1452));
+    eprintln!("a narrow path was reported after {took:?}");
+    exchange(queue, &slots, 1..3);
+    middle.handle.limit_frames(ALL);
+    remote("the path is wide again", &vmhost, frames(8100));
+    exchange(queue, &slots, 3..4);
+    drop(guest);
+    end(vmhost);
+    end(iohost);
+}
+
+#[test]
+fn sidecores_share_several_disks_and_keep_the_order_of_each() {
+    for kind in [Kind::Packet, Kind::Udp] {
+        let Some(mut place) = Place::new(kind) else { return };
+        (place.sidecores, place.disks) = (2, 3);
+        let iohost = place.inviting_iohost();
+        let vmhost = place.vmhost();
+        let mut guests: Vec<BlkClient> =
+            (0..place.disks).map(|disk| place.guest(&vmhost, disk)).collect();
+        let slots: Vec<Vec<Vec<Slot>>> = guests
+            .iter_mut()
+            .map(|guest| {
+                let queues = 0..place.sidecores as u16;
+                let take = |queue| {
+                    let queue = guest.queue(queue).unwrap();
+                    (0..8).map(|_| queue.take_slot().unwrap()).collect()
+                };
+                queues.map(take).collect()
+            })
+            .collect();
+        for round in 1..=20 {
+            for (guest, slots) in guests.iter_mut().zip(&slots) {
+                for (number, slots) in (0_u16..).zip(slots) {
+                    // Each queue writes one block of its own eight times: the last write counts.
+                    let queue = guest.queue(number).unwrap();
+                    for (write, slot) in (0..).zip(slots) {
+                        let bytes = data(write, round, BLOCK);
+                        queue.write_data(*slot, 0, &bytes);
+                        let sector = Sector(u64::from(number) * SECTORS);
+                        queue.submit_write(*slot, sector, BLOCK).unwrap();
+                    }
+                    queue.publish().unwrap();
+                }
+            }
+            for (guest, slots) in guests.iter_mut().zip(&slots) {
+                for (number, slots) in (0_u16..).zip(slots) {
+                    let queue = guest.queue(number).unwrap();
+                    let done = complete_all(queue, slots.len());
+                    assert!(done.iter().all(|done| done.status == Status::Ok), "{done:?}");
+                    let back = read(queue, slots[0], number.into(), BLOCK);
+                    assert!(back == data(7, round, BLOCK), "{kind:?}, round {round}");
+                }
+            }
+        }
+        remote("both sessions are used", &vmhost, |report| {
+            report.iohosts.iter().any(|it| it.counts.sessions == 2)
+        });
+        remote("both queues are used", &iohost, |report| {
+            let mut clients = report.clients.iter();
+            clients.any(|it| it.sessions_open == 2 && it.counts.requests > 900)
+        });
+        drop(guests);
+        end(vmhost);
+        end(iohost);
+    }
+}
