@@ -50,15 +50,15 @@ impl Daemon {
 
     fn wait_ready(&self, inbox: &mut Inbox) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(60);
-        loop {
-            match inbox.next(deadline)? {
-                Some(Event::Line(Source::Daemon, line)) if line.starts_with("ready:") => {
-                    return Ok(());
-                }
-                Some(Event::Closed(Source::Daemon)) => bail!("sidecored ended before it was ready"),
-                Some(_) => {}
-                None => bail!("sidecored was not ready within a minute"),
-            }
+        let is_outcome = |event: &Event| match event {
+            Event::Line(Source::Daemon, line) => line.starts_with("ready:"),
+            Event::Closed(source) => *source == Source::Daemon,
+            Event::Line(..) => false,
+        };
+        match inbox.find(deadline, is_outcome)? {
+            Some(Event::Line(..)) => Ok(()),
+            Some(Event::Closed(_)) => bail!("sidecored ended before it was ready"),
+            None => bail!("sidecored was not ready within a minute"),
         }
     }
 

@@ -29,10 +29,20 @@ pub(crate) enum Event {
     Closed(Source),
 }
 
+impl Event {
+    /// Whether the event waits for a call that wants it. The lines of other programs than guests
+    /// are of use to a call that waits for them at the time, and to error messages.
+    fn is_kept(&self) -> bool {
+        matches!(self, Event::Line(Source::Guest(_), _) | Event::Closed(_))
+    }
+}
+
 /// The channel of all processes' lines, in order.
 pub(crate) struct Inbox {
     sender: Sender<Event>,
     receiver: Receiver<Event>,
+    /// Received events that no call has taken, in order.
+    kept: VecDeque<Event>,
     /// The last lines of QEMU and the daemon, for error messages.
     recent: VecDeque<(Source, String)>,
 }
@@ -40,11 +50,40 @@ pub(crate) struct Inbox {
 impl Inbox {
     pub(crate) fn new() -> Inbox {
         let (sender, receiver) = mpsc::channel();
-        Inbox { sender, receiver, recent: VecDeque::new() }
+        Inbox { sender, receiver, kept: VecDeque::new(), recent: VecDeque::new() }
     }
 
-    /// The next event; `None` if the deadline passes first. Fails once a signal has arrived.
-    pub(crate) fn next(&mut self, deadline: Instant) -> Result<Option<Event>> {
+    /// The first event for which `is_wanted` holds; `None` if the deadline passes first. The events
+    /// before it wait for later calls, except lines that only error messages need. Fails once a
+    /// signal has arrived.
+    pub(crate) fn find(
+        &mut self,
+        deadline: Instant,
+        is_wanted: impl Fn(&Event) -> bool,
+    ) -> Result<Option<Event>> {
+        interrupt::check()?;
+        if let Some(index) = self.kept.iter().position(&is_wanted) {
+            return Ok(self.kept.remove(index));
+        }
+        while let Some(event) = self.receive(deadline)? {
+            if is_wanted(&event) {
+                return Ok(Some(event));
+            }
+            if event.is_kept() {
+                self.kept.push_back(event);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Adds an event, as a process would.
+    #[cfg(test)]
+    pub(crate) fn post(&self, event: Event) {
+        self.sender.send(event).unwrap();
+    }
+
+    /// The next event from the processes.
+    fn receive(&mut self, deadline: Instant) -> Result<Option<Event>> {
         loop {
             interrupt::check()?;
             let left = deadline.saturating_duration_since(Instant::now());
@@ -73,12 +112,8 @@ impl Inbox {
 
     /// Waits until a process has closed its output; `false` if it has not by the deadline.
     pub(crate) fn wait_closed(&mut self, source: Source, deadline: Instant) -> Result<bool> {
-        while let Some(event) = self.next(deadline)? {
-            if matches!(event, Event::Closed(closed) if closed == source) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        let is_closed = |event: &Event| matches!(event, Event::Closed(closed) if *closed == source);
+        Ok(self.find(deadline, is_closed)?.is_some())
     }
 
     /// The last lines of QEMU and the daemon, for the end of an error message.
@@ -197,7 +232,7 @@ mod tests {
         let mut running = shell(&inbox, "echo one; read answer; echo got $answer");
         let deadline = Instant::now() + Duration::from_secs(20);
         let mut lines = Vec::new();
-        while let Some(event) = inbox.next(deadline).unwrap() {
+        while let Some(event) = inbox.find(deadline, |_| true).unwrap() {
             match event {
                 Event::Line(GUEST, line) => {
                     if line == "one" {
@@ -218,9 +253,8 @@ mod tests {
         let mut inbox = Inbox::new();
         let running = shell(&inbox, "echo up; exec sleep 600");
         let deadline = Instant::now() + Duration::from_secs(20);
-        assert!(
-            matches!(inbox.next(deadline).unwrap(), Some(Event::Line(GUEST, line)) if line == "up")
-        );
+        let said = inbox.find(deadline, |_| true).unwrap();
+        assert!(matches!(said, Some(Event::Line(GUEST, line)) if line == "up"));
         let pid = running.child.id();
         drop(running);
         assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
@@ -231,6 +265,23 @@ mod tests {
     fn a_silent_process_meets_the_deadline() {
         let mut inbox = Inbox::new();
         let _running = shell(&inbox, "exec sleep 600");
-        assert!(inbox.next(Instant::now() + Duration::from_millis(50)).unwrap().is_none());
+        let soon = Instant::now() + Duration::from_millis(50);
+        assert!(inbox.find(soon, |_| true).unwrap().is_none());
+    }
+
+    #[test]
+    fn an_event_waits_for_the_call_that_wants_it() {
+        let mut inbox = Inbox::new();
+        let _running = shell(&inbox, "echo one; echo two; echo why >&2; exec 1>&- 2>&-");
+        let deadline = Instant::now() + Duration::from_secs(20);
+        assert!(inbox.wait_closed(GUEST, deadline).unwrap());
+        assert!(inbox.wait_closed(Source::Qemu("guest"), deadline).unwrap());
+        let line = |event: &Event| matches!(event, Event::Line(GUEST, line) if line == "two");
+        assert!(inbox.find(deadline, line).unwrap().is_some());
+        let rest = inbox.find(deadline, |_| true).unwrap();
+        assert!(matches!(rest, Some(Event::Line(GUEST, line)) if line == "one"));
+        let soon = Instant::now() + Duration::from_millis(1);
+        assert!(inbox.find(soon, |_| true).unwrap().is_none(), "another program's line waits");
+        assert!(inbox.last_words().contains("why"));
     }
 }

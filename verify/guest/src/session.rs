@@ -29,6 +29,19 @@ pub(crate) struct Stage<'a> {
     pub(crate) progress: &'a Progress,
 }
 
+/// Whether an event is a message of the guest, or ends the run. `gone` are the guests that may end.
+fn matters(event: &Event, name: &str, gone: &[&str]) -> bool {
+    match event {
+        Event::Line(Source::Guest(speaker), line) => {
+            let failed = || matches!(console::parse(line), Ok(Some(Message::Failed { .. })));
+            *speaker == name || failed()
+        }
+        Event::Line(..) => false,
+        Event::Closed(Source::Daemon) => true,
+        Event::Closed(Source::Guest(ended) | Source::Qemu(ended)) => !gone.contains(ended),
+    }
+}
+
 /// A run.
 pub(crate) struct Session<'a> {
     pub(crate) stage: &'a Stage<'a>,
@@ -125,15 +138,17 @@ impl<'a> Session<'a> {
         Qmp::connect(&self.qemu_control(name))
     }
 
-    /// The next message of a guest; `None` if the deadline passes first. Fails if the daemon or
-    /// another guest fails meanwhile.
+    /// The next message of a guest; `None` if the deadline passes first. Messages of other guests
+    /// wait for the calls that ask for them. Fails if the daemon or another guest fails meanwhile.
     pub(crate) fn next_message(
         &mut self,
         name: &'static str,
         deadline: Instant,
     ) -> Result<Option<String>> {
         loop {
-            match self.inbox.next(deadline)? {
+            let gone = &self.gone;
+            let matters = |event: &Event| matters(event, name, gone);
+            match self.inbox.find(deadline, matters)? {
                 Some(Event::Line(Source::Guest(speaker), line)) => match console::parse(&line)? {
                     Some(_) if speaker == name => return Ok(Some(line)),
                     Some(Message::Failed { why }) => bail!("in the {speaker} guest: {why}"),
@@ -143,8 +158,6 @@ impl<'a> Session<'a> {
                 Some(Event::Closed(Source::Daemon)) => {
                     bail!("sidecored ended while a guest was using it")
                 }
-                Some(Event::Closed(Source::Guest(gone) | Source::Qemu(gone)))
-                    if self.gone.contains(&gone) => {}
                 Some(Event::Closed(Source::Guest(gone) | Source::Qemu(gone))) => {
                     bail!("the {gone} guest's QEMU ended before the guest had finished")
                 }
@@ -195,5 +208,72 @@ impl<'a> Session<'a> {
             }
         }
         error.context(format!("the {} run failed{}{tail}", self.title, self.inbox.last_words()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    /// Acts on a run with these events.
+    fn with(events: Vec<Event>, act: impl FnOnce(&mut Session<'_>) -> Result<()>) {
+        let (qemu, progress) = (Emulator { command: Vec::new() }, Progress::start());
+        let scratch = tempfile::tempdir().unwrap();
+        let stage = Stage {
+            accelerator: Accelerator::Tcg,
+            qemu: &qemu,
+            kernel: Path::new("/k"),
+            initramfs: Path::new("/i"),
+            binaries: Path::new("/b"),
+            scratch: scratch.path(),
+            progress: &progress,
+        };
+        let run = |session: &mut Session<'_>| {
+            events.into_iter().for_each(|event| session.inbox.post(event));
+            act(session)
+        };
+        Session::hold(&stage, "test", run).unwrap();
+    }
+
+    fn line(guest: &'static str, text: &str) -> Event {
+        Event::Line(Source::Guest(guest), text.to_owned())
+    }
+
+    #[test]
+    fn a_message_waits_while_another_guest_is_asked() {
+        let events = vec![
+            line("one", "SIDECORE value a 1"),
+            line("two", "noise"),
+            line("two", "SIDECORE value b 2"),
+            line("one", "SIDECORE finished order"),
+        ];
+        with(events, |session| {
+            let deadline = Instant::now() + Duration::from_secs(20);
+            let mut next = |name| session.next_message(name, deadline).unwrap().unwrap();
+            assert_eq!(next("two"), "SIDECORE value b 2");
+            assert_eq!(next("one"), "SIDECORE value a 1");
+            assert_eq!(next("one"), "SIDECORE finished order");
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn another_guests_failure_and_end_are_errors_at_once() {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let failed = vec![line("one", "SIDECORE failed no disk")];
+        with(failed, |session| {
+            let error = session.next_message("two", deadline).unwrap_err().to_string();
+            assert_eq!(error, "in the one guest: no disk");
+            Ok(())
+        });
+        let ended = vec![line("two", "SIDECORE done"), Event::Closed(Source::Qemu("one"))];
+        with(ended, |session| {
+            assert_eq!(session.next_message("two", deadline).unwrap().unwrap(), "SIDECORE done");
+            assert!(session.wait_for_power_off("two", Instant::now()).is_ok_and(|gone| !gone));
+            let error = session.next_message("two", deadline).unwrap_err().to_string();
+            assert!(error.contains("the one guest's QEMU ended"), "{error}");
+            Ok(())
+        });
     }
 }
