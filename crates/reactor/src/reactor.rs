@@ -337,11 +337,7 @@ impl<S: Sleeper> Reactor<S> {
         let now = if self.busy_since.is_some() { clock() } else { turn_began };
         self.count_busy(now);
         let timeout = self.next_deadline().map(|deadline| deadline.since(now));
-        self.stats.sleeps.add(1);
-        self.wait(timeout)?;
-        let woken_at = clock();
-        self.stats.asleep_ns.add(woken_at.since(now).0);
-        self.wake_overdue(woken_at);
+        let woken_at = self.sleep_for(timeout, now, clock)?;
         // The spin time counts from the wake-up. Otherwise an adaptive pollable with a false
         // wake-up would not spin at all, because its last work is too long ago.
         for &index in &self.awake {
@@ -369,12 +365,25 @@ impl<S: Sleeper> Reactor<S> {
         let pause = Nanos(idle.0 / IDLE_PER_PAUSE).clamp(MIN_PAUSE, MAX_PAUSE);
         let timeout = self.next_deadline().map_or(pause, |deadline| deadline.since(now).min(pause));
         self.last_glance = now;
+        self.sleep_for(Some(timeout), now, clock)?;
+        Ok(Turn::Slept)
+    }
+
+    /// Sleeps from `now` until a wake-up or the end of `timeout`, and returns the time after that.
+    fn sleep_for(
+        &mut self,
+        timeout: Option<Nanos>,
+        now: Nanos,
+        clock: &mut impl FnMut() -> Nanos,
+    ) -> io::Result<Nanos> {
         self.stats.sleeps.add(1);
-        self.wait(Some(timeout))?;
+        if self.wait(timeout)? {
+            self.stats.wakeups.add(1);
+        }
         let woken_at = clock();
         self.stats.asleep_ns.add(woken_at.since(now).0);
         self.wake_overdue(woken_at);
-        Ok(Turn::Slept)
+        Ok(woken_at)
     }
 
     fn next_deadline(&self) -> Option<Nanos> {
@@ -395,7 +404,9 @@ impl<S: Sleeper> Reactor<S> {
         }
     }
 
-    fn wait(&mut self, timeout: Option<Nanos>) -> io::Result<()> {
+    /// Waits for descriptors. Returns whether an armed pollable was woken.
+    fn wait(&mut self, timeout: Option<Nanos>) -> io::Result<bool> {
+        let mut is_notified = false;
         self.woken.clear();
         self.sleeper.wait(timeout, &mut self.woken)?;
         for position in 0..self.woken.len() {
@@ -410,11 +421,12 @@ impl<S: Sleeper> Reactor<S> {
                 continue;
             };
             if let Some(Some(entry)) = self.entries.get_mut(index) {
+                is_notified |= entry.state == State::Armed;
                 entry.pollable.on_wake();
             }
             self.wake(index);
         }
-        Ok(())
+        Ok(is_notified)
     }
 }
 

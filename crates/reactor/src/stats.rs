@@ -19,6 +19,9 @@ counters! {
     pub sleeps: Counter = "sleeps_total",
     /// Time slept; a sleep counts when it ends.
     pub asleep_ns: Counter = "asleep_seconds_total",
+    /// Sleeps that a notification ended which a queue or a link had asked for: a guest's kick, a
+    /// frame, a completion of the kernel. Timers and the control path do not count.
+    pub wakeups: Counter = "wakeups_total",
     /// Checks of the wake-ups of armed queues while others were awake.
     pub wakeup_checks: Counter = "wakeup_checks_total",
     /// Times that the sidecore yielded its core for up to 50 µs, because a request had waited for a

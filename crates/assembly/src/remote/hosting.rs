@@ -5,29 +5,25 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use sidecore_reactor::{IdleMode, Unit};
+use sidecore_reactor::Unit;
 use sidecore_remote::export::{
     ClientId, ClientLimits, ClientShare, ClientSpec as ExportClient, Export, ExportError,
     ExportedDevice, Helper, Load, helper,
 };
 use sidecore_sidecore::{Handle, NotStarted, Sidecore, Stopped};
 use sidecore_trust::{Admission, ClientName, KeyDirectory, KeyError, PrivateKey};
-use sidecore_units::Nanos;
 use sidecore_vrio::{HostOptions, ServerOptions};
 
 use super::link::{Granted, Side, open_queues};
 use super::trust::{SharedTrust, admission};
 use crate::AssemblyError;
 use crate::controllers::limits;
-use crate::spec::{ClientSpec, DEFAULT_SPIN_US, LinkSpec};
+use crate::spec::{ClientSpec, LinkSpec};
 
 pub(super) type ExportUnit = Export<SharedTrust>;
 
 /// How long a unit may take to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
-
-/// How units of the remote channel spend idle time.
-pub(super) const IDLE: IdleMode = IdleMode::Adaptive { spin: Nanos::from_micros(DEFAULT_SPIN_US) };
 
 /// A link to clients.
 pub(super) struct OpenLink {
@@ -110,14 +106,14 @@ impl OpenLink {
                 server: ServerOptions { frame_bytes: spec.frame_bytes, ..ServerOptions::default() },
                 ..HostOptions::default()
             };
-            let (load, trust) = (loads.of(core.name()), trust.clone());
+            let (load, trust, idle) = (loads.of(core.name()), trust.clone(), spec.idle);
             let unit = core
-                .start(move |context| Export::new(context, link, (options, trust), &load, IDLE));
+                .start(move |context| Export::new(context, link, (options, trust), &load, idle));
             let unit = Arc::new(unit.map_err(|error| failed(not_started(error)))?);
             for other in cores.iter().filter(|other| other.name() != core.name()) {
                 let load = loads.of(other.name());
                 let (end, seed) = helper(&load).map_err(|error| failed(error.to_string()))?;
-                let helper = other.start(move |context| Helper::new(context, seed, IDLE));
+                let helper = other.start(move |context| Helper::new(context, seed, idle));
                 // It ends with the unit that gives it requests.
                 drop(helper.map_err(|error| failed(not_started(error)))?);
                 asked(unit.ask(move |unit| unit.add_helper(end))).map_err(failed)?;

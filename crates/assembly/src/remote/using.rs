@@ -10,7 +10,7 @@ use sidecore_trust::{ClientName, ClientTrust, KeyError};
 use sidecore_units::Nanos;
 use sidecore_vrio::{ClientOptions, OnDisconnect};
 
-use super::hosting::{IDLE, not_started, stop};
+use super::hosting::{not_started, stop};
 use super::link::{Granted, Side, open_queues};
 use super::trust::of_iohost;
 use crate::AssemblyError;
@@ -99,7 +99,7 @@ impl UsedIohost {
                     ..ClientOptions::default()
                 },
                 address,
-                idle: IDLE,
+                idle: link.idle,
             };
             let iohost = Iohost::new(&spec.name).map_err(|error| failed(error.to_string()))?;
             let trust = of_iohost(spec, &link.kind).map_err(failed)?;

@@ -6,8 +6,10 @@ use std::path::PathBuf;
 use sidecore_keys::{Key, Kind, Value, Values, keys};
 use sidecore_link::{EthernetAddress, LinkAddress};
 use sidecore_linux::XdpMode;
+use sidecore_reactor::IdleMode;
+use sidecore_units::Nanos;
 
-use super::device::is_power_of_two;
+use super::device::{DEFAULT_SPIN_US, is_power_of_two};
 use super::rules::{NAME, is_socket_path};
 
 /// The port of the remote channel, which is its ethertype too (docs/vrio.md).
@@ -38,6 +40,13 @@ pub const LINK: &[Key] = &[
         "the first sidecore",
         "the sidecores that poll it, each a queue of its own",
     ),
+    Key::new(
+        "idle",
+        Kind::Word(&["poll", "adaptive", "interrupt"]),
+        "`\"adaptive\"`",
+        "what its queues do without work: `poll` never sleeps, `adaptive` spins for the `spin_us` \
+         of its sidecores and then sleeps until a frame comes, `interrupt` sleeps at once",
+    ),
 ];
 
 keys! {
@@ -51,6 +60,8 @@ keys! {
             kind: LinkKind = LinkKind::Memory(MemoryLinkSpec::default());
             /// The sidecores that poll it, each a queue of its own.
             sidecores: Vec<String> = Vec::new();
+            /// How its queues spend idle time.
+            idle: IdleMode = IdleMode::Adaptive { spin: Nanos::from_micros(DEFAULT_SPIN_US) };
         }
         keys {
             "frame_size" => frame_bytes: u32 = 8_100, Kind::Number(FRAME_MIN, FRAME_MAX), "8100",

@@ -237,6 +237,7 @@ fn link(mut section: Section<'_, '_, '_>) -> Part<LinkSpec> {
     spec.kind = LinkKind::from_values(&word, &section.all(LinkKind::keys(&word)));
     spec.name = values.get("name").unwrap_or_default();
     spec.sidecores = values.get("sidecores").unwrap_or_default();
+    spec.idle = idle(&mut section, &values);
     if section.place("sidecores").is_some() && spec.sidecores.is_empty() {
         section.complain_about("sidecores", "`sidecores` is empty; leave it out for the first one");
     }
@@ -300,7 +301,7 @@ pub(super) fn device(section: &mut Section<'_, '_, '_>) -> DeviceSpec {
     DeviceSpec { front_end, ..spec }
 }
 
-/// The way to spend idle time. A device without `spin_us` gets its sidecores' later.
+/// The way to spend idle time. A device or link without `spin_us` gets its sidecores' later.
 fn idle(section: &mut Section<'_, '_, '_>, values: &Values) -> IdleMode {
     let word = values.get::<String>("idle").unwrap_or_else(|| "adaptive".to_owned());
     let mode = match word.as_str() {

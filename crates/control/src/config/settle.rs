@@ -23,6 +23,7 @@ pub(super) fn settle(draft: Draft) -> Config {
         if spec.sidecores.is_empty() {
             spec.sidecores.extend(first.clone());
         }
+        settle_spin(&mut spec.idle, &spec.sidecores, &draft.sidecores);
         spec
     });
     let links = links.collect();
@@ -52,15 +53,20 @@ fn settle_device(
     if spec.sidecores.is_empty() {
         spec.sidecores.push(load.least(spec.queues)?);
     }
-    if let (IdleMode::Adaptive { spin }, false) = (&mut spec.idle, says_spin) {
-        let serving =
-            sidecores.iter().filter(|sidecore| spec.sidecores.contains(&sidecore.spec.spec.name));
-        *spin = serving
-            .map(|sidecore| Nanos::from_micros(sidecore.spec.spin_us))
-            .max()
-            .unwrap_or(*spin);
+    if !says_spin {
+        settle_spin(&mut spec.idle, &spec.sidecores, sidecores);
     }
     Some(spec)
+}
+
+/// Sets the spin time of an adaptive idle mode to the longest one of the serving sidecores.
+fn settle_spin(idle: &mut IdleMode, serving: &[String], sidecores: &[Part<SidecoreDraft>]) {
+    if let IdleMode::Adaptive { spin } = idle {
+        let serving =
+            sidecores.iter().filter(|sidecore| serving.contains(&sidecore.spec.spec.name));
+        let spins = serving.map(|sidecore| Nanos::from_micros(sidecore.spec.spin_us));
+        *spin = spins.max().unwrap_or(*spin);
+    }
 }
 
 /// The number of queues on each sidecore. A device without named sidecores goes to the sidecore

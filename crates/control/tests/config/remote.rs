@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use sidecore_assembly::spec::{LinkKind, RemoteSpec, StoreKind};
+use sidecore_assembly::spec::{IdleMode, LinkKind, Nanos, RemoteSpec, StoreKind};
 use sidecore_control::Depth;
 
 use crate::{GOOD, parse};
@@ -15,6 +15,7 @@ name = "wire"
 type = "packet"
 interface = "eth1"
 sidecores = ["sc1", "sc0"]
+idle = "poll"
 frame_size = 1500
 [[link]]
 name = "down"
@@ -70,6 +71,8 @@ fn remote_devices_have_the_right_values() {
     let [wire, down, up] = &spec.links[..] else { panic!("{spec:?}") };
     assert_eq!((wire.sidecores.join(","), wire.frame_bytes), ("sc1,sc0".to_owned(), 1500));
     assert_eq!((down.sidecores.join(","), down.frame_bytes), ("sc0".to_owned(), 8100));
+    let spin = Nanos::from_micros(50);
+    assert_eq!((wire.idle, down.idle), (IdleMode::Poll, IdleMode::Adaptive { spin }));
     assert!(matches!(&up.kind, LinkKind::Udp(udp) if udp.listen.port() == 0));
     let [one, two] = &spec.clients[..] else { panic!("{spec:?}") };
     assert!(one.encrypts(&wire.kind) && !one.encrypts(&down.kind) && !two.encrypts(&wire.kind));
@@ -97,6 +100,8 @@ fn each_fault_of_the_remote_channel_is_named() {
         ("\"eth1\"", "\"eth 1\"", "is no interface"),
         ("frame_size = 1500", "frame_size = 1000", "from 1452 to 65000"),
         ("frame_size = 1500", "receive_frames = 1000", "write for instance 1024"),
+        ("idle = \"poll\"", "idle = \"doze\"", "\"doze\" is not one of \"poll\", \"adaptive\""),
+        ("idle = \"poll\"", "spin_us = 5", "spin_us"),
         ("[\"sc1\", \"sc0\"]", "[\"sc9\"]", "there is no sidecore \"sc9\"; did you mean"),
         ("[\"sc1\", \"sc0\"]", "[\"sc1\", \"sc1\"]", "\"sc1\" is listed twice"),
         ("[\"sc1\", \"sc0\"]", "[]", "`sidecores` is empty"),

@@ -195,6 +195,33 @@ fn without_its_core_a_sidecore_pauses_between_polls_and_asks_for_no_kick() {
 }
 
 #[test]
+fn a_sleep_that_a_notification_ends_is_a_wake_up_and_others_are_not() {
+    let mut bench = Bench::new();
+    let worker = Worker::new(&bench.world, "a", IdleMode::Interrupt);
+    let id = bench.reactor.add(worker).unwrap();
+    let stats = bench.reactor.stats();
+    let counts = || (stats.sleeps.get(), stats.wakeups.get());
+    let mut slept = |keys: &[WakeKey]| {
+        bench.world.wakes.borrow_mut().push_back((1_000, keys.to_vec()));
+        while bench.turn(1) != Turn::Slept {}
+        counts()
+    };
+    let key = WakeKey(id.index as u64);
+    assert_eq!(slept(&[]), (1, 0), "no descriptor was readable");
+    assert_eq!(slept(&[MAIL_KEY]), (2, 0), "the control path is no notification");
+    assert_eq!(slept(&[key]), (3, 1));
+    assert_eq!(slept(&[key, MAIL_KEY]), (4, 2));
+    // A pollable that is never armed has asked for nothing, even if its descriptor ends a pause.
+    let id = bench.reactor.add(Worker::new(&bench.world, "p", IdleMode::Poll)).unwrap();
+    bench.reactor.set_without_core(true);
+    bench.turn(MIN_PAUSE.0);
+    bench.world.wakes.borrow_mut().push_back((1_000, vec![WakeKey(id.index as u64)]));
+    let before = stats.wakeups.get();
+    while bench.turn(MIN_PAUSE.0) != Turn::Slept {}
+    assert_eq!(stats.wakeups.get(), before);
+}
+
+#[test]
 fn a_pause_ends_at_a_deadline_and_at_a_kick_of_a_neighbour() {
     let mut bench = Bench::new();
     let mut polls = Worker::new(&bench.world, "p", IdleMode::Poll);
