@@ -545,7 +545,7 @@ fn check_disjoint(
 }
 
 /// Copies bytes to or from shared memory: each is read once and written once. Few are copied by
-/// volatile accesses, which start at once, many by one instruction.
+/// volatile accesses, which start at once.
 ///
 /// # Safety
 /// Both ranges must be valid for `count` bytes and must not overlap.
