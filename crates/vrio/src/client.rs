@@ -519,11 +519,11 @@ impl<H: ClientHandshake> Client<H> {
         core.heard_at = Some(now);
         match frame.kind {
             Kind::Answer => {
-                let body = AnswerBody::decode(&frame.body());
+                let body = AnswerBody::decode(frame.body());
                 core.answer(now, is_newest, &body, payload_bytes, received, port)
             }
             Kind::Busy => {
-                core.busy(now, is_newest, &AnswerBody::decode(&frame.body()), payload_bytes)
+                core.busy(now, is_newest, &AnswerBody::decode(frame.body()), payload_bytes)
             }
             Kind::Pong => core.pong(now, is_newest, payload_bytes, received, port),
             Kind::Device => core.listed(is_newest, received, port),

@@ -23,7 +23,13 @@ pub struct Segmentation {
 pub fn segment_bytes(frame_bytes: u32, tag_bytes: usize, block_bytes: u32) -> u32 {
     let header_bytes = DATA_HEADER_BYTES.saturating_add(tag_bytes);
     let room = frame_bytes.saturating_sub(u32::try_from(header_bytes).unwrap_or(u32::MAX));
-    let whole = |unit: u32| room.checked_rem(unit).map_or(0, |rest| room.saturating_sub(rest));
+    let whole = |unit: u32| {
+        if unit.is_power_of_two() {
+            // Nearly all devices: no division.
+            return room & !unit.wrapping_sub(1);
+        }
+        room.checked_rem(unit).map_or(0, |rest| room.saturating_sub(rest))
+    };
     if room >= 8192 && block_bytes <= 4096 {
         whole(4096)
     } else if room >= block_bytes {
@@ -38,15 +44,24 @@ impl Segmentation {
     /// The cut of `len_bytes` into segments of `segment_bytes`, of a device with blocks of
     /// `block_bytes`; `None` if there are more than [`MAX_SEGMENTS`].
     #[must_use]
+    #[inline]
     pub fn new(len_bytes: u32, segment_bytes: u32, block_bytes: u32) -> Option<Self> {
         let cut = Self { len_bytes, segment_bytes, block_bytes };
-        (segment_bytes > 0 && len_bytes.div_ceil(segment_bytes) <= MAX_SEGMENTS).then_some(cut)
+        (segment_bytes > 0 && cut.count() <= MAX_SEGMENTS).then_some(cut)
     }
 
     /// Number of segments.
     #[must_use]
+    #[inline]
     pub fn count(&self) -> u32 {
-        if self.segment_bytes == 0 { 0 } else { self.len_bytes.div_ceil(self.segment_bytes) }
+        if self.segment_bytes == 0 {
+            0
+        } else if self.len_bytes <= self.segment_bytes {
+            // Nearly all requests: no division.
+            u32::from(self.len_bytes > 0)
+        } else {
+            self.len_bytes.div_ceil(self.segment_bytes)
+        }
     }
 
     /// Size of the data.
@@ -57,12 +72,14 @@ impl Segmentation {
 
     /// A bit for each segment.
     #[must_use]
+    #[inline]
     pub fn all(&self) -> u64 {
         low_bits(self.count())
     }
 
     /// Offset and size of a segment; `None` if there is no such segment.
     #[must_use]
+    #[inline]
     pub fn range(&self, index: u32) -> Option<(u32, u32)> {
         let offset_bytes = index.checked_mul(self.segment_bytes)?;
         let left = self.len_bytes.checked_sub(offset_bytes).filter(|left| *left > 0)?;
@@ -71,8 +88,10 @@ impl Segmentation {
 
     /// The segment with this offset and size; `None` if there is no such segment.
     #[must_use]
+    #[inline]
     pub fn index_of(&self, offset_bytes: u32, len_bytes: usize) -> Option<u32> {
-        let index = offset_bytes.checked_div(self.segment_bytes)?;
+        let index =
+            if offset_bytes == 0 { 0 } else { offset_bytes.checked_div(self.segment_bytes)? };
         let (offset, len) = self.range(index)?;
         (offset == offset_bytes && usize::try_from(len) == Ok(len_bytes)).then_some(index)
     }

@@ -403,7 +403,7 @@ impl<S: Seal> Server<S> {
         received: &mut P::Received,
         port: &mut P,
     ) -> Result<(), Reason> {
-        let body = RequestBody::decode(&frame.body());
+        let body = RequestBody::decode(frame.body());
         let place = self.place_of(body.slot);
         let Self { slots, devices, attached, terms, .. } = self;
         let is_it = |entry: &&DeviceEntry| entry.device == body.device;

@@ -152,9 +152,10 @@ impl<'a> Frame<'a> {
 
     /// The body; zeros if the kind has none.
     #[must_use]
-    pub fn body(&self) -> [u8; BODY_BYTES] {
+    #[inline]
+    pub fn body(&self) -> &'a [u8; BODY_BYTES] {
         let body = self.head.get(FrameHeader::BYTES..).and_then(|body| body.first_chunk());
-        body.copied().unwrap_or([0; BODY_BYTES])
+        body.unwrap_or(&[0; BODY_BYTES])
     }
 }
 

@@ -5,24 +5,31 @@ use crate::Request;
 /// An unanswered write. All that the question needs is here: the entries are many and large.
 #[derive(Clone, Copy, Debug)]
 struct Write {
+    /// First byte in the device.
+    start: u64,
+    /// The byte behind the last one.
+    end: u64,
+    order: u64,
+    device: usize,
     index: u16,
     is_replay: bool,
-    device: usize,
-    order: u64,
-    request: Request,
 }
 
 /// The unanswered writes of a client, in no order.
 #[derive(Debug, Default)]
-pub(super) struct UnansweredWrites(Vec<Write>);
+pub(super) struct UnansweredWrites {
+    writes: Vec<Write>,
+    /// For each entry the place of its write, if it has one.
+    places: Vec<u16>,
+}
 
 impl UnansweredWrites {
-    /// Room for `count` writes.
+    /// Room for the writes of `count` entries.
     pub(super) fn new(count: usize) -> Self {
-        Self(Vec::with_capacity(count))
+        Self { writes: Vec::with_capacity(count), places: vec![0; count] }
     }
 
-    /// Adds the write of entry `index`.
+    /// Adds the write of an entry.
     pub(super) fn add(
         &mut self,
         index: u16,
@@ -30,36 +37,59 @@ impl UnansweredWrites {
         (device, order): (usize, u64),
         request: &Request,
     ) {
-        self.0.push(Write { index, is_replay, device, order, request: *request });
+        let start = request.offset_bytes;
+        let end = start.saturating_add(request.len_bytes);
+        self.note(index, self.writes.len());
+        self.writes.push(Write { start, end, order, device, index, is_replay });
     }
 
-    /// Takes the write of entry `index` out.
-    pub(super) fn remove(&mut self, index: u16) {
-        if let Some(place) = self.0.iter().position(|write| write.index == index) {
-            self.0.swap_remove(place);
+    fn note(&mut self, index: u16, place: usize) {
+        if let Some(noted) = self.places.get_mut(usize::from(index)) {
+            *noted = u16::try_from(place).unwrap_or(u16::MAX);
         }
     }
 
-    /// Whether the write of entry `index` that has this order is unanswered.
+    /// The place of an entry's write.
+    fn place(&self, index: u16) -> Option<usize> {
+        let place = usize::from(*self.places.get(usize::from(index))?);
+        self.writes.get(place).is_some_and(|write| write.index == index).then_some(place)
+    }
+
+    /// The write of an entry has ended.
+    pub(super) fn remove(&mut self, index: u16) {
+        if let Some(place) = self.place(index) {
+            self.writes.swap_remove(place);
+            if let Some(moved) = self.writes.get(place).map(|write| write.index) {
+                self.note(moved, place);
+            }
+        }
+    }
+
+    /// Whether the write of this entry is unanswered.
     pub(super) fn has(&self, index: u16, order: u64) -> bool {
-        self.0.iter().any(|write| write.index == index && write.order == order)
+        let write = self.place(index).and_then(|place| self.writes.get(place));
+        write.is_some_and(|write| write.order == order)
     }
 
     /// A write that was accepted before `order` and overlaps `request`, as its entry and its order.
     /// Replayed writes are compared with each other only: the caller's wait for the whole replay.
+    #[inline]
     pub(super) fn in_the_way(
         &self,
         is_replay: bool,
         (device, order): (usize, u64),
         request: &Request,
     ) -> Option<(u16, u64)> {
+        let start = request.offset_bytes;
+        let end = start.saturating_add(request.len_bytes);
         let overlaps = |write: &&Write| {
-            write.order < order
+            // Both at once: each of the two alone is true as often as not.
+            ((write.start < end) & (start < write.end))
+                && write.order < order
                 && write.device == device
                 && write.is_replay == is_replay
-                && write.request.overlaps(request)
         };
-        self.0.iter().find(overlaps).map(|write| (write.index, write.order))
+        self.writes.iter().find(overlaps).map(|write| (write.index, write.order))
     }
 }
 
@@ -77,7 +107,7 @@ mod tests {
             len_bytes: 512,
             fua: false,
         };
-        let mut writes = UnansweredWrites::new(4);
+        let mut writes = UnansweredWrites::new(8);
         writes.add(3, false, (0, 10), &at(0));
         writes.add(4, false, (0, 11), &at(512));
         writes.add(5, true, (0, 12), &at(1024));
