@@ -69,7 +69,9 @@ pub trait Link: Send {
     fn buffers(&mut self, to: LinkAddress, count: usize, buffers: &mut Vec<Buffer>);
 
     /// Sends all of `buffers`, in their order. A buffer without a destination, or with a frame of
-    /// no or too many bytes, is dropped and counted.
+    /// no or too many bytes, is dropped and counted. A peer that was just going to sleep may be
+    /// woken only by the next [`receive`](Self::receive) or [`arm`](Self::arm), one of which
+    /// follows soon.
     fn send(&mut self, now: Nanos, buffers: &mut Vec<Buffer>);
 
     /// Takes all of `buffers` back unsent.

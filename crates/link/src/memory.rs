@@ -27,6 +27,8 @@ use service::{Places, spawn_connector, spawn_listener};
 
 /// Receives after which sleeping peers are looked at, if none of them found nothing.
 const RING_INTERVAL: u32 = 64;
+/// Frames that are published together: half a cache line of a ring.
+const SEND_BATCH: usize = 4;
 const BROKEN: &str = "the peer broke the rules of the shared memory";
 const GONE: &str = "the peer has closed the link";
 const CONNECTING: &str = "no IOhost has answered at the socket yet";
@@ -57,6 +59,8 @@ pub struct MemoryLink {
     next: usize,
     down: &'static str,
     receives: u32,
+    /// Frames were published, and their receivers were not asked whether they sleep.
+    owes_wakes: bool,
     post: Arc<Post>,
     outbox: Vec<ToService>,
 }
@@ -117,6 +121,7 @@ impl MemoryLink {
                 receive_frames: options.receive_frames,
                 transmit_frames: options.transmit_frames,
                 fills_in_order: false,
+                batch_frames: SEND_BATCH,
                 mode: "shared memory",
             },
             stats: Arc::default(),
@@ -127,6 +132,7 @@ impl MemoryLink {
             next: 0,
             down: CONNECTING,
             receives: 0,
+            owes_wakes: false,
             post,
             outbox: Vec::new(),
         }
@@ -212,6 +218,7 @@ impl MemoryLink {
 
     /// Wakes peers that wait for what was published.
     fn ring_doorbells(&mut self) {
+        self.owes_wakes = false;
         let mut wakes = 0_u64;
         for place in &self.open {
             if let Some(Some(channel)) = self.channels.get_mut(usize::from(*place)) {
@@ -298,7 +305,7 @@ impl Link for MemoryLink {
         }
         self.receives = self.receives.wrapping_add(1);
         // A client that waits for its slots is woken although others keep this side busy.
-        if count == 0 || self.receives.is_multiple_of(RING_INTERVAL) {
+        if count == 0 || self.owes_wakes || self.receives.is_multiple_of(RING_INTERVAL) {
             self.ring_doorbells();
         }
     }
@@ -425,9 +432,12 @@ impl MemoryLink {
     fn publish_filled(&mut self, place: u16) {
         if let Some(channel) = self.channel(place) {
             channel.publish_filled();
-            if channel.ring() {
+            // A peer that sleeps is woken now. Whether it is just going to sleep is a question that
+            // has to wait for the caches, and is asked in the next receive.
+            if channel.seems_asleep() && channel.ring() {
                 self.stats.wakes.add(1);
             }
+            self.owes_wakes = true;
         }
         self.release(place);
     }

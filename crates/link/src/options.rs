@@ -15,6 +15,9 @@ pub const HEADER_BYTES_MAX: usize = 512;
 /// The most frames of a ring.
 pub const RING_FRAMES_MAX: usize = 1 << 15;
 
+/// [`Properties::batch_frames`] of links whose sends are system calls.
+pub(crate) const SEND_BATCH: usize = 32;
+
 /// Offset in a frame of the byte that names the receiver's link queue (docs/vrio.md, Header).
 pub const QUEUE_AT: usize = 27;
 /// The most queues of a link.
@@ -121,6 +124,9 @@ pub struct Properties {
     /// Whether receive buffers are filled in their order alone: then a frame that is kept for a
     /// whole round of the ring stops reception, and a slow consumer copies instead of keeping.
     pub fills_in_order: bool,
+    /// Frames to give to a send: many where a send is a system call, few where its cost is small,
+    /// because the receiver begins with the first ones while the sender makes the next.
+    pub batch_frames: usize,
     /// The mode of operation that the kernel granted, for reports.
     pub mode: &'static str,
 }

@@ -18,7 +18,7 @@ use sidecore_units::Nanos;
 
 use crate::frame::Pieces;
 use crate::interface::{DOWN, DOWN_INTERVAL, LOOK_INTERVAL};
-use crate::options::SlotShape;
+use crate::options::{SEND_BATCH, SlotShape};
 use crate::{
     Buffer, EthernetAddress, Frame, Link, LinkAddress, LinkError, LinkOptions, LinkQueue,
     LinkState, LinkStats, Properties, QUEUE_AT, interface,
@@ -123,6 +123,7 @@ impl PacketLink {
                 receive_frames: receiving.slots(),
                 transmit_frames: transmitting.slots(),
                 fills_in_order: true,
+                batch_frames: SEND_BATCH,
                 mode: "TPACKET_V2 rings",
             },
             stats: Arc::default(),

@@ -10,7 +10,7 @@ use sidecore_reactor::{Arm, EventFd};
 use sidecore_units::Nanos;
 
 use crate::frame::{Piece, Pieces};
-use crate::options::SlotShape;
+use crate::options::{SEND_BATCH, SlotShape};
 use crate::{
     Buffer, EthernetAddress, Frame, Link, LinkAddress, LinkError, LinkOptions, LinkState,
     LinkStats, Properties,
@@ -67,6 +67,7 @@ impl SimulatedLink {
                 receive_frames: options.receive_frames,
                 transmit_frames: options.transmit_frames,
                 fills_in_order: false,
+                batch_frames: SEND_BATCH,
                 mode: "simulated",
             },
             stats: Arc::default(),

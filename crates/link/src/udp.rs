@@ -13,7 +13,7 @@ use sidecore_reactor::{Arm, WakeSet};
 use sidecore_units::Nanos;
 
 use crate::frame::{Piece, Pieces};
-use crate::options::SlotShape;
+use crate::options::{SEND_BATCH, SlotShape};
 use crate::{
     Buffer, Frame, Link, LinkAddress, LinkError, LinkOptions, LinkQueue, LinkState, LinkStats,
     Properties, QUEUE_AT,
@@ -283,6 +283,7 @@ impl UdpLink {
                 receive_frames,
                 transmit_frames,
                 fills_in_order: false,
+                batch_frames: SEND_BATCH,
                 mode,
             },
             stats: Arc::default(),

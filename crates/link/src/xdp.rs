@@ -17,7 +17,7 @@ use sidecore_units::Nanos;
 
 use crate::frame::{PIECES_MAX, Piece, Pieces};
 use crate::interface::{DOWN, DOWN_INTERVAL, LOOK_INTERVAL};
-use crate::options::FRAME_BYTES_MIN;
+use crate::options::{FRAME_BYTES_MIN, SEND_BATCH};
 use crate::{
     Buffer, EthernetAddress, Frame, Link, LinkAddress, LinkError, LinkOptions, LinkQueue,
     LinkState, LinkStats, Properties, interface,
@@ -306,6 +306,7 @@ impl XdpLink {
                 receive_frames: link.receive_frames,
                 transmit_frames: link.transmit_frames,
                 fills_in_order: false,
+                batch_frames: SEND_BATCH,
                 mode: text(socket.mode()),
             },
             address,

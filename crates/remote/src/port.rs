@@ -12,7 +12,7 @@ use sidecore_vrio::wire::DATA_HEADER_BYTES;
 
 use crate::Peers;
 
-/// Frames that are lent, and sent, together.
+/// The most frames that are lent, or sent, together.
 const BATCH: usize = 32;
 
 /// Written behind a message, and in place of data that does not exist.
@@ -62,6 +62,13 @@ pub struct LinkPort<D> {
     lent: Vec<Buffer>,
     /// Frames to be sent.
     outgoing: Vec<Buffer>,
+    /// Frames that are sent together.
+    batch: usize,
+    /// Buffers to ask for at a time: as many as were used between the last two flushes, because a
+    /// buffer that rests here keeps another one, which no cache has, in use.
+    wanted: usize,
+    /// Frames since the last flush.
+    used: usize,
     /// A part of a frame as a list.
     list: Segments,
     /// A payload that is being sealed, or was opened.
@@ -122,6 +129,7 @@ impl<D: RequestData> LinkPort<D> {
         let properties = link.properties();
         let scratch = vec![0; properties.frame_bytes].into();
         let frames = properties.receive_frames;
+        let batch = properties.batch_frames.clamp(1, BATCH);
         Self {
             data,
             memory: link.memory().clone(),
@@ -134,6 +142,9 @@ impl<D: RequestData> LinkPort<D> {
             empty_for: LinkAddress::Peer(0),
             lent: Vec::with_capacity(BATCH),
             outgoing: Vec::with_capacity(BATCH),
+            batch,
+            wanted: 1,
+            used: 0,
             list: Segments::with_capacity(sidecore_link::PIECES_MAX.saturating_mul(2)),
             scratch,
             unsendable: 0,
@@ -219,6 +230,10 @@ impl<D: RequestData> LinkPort<D> {
         if !self.outgoing.is_empty() {
             self.link.send(now, &mut self.outgoing);
         }
+        if self.used > 0 {
+            self.wanted = self.used.min(BATCH);
+            self.used = 0;
+        }
     }
 
     /// See [`Link::arm`].
@@ -259,7 +274,7 @@ impl<D: RequestData> LinkPort<D> {
             self.empty_for = to;
         }
         if self.empty.is_empty() {
-            self.link.buffers(to, BATCH, &mut self.lent);
+            self.link.buffers(to, self.wanted, &mut self.lent);
             self.empty.extend(self.lent.drain(..).rev());
         }
         self.empty.pop()
@@ -361,7 +376,8 @@ impl<D: RequestData> Port for LinkPort<D> {
         }
         buffer.address(address, frame_bytes);
         self.outgoing.push(buffer);
-        if self.outgoing.len() >= BATCH {
+        self.used = self.used.saturating_add(1);
+        if self.outgoing.len() >= self.batch {
             self.link.send(self.now, &mut self.outgoing);
         }
         true

@@ -247,9 +247,9 @@ impl Channel {
 
     /// Lends buffers.
     pub fn lend(&mut self, count: usize, buffers: &mut Vec<Buffer>) -> Result<(), Violation> {
-        if self.outgoing.free.len() < count {
-            self.outgoing.reclaim()?;
-        }
+        // The slots that came back last are lent first: a ring that goes through all of its slots
+        // goes through megabytes, and finds none of them in a cache.
+        self.outgoing.reclaim()?;
         self.outgoing.starved = self.outgoing.free.len() < count;
         let len_bytes = u32::try_from(self.frame_bytes).unwrap_or(u32::MAX);
         for _ in 0..count {
@@ -289,6 +289,11 @@ impl Channel {
     /// it did.
     pub fn ring(&mut self) -> bool {
         std::mem::take(&mut self.doorbell.owed) && self.doorbell.ring()
+    }
+
+    /// Whether the peer sleeps, as far as this core has seen.
+    pub fn seems_asleep(&self) -> bool {
+        self.doorbell.seems_asleep()
     }
 
     pub fn set_asleep(&self, asleep: bool) {
@@ -373,6 +378,10 @@ impl Doorbell {
         flag.store(0, Ordering::Relaxed);
         self.signal.signal();
         true
+    }
+
+    fn seems_asleep(&self) -> bool {
+        self.sleeps.get(self.peer_flag).is_some_and(|flag| flag.load(Ordering::Relaxed) != 0)
     }
 
     fn set_asleep(&self, asleep: bool) {
