@@ -267,16 +267,18 @@ impl Experiment {
     }
 
     /// Starts this build's daemon with a configuration that `configuration` makes for the directory
-    /// of its files.
+    /// of its files, by a command that `prefix` is in front of.
     ///
     /// # Errors
     /// As [`Sidecored::start`].
     pub fn start_configured(
         &self,
         name: &str,
+        prefix: &[String],
         configuration: impl FnOnce(&Path) -> Result<String>,
     ) -> Result<Sidecored> {
-        Sidecored::start_configured(&self.daemon, self.run.path(), name, configuration)
+        let programs = (prefix, self.daemon.as_path());
+        Sidecored::start_configured(programs, self.run.path(), name, configuration)
     }
 
     /// Starts the daemon of `--against` in the same way, if the option is set.
@@ -286,11 +288,13 @@ impl Experiment {
     pub fn start_configured_before(
         &self,
         name: &str,
+        prefix: &[String],
         configuration: impl FnOnce(&Path) -> Result<String>,
     ) -> Result<Option<Sidecored>> {
         let Some(program) = &self.options.against else { return Ok(None) };
         let name = against::before(name);
-        Sidecored::start_configured(program, self.run.path(), &name, configuration).map(Some)
+        let programs = (prefix, program.as_path());
+        Sidecored::start_configured(programs, self.run.path(), &name, configuration).map(Some)
     }
 
     /// Starts the peer with its best settings, each of which is tried for `trial`.

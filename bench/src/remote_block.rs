@@ -13,6 +13,8 @@ mod handover;
 mod iohost;
 mod matrix;
 mod report;
+mod sealing;
+mod wire;
 
 use std::time::Duration;
 
@@ -101,9 +103,13 @@ const fn bound(case: &'static str, of: Of<'static>, limit: Limit) -> Bound<'stat
     Bound { case, of, limit }
 }
 
-const BOUNDS: [Bound<'static>; 9] = {
+const BOUNDS: [Bound<'static>; 19] = {
     const LATENCY: Of<'static> = Of::Ratio("latency_p50", LOCAL);
     const IOPS: Of<'static> = Of::Ratio("iops", LOCAL);
+    const FLOOR_LATENCY: Of<'static> = Of::FloorRatio("latency_p50");
+    const FLOOR_IOPS: Of<'static> = Of::FloorRatio("iops");
+    const SEALED_IOPS: Of<'static> = Of::Ratio("iops", PLAIN);
+    const SEALING: Of<'static> = Of::Ratio(sealing::METRIC, sealing::LIBRARY);
     const HANDOVER_LATENCY: Of<'static> = Of::Ratio("latency_p50", HANDOVER);
     const HANDOVER_IOPS: Of<'static> = Of::Ratio("iops", HANDOVER);
     [
@@ -116,6 +122,16 @@ const BOUNDS: [Bound<'static>; 9] = {
         bound("memory/null/randread/qd32", HANDOVER_IOPS, Limit::AtLeast(0.6)),
         bound("memory/null/randwrite/qd32", HANDOVER_IOPS, Limit::AtLeast(0.6)),
         bound("memory/null/randread/qd8/c16", Of::Ratio("iops", ONE_CLIENT), Limit::AtLeast(0.9)),
+        bound("packet/null/randread/qd1", FLOOR_LATENCY, Limit::AtMost(1.6)),
+        bound("packet/null/randwrite/qd1", FLOOR_LATENCY, Limit::AtMost(1.6)),
+        bound("packet/null/randread/qd32", FLOOR_IOPS, Limit::AtLeast(0.6)),
+        bound("packet/null/randwrite/qd32", FLOOR_IOPS, Limit::AtLeast(0.6)),
+        bound("xdp/null/randread/qd1", FLOOR_LATENCY, Limit::AtMost(1.6)),
+        bound("xdp/null/randread/qd32", FLOOR_IOPS, Limit::AtLeast(0.6)),
+        bound("packet/null/randread/qd32/aead", SEALED_IOPS, Limit::AtLeast(0.65)),
+        bound("packet/null/randwrite/qd32/aead", SEALED_IOPS, Limit::AtLeast(0.65)),
+        bound("packet/null/randread/qd1/aead", SEALING, Limit::AtMost(1.3)),
+        bound("packet/null/randwrite/qd1/aead", SEALING, Limit::AtMost(1.3)),
     ]
 };
 

@@ -120,18 +120,18 @@ impl Sidecored {
         controllers: &[Controller],
         devices: &[Device],
     ) -> Result<Self> {
-        Self::start_configured(program, directory, name, |directory| {
+        Self::start_configured((&[], program), directory, name, |directory| {
             configuration(directory, controllers, devices)
         })
     }
 
     /// As [`start`](Self::start), with the text of the configuration that `configuration` makes for
-    /// the directory of the daemon's files.
+    /// the directory of the daemon's files, and these words in front of the program.
     ///
     /// # Errors
     /// As [`start`](Self::start).
     pub fn start_configured(
-        program: &Path,
+        (prefix, program): (&[String], &Path),
         directory: &Path,
         name: &str,
         configuration: impl FnOnce(&Path) -> Result<String>,
@@ -141,8 +141,9 @@ impl Sidecored {
         std::fs::create_dir(&directory)?;
         let config = directory.join("sidecored.toml");
         std::fs::write(&config, configuration(&directory)?)?;
-        let command =
-            [program.display().to_string(), "--config".to_owned(), config.display().to_string()];
+        let mut command = prefix.to_vec();
+        let program = program.display().to_string();
+        command.extend([program, "--config".to_owned(), config.display().to_string()]);
         // The sidecore pins itself to its own core; the other threads, which have no work, run on
         // the client's.
         let mut process =
@@ -157,10 +158,10 @@ impl Sidecored {
         socket(&self.directory, device)
     }
 
-    /// The daemon's file of that name.
+    /// The directory of the daemon's files.
     #[must_use]
-    pub fn file(&self, name: &str) -> PathBuf {
-        self.directory.join(name)
+    pub fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// The socket of the control API.

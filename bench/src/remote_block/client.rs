@@ -51,6 +51,8 @@ struct Station {
 /// between runs.
 pub(super) struct Clients {
     stations: Vec<Station>,
+    /// The IOhost's address.
+    iohost: LinkAddress,
     /// The time of the clients at the end of the last run.
     now: Nanos,
 }
@@ -60,9 +62,13 @@ impl Clients {
     ///
     /// # Errors
     /// A client does not get its devices.
-    pub(super) fn new(links: Vec<(Identity, Box<dyn Link>)>, disks: &[Disk]) -> Result<Self> {
+    pub(super) fn new(
+        links: Vec<(Identity, Box<dyn Link>)>,
+        iohost: LinkAddress,
+        disks: &[Disk],
+    ) -> Result<Self> {
         let core = CoreContext::default();
-        let mut clients = Self { stations: Vec::new(), now: Nanos::ZERO };
+        let mut clients = Self { stations: Vec::new(), iohost, now: Nanos::ZERO };
         for (identity, link) in links {
             clients.connect(&core, identity, link, disks)?;
         }
@@ -80,8 +86,7 @@ impl Clients {
         // Another client of this process never had it.
         let life = u64::from(std::process::id()) << 32 | (self.stations.len() as u64 + 1);
         let client = ClientOptions { client: name.to_wire(), life, ..ClientOptions::default() };
-        let options =
-            SessionOptions { client, address: LinkAddress::Peer(0), idle: IdleMode::Poll };
+        let options = SessionOptions { client, address: self.iohost, idle: IdleMode::Poll };
         let open = |disk: &Disk| Opening::new(&iohost, &device_name(*disk, name.as_str()));
         let openings = disks.iter().map(open).collect::<Result<Vec<_>, _>>()?;
         let mut session = Session::new(core, &iohost, link, trust, &options)?;

@@ -11,6 +11,7 @@ use sidecore_units::Nanos;
 use sidecore_vrio::wire::DATA_HEADER_BYTES;
 
 use super::client::{BUDGET, Silence};
+use super::wire::{Cable, Wire};
 use crate::cores::{Gate, Gated};
 use crate::load::{Sample, Work};
 use crate::process::watched;
@@ -25,8 +26,7 @@ struct End {
 }
 
 impl End {
-    fn new(link: impl Link + 'static, peer: LinkAddress) -> Self {
-        let link = Box::new(link);
+    fn new(link: Box<dyn Link>, peer: LinkAddress) -> Self {
         Self { link, peer, frames: Vec::with_capacity(64), buffers: Vec::with_capacity(64) }
     }
 
@@ -55,18 +55,25 @@ pub(super) struct Exchange {
     client: End,
     /// `None` while it answers.
     host: Option<End>,
+    _cable: Option<Cable>,
 }
 
 impl Exchange {
-    /// Makes a link through shared memory.
+    /// Makes a link of this kind.
     ///
     /// # Errors
-    /// The machine has not enough memory.
-    pub(super) fn memory() -> Result<Self> {
-        let options = LinkOptions::new(DATA_HEADER_BYTES);
-        let (host, client) = MemoryLink::pair(&options, peer_event)?;
-        let peer = LinkAddress::Peer(0);
-        Ok(Self { client: End::new(client, peer), host: Some(End::new(host, peer)) })
+    /// The machine has not enough memory, or no virtual wires.
+    pub(super) fn new(wire: Wire) -> Result<Self> {
+        if wire == Wire::Memory {
+            let options = LinkOptions::new(DATA_HEADER_BYTES);
+            let (host, client) = MemoryLink::pair(&options, peer_event)?;
+            let end = |link| End::new(Box::new(link), LinkAddress::Peer(0));
+            return Ok(Self { client: end(client), host: Some(end(host)), _cable: None });
+        }
+        let cable = Cable::for_wire(wire)?;
+        let [(client, at), (host, hosts)] = wire.ends(&cable)?;
+        let (client, host) = (End::new(client, hosts), Some(End::new(host, at)));
+        Ok(Self { client, host, _cable: Some(cable) })
     }
 
     /// Exchanges the frames of `work`, whose data fit into one frame.

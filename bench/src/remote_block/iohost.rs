@@ -5,11 +5,10 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
-use sidecore_link::{Link, LinkDescription, LinkOptions, Medium, MemoryEnd, open};
 use sidecore_trust::{ClientName, ClientTrust, KeyDirectory};
-use sidecore_vrio::wire::DATA_HEADER_BYTES;
 
 use super::client::{Clients, Identity};
+use super::wire::{Cable, Wire};
 use crate::experiment::Experiment;
 use crate::sidecored::{self, Sidecored, Store};
 
@@ -40,9 +39,10 @@ impl Disk {
     }
 }
 
-/// The clients of an IOhost.
+/// The clients of an IOhost, and the link to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Setting {
+    pub(super) wire: Wire,
     pub(super) clients: u16,
     /// Whether frames are encrypted.
     pub(super) is_sealed: bool,
@@ -50,7 +50,9 @@ pub(super) struct Setting {
 
 impl Setting {
     /// One client that sends in clear.
-    pub(super) const PLAIN: Self = Self { clients: 1, is_sealed: false };
+    pub(super) const fn plain(wire: Wire) -> Self {
+        Self { wire, clients: 1, is_sealed: false }
+    }
 
     /// The disks of each client.
     pub(super) fn disks(self) -> &'static [Disk] {
@@ -59,7 +61,7 @@ impl Setting {
 
     fn name(self) -> String {
         let sealed = if self.is_sealed { "-sealed" } else { "" };
-        format!("iohost-{}{sealed}", self.clients)
+        format!("iohost-{}-{}{sealed}", self.wire.name(), self.clients)
     }
 
     fn client_names(self) -> Vec<String> {
@@ -80,6 +82,7 @@ pub(super) struct Iohost {
     /// Dropped first: the daemon sees its clients leave.
     pub(super) clients: Clients,
     pub(super) daemon: Sidecored,
+    _cable: Cable,
     pub(super) setting: Setting,
     pub(super) build: Build,
 }
@@ -100,22 +103,22 @@ impl Iohost {
             identities = invite(directory, setting)?;
             configuration(directory, setting, disk_bytes)
         };
-        let name = setting.name();
+        let (name, cable) = (setting.name(), Cable::for_wire(setting.wire)?);
+        let prefix = cable.prefix();
         let mut daemon = match build {
-            Build::This => experiment.start_configured(&name, configuration)?,
+            Build::This => experiment.start_configured(&name, &prefix, configuration)?,
             Build::Before => experiment
-                .start_configured_before(&name, configuration)?
+                .start_configured_before(&name, &prefix, configuration)?
                 .context("there is no other build")?,
         };
-        let socket = daemon.file(SOCKET);
-        let links = identities.into_iter().map(|identity| Ok((identity, connect(&socket)?)));
-        let clients = Clients::new(links.collect::<Result<_>>()?, setting.disks())?;
+        let (wire, directory) = (setting.wire, daemon.directory());
+        let link = |identity| Ok((identity, wire.client(&cable, directory)?));
+        let links = identities.into_iter().map(link).collect::<Result<_>>()?;
+        let clients = Clients::new(links, wire.iohost()?, setting.disks())?;
         daemon.process.freeze()?;
-        Ok(Self { clients, daemon, setting, build })
+        Ok(Self { clients, daemon, _cable: cable, setting, build })
     }
 }
-
-const SOCKET: &str = "wire.sock";
 
 /// Invites the clients, if they need a key.
 fn invite(directory: &Path, setting: Setting) -> Result<Vec<Identity>> {
@@ -136,8 +139,7 @@ fn invite(directory: &Path, setting: Setting) -> Result<Vec<Identity>> {
 fn configuration(directory: &Path, setting: Setting, disk_bytes: u64) -> Result<String> {
     let mut text = format!("key_directory = {:?}\n", directory.join("keys"));
     text.push_str(&sidecored::head(directory));
-    writeln!(text, "[[link]]\nname = \"wire\"\ntype = \"memory\"")?;
-    writeln!(text, "socket = {:?}", directory.join(SOCKET))?;
+    text.push_str(&setting.wire.configuration(directory)?);
     for disk in setting.disks() {
         sidecored::write_store(&mut text, disk.name(), &disk.store(disk_bytes))?;
     }
@@ -157,11 +159,4 @@ fn configuration(directory: &Path, setting: Setting, disk_bytes: u64) -> Result<
 /// The name of a client's device.
 pub(super) fn device_name(disk: Disk, client: &str) -> String {
     format!("{}-{client}", disk.name())
-}
-
-/// Opens the client's end of the link.
-fn connect(socket: &Path) -> Result<Box<dyn Link>> {
-    let medium = Medium::Memory { path: socket.to_owned(), end: MemoryEnd::Connect };
-    let options = LinkOptions::new(DATA_HEADER_BYTES);
-    open(&LinkDescription { medium, queues: 1, options })?.pop().context("a link without queues")
 }

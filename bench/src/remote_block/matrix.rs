@@ -6,17 +6,19 @@ use sidecore_driver::{BlkClient, ClientOptions};
 
 use super::exchange::Exchange;
 use super::iohost::{Build, Disk, Iohost, Setting};
-use super::{Bench, CLIENTS, HANDOVER, LOCAL, ONE_CLIENT, PLAIN, handover};
+use super::wire::Wire;
+use super::{Bench, CLIENTS, HANDOVER, LOCAL, ONE_CLIENT, PLAIN, handover, sealing};
 use crate::against;
-use crate::load::{self, BLOCK_BYTES, Work};
+use crate::cores::Gated;
+use crate::load::{self, BLOCK_BYTES, Sample, Work};
 use crate::record::{FLOOR, OURS};
+use crate::rounds::Pairs;
 use crate::runs::{
     IOPS, LATENCY_MAX, LATENCY_MEAN, LATENCY_P50, LATENCY_P99, LATENCY_P999, Metric, Runs,
     record_ratios,
 };
 use crate::sidecored::{Device, Sidecored};
 
-const LINK: &str = "memory";
 const DEPTHS: [u16; 3] = [1, 32, 128];
 /// The longest requests are fewer: their data are larger than the caches.
 const LONG_DEPTHS: [u16; 2] = [1, 32];
@@ -45,7 +47,8 @@ impl Case {
             LONG_BYTES => "64k",
             _ => "",
         };
-        let mut name = format!("{LINK}/{}/{operation}{size}/qd{}", disk.name(), work.depth);
+        let (wire, disk) = (setting.wire.name(), disk.name());
+        let mut name = format!("{wire}/{disk}/{operation}{size}/qd{}", work.depth);
         if setting.clients > 1 {
             name.push_str(&format!("/c{}", setting.clients));
         }
@@ -68,16 +71,19 @@ impl Case {
             return kinds;
         }
         let mut add = |name: &str, kind| kinds.push((name.to_owned(), kind));
-        if self.setting != Setting::PLAIN {
+        let (wire, plain) = (self.setting.wire, Setting::plain(self.setting.wire));
+        if self.setting != plain {
             let name = if self.setting.is_sealed { PLAIN } else { ONE_CLIENT };
-            add(name, Kind::Remote(Build::This, Setting::PLAIN));
+            add(name, Kind::Remote(Build::This, plain));
             return kinds;
         }
-        add(LOCAL, Kind::Local);
+        if wire == Wire::Memory {
+            add(LOCAL, Kind::Local);
+        }
         if self.disk == Disk::Null && self.work.bytes != LONG_BYTES {
             add(FLOOR, Kind::Exchange);
         }
-        if self.disk == Disk::Null && self.work.bytes == BLOCK_BYTES {
+        if wire == Wire::Memory && self.disk == Disk::Null && self.work.bytes == BLOCK_BYTES {
             add(HANDOVER, Kind::Handover);
         }
         kinds
@@ -91,7 +97,7 @@ enum Kind {
     Remote(Build, Setting),
     /// The same store as a local disk.
     Local,
-    /// The link alone.
+    /// The link alone. Of those over a virtual wire, the faster one of packet sockets and AF_XDP.
     Exchange,
     /// The data alone.
     Handover,
@@ -102,18 +108,28 @@ struct Systems {
     iohosts: Vec<Iohost>,
     local: Sidecored,
     disks: Vec<(Disk, BlkClient)>,
-    exchange: Exchange,
+    exchanges: Vec<(Wire, Exchange)>,
 }
 
 impl Bench {
     pub(super) fn measure(&mut self) -> Result<()> {
-        let cases: Vec<Case> =
-            self.cases().into_iter().filter(|case| self.options.wants(&case.name())).collect();
+        let mut cases = self.cases();
+        cases.retain(|case| self.options.wants(&case.name()));
         if cases.is_empty() {
             return Ok(());
         }
         let builds = self.options.programs.common.against.is_some();
-        let mut systems = self.start(&cases, builds)?;
+        let mut exchanges = Vec::new();
+        for wire in Wire::ALL {
+            match Exchange::new(wire) {
+                Ok(exchange) => exchanges.push((wire, exchange)),
+                Err(error) => {
+                    eprintln!("  without {}: {error:#}", wire.name());
+                    cases.retain(|case| case.setting.wire != wire);
+                }
+            }
+        }
+        let mut systems = self.start(&cases, builds, exchanges)?;
         for case in cases {
             self.case(&case, builds, &mut systems)?;
         }
@@ -137,22 +153,31 @@ impl Bench {
                 cases.push(Case { disk, setting, work });
             }
         };
-        for bytes in [SMALL_BYTES, BLOCK_BYTES] {
-            DEPTHS.into_iter().for_each(|depth| add(Disk::Null, Setting::PLAIN, bytes, depth));
+        for wire in Wire::ALL {
+            let plain = Setting::plain(wire);
+            for bytes in [SMALL_BYTES, BLOCK_BYTES] {
+                DEPTHS.into_iter().for_each(|depth| add(Disk::Null, plain, bytes, depth));
+            }
+            for depth in LONG_DEPTHS {
+                add(Disk::Null, plain, LONG_BYTES, depth);
+                add(Disk::Null, Setting { is_sealed: true, ..plain }, BLOCK_BYTES, depth);
+            }
         }
-        for depth in LONG_DEPTHS {
-            add(Disk::Null, Setting::PLAIN, LONG_BYTES, depth);
-            add(Disk::Ram, Setting::PLAIN, BLOCK_BYTES, depth);
-            add(Disk::Null, Setting { clients: 1, is_sealed: true }, BLOCK_BYTES, depth);
-        }
-        let several = Setting { clients: CLIENTS, is_sealed: false };
+        let plain = Setting::plain(Wire::Memory);
+        LONG_DEPTHS.into_iter().for_each(|depth| add(Disk::Ram, plain, BLOCK_BYTES, depth));
+        let several = Setting { clients: CLIENTS, ..plain };
         add(Disk::Null, several, SMALL_BYTES, SHARED_DEPTH);
         add(Disk::Null, several, BLOCK_BYTES, SHARED_DEPTH);
         cases
     }
 
     /// Starts what the cases need.
-    fn start(&self, cases: &[Case], builds: bool) -> Result<Systems> {
+    fn start(
+        &self,
+        cases: &[Case],
+        builds: bool,
+        exchanges: Vec<(Wire, Exchange)>,
+    ) -> Result<Systems> {
         let bytes = self.plan.disk_bytes;
         let mut iohosts: Vec<Iohost> = Vec::new();
         let all = cases.iter().flat_map(|case| case.kinds(builds));
@@ -176,7 +201,7 @@ impl Bench {
         };
         let disks = Disk::ALL.into_iter().map(connect).collect::<Result<_>>()?;
         local.process.freeze()?;
-        Ok(Systems { iohosts, local, disks, exchange: Exchange::memory()? })
+        Ok(Systems { iohosts, local, disks, exchanges })
     }
 
     fn case(&mut self, case: &Case, builds: bool, systems: &mut Systems) -> Result<()> {
@@ -201,17 +226,15 @@ impl Bench {
                 let is_alone = case.work.depth == 1;
                 let records = &mut self.experiment.records;
                 record_ratios(records, &name, &case.work, is_alone, *ours, *peer);
+                if is_alone && peer.0 == PLAIN {
+                    self.sealing(&name, case, ours.1, peer.1)?;
+                }
             }
         }
         Ok(())
     }
 
-    fn round(
-        &mut self,
-        case: &Case,
-        kind: Kind,
-        systems: &mut Systems,
-    ) -> Result<crate::cores::Gated<load::Sample>> {
+    fn round(&mut self, case: &Case, kind: Kind, systems: &mut Systems) -> Result<Gated<Sample>> {
         let (warm_up, work) = (self.plan.warm_up, case.work);
         let clock = self.experiment.clock.clone();
         match kind {
@@ -232,9 +255,47 @@ impl Bench {
                 };
                 self.experiment.round(&mut systems.local.process, warm_up, &work, load)
             }
-            Kind::Exchange => systems.exchange.run(&mut self.experiment.gate, &work, &clock),
+            Kind::Exchange => self.exchange(case, systems, &clock),
             Kind::Handover => handover::run(&mut self.experiment.gate, &work, &clock),
         }
+    }
+
+    /// Exchanges the frames of a case through the bare link.
+    fn exchange(
+        &mut self,
+        case: &Case,
+        systems: &mut Systems,
+        clock: &Clock,
+    ) -> Result<Gated<Sample>> {
+        let is_memory = case.setting.wire == Wire::Memory;
+        let is_floor = |wire: &Wire| match wire {
+            Wire::Memory => is_memory,
+            Wire::Packet | Wire::Xdp => !is_memory,
+            Wire::Udp => false,
+        };
+        let mut best: Option<Gated<Sample>> = None;
+        for (_, exchange) in systems.exchanges.iter_mut().filter(|(wire, _)| is_floor(wire)) {
+            let run = exchange.run(&mut self.experiment.gate, &case.work, clock)?;
+            if best.as_ref().is_none_or(|best| best.result.iops < run.result.iops) {
+                best = Some(run);
+            }
+        }
+        best.context("no link to exchange frames through")
+    }
+
+    /// Compares the time that seals take with the library's own.
+    fn sealing(&mut self, name: &str, case: &Case, sealed: &Runs, plain: &Runs) -> Result<()> {
+        let mut pairs = Pairs::default();
+        for (sealed, plain) in sealed.all().iter().zip(plain.all()) {
+            let library_ns = sealing::library_ns(&case.work, self.plan.warm_up)?;
+            let added_ns = sealed.result.latency_p50_ns - plain.result.latency_p50_ns;
+            pairs.add(added_ns, library_ns, sealed.counts() && plain.counts());
+        }
+        let (ratio, params) = pairs.settle(self.experiment.params());
+        let records = &mut self.experiment.records;
+        records.ratio(name, sealing::METRIC, OURS, sealing::LIBRARY, ratio, params);
+        eprintln!("  {name:<32}  seals take {ratio:.2} of the library's time");
+        Ok(())
     }
 
     fn record(&mut self, name: &str, case: &Case, systems: &[(&str, &Runs)]) {
