@@ -214,7 +214,16 @@ fn iohosts(iohosts: &[IohostReport]) -> String {
 }
 
 fn devices(iohosts: &[IohostReport], now: SystemTime) -> String {
-    let mut table = Table::new(&["STORE", "DEVICE", "STATE", ">SINCE", ">SIZE", "EPOCH"]);
+    let mut table = Table::new(&[
+        "STORE",
+        "DEVICE",
+        "STATE",
+        ">SINCE",
+        ">SIZE",
+        ">IN-FLIGHT",
+        ">UNFLUSHED",
+        "EPOCH",
+    ]);
     let mut notes = String::new();
     for device in iohosts.iter().flat_map(|iohost| &iohost.devices) {
         let since = ago(device.since_unix_s, now);
@@ -227,6 +236,8 @@ fn devices(iohosts: &[IohostReport], now: SystemTime) -> String {
             if device.ready { "ready" } else { "waiting" }.to_owned(),
             since,
             size::show(device.capacity_bytes),
+            device.in_flight.to_string(),
+            device.kept_writes.to_string(),
             device.epoch.clone().unwrap_or_default(),
         ]);
     }

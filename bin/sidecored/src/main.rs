@@ -25,6 +25,9 @@ const BAD_CONFIG: u8 = 2;
 /// The exit code after a later signal, which ended the daemon before the end in order.
 const ABORTED: u8 = 3;
 
+/// The exit code after an end in which an IOhost was away, and requests or writes were given up.
+const GAVE_UP: u8 = 4;
+
 /// Serves disks to virtual machines over vhost-user and vfio-user sockets, from polling sidecores.
 #[derive(Parser)]
 #[command(name = "sidecored", version, after_help = AFTER_HELP)]
@@ -41,7 +44,8 @@ standard output. The log goes to the standard error.
 
 SIGTERM and SIGINT end the daemon in order: no more connections, queues stopped when what is in \
 flight is done, volumes' metadata written, files flushed, sockets removed. Signals within two \
-seconds of the first mean the same; a later signal ends the daemon at once.
+seconds of the first mean the same; a later signal ends the daemon at once. While an IOhost is \
+away, the end waits five seconds for the requests and unflushed writes of its devices.
 
 Environment:
   RUST_LOG   how much to log: error, warn, info (the default), debug; or by part, as in \
@@ -54,6 +58,7 @@ Exit codes:
   1  could not start, or could not go on
   2  the configuration or the command line is wrong; nothing was started
   3  ended at once by a later signal
+  4  ended by a signal while an IOhost was away: the log names what was given up
 
 Examples:
   sidecore check disks.toml              list the faults of a configuration
@@ -149,11 +154,12 @@ fn run(config: &Config, mut service: Service) -> Result<ExitCode> {
     }
     tracing::info!("draining");
     service.stopping();
+    let drained = Arc::clone(&assembly);
     let drain = std::thread::spawn(move || {
         if service.keeps() {
-            service.export(assembly.hand_over());
+            service.export(drained.hand_over());
         } else {
-            assembly.drain();
+            drained.drain();
         }
         let _ = events.send(Event::Drained);
     });
@@ -167,6 +173,10 @@ fn run(config: &Config, mut service: Service) -> Result<ExitCode> {
     }
     let _ = drain.join();
     drop(api);
+    if !assembly.given_up().is_empty() {
+        tracing::error!("ended without an IOhost that is away");
+        return Ok(ExitCode::from(GAVE_UP));
+    }
     tracing::info!("ended in order");
     Ok(ExitCode::SUCCESS)
 }

@@ -212,6 +212,69 @@ fn a_daemon_whose_vmms_wait_for_an_iohost_ends_at_once() {
     assert!(matches!(vmm.read(&mut [0; 1]), Ok(0) | Err(_)));
 }
 
+/// A signal to a VMhost whose IOhost was killed, with writes and requests as named.
+fn ends_without_its_iohost(flushes: bool, asks: bool) -> (Option<i32>, String) {
+    let shared = shared();
+    let mut iohost = start(&iohost(shared.path(), ""));
+    let mut vmhost = start(&vmhost(shared.path(), ""));
+    let mut guest = guest(&vmhost);
+    let queue = guest.queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    write(queue, slot, 1, 0);
+    if flushes {
+        queue.submit_flush(slot).unwrap();
+        assert_eq!(complete(queue).status, Status::Ok);
+    }
+    iohost.child.signal(Signal::KILL).unwrap();
+    iohost.child.wait_for_end(SOON).unwrap();
+    if asks {
+        queue.submit_read(slot, Sector(0), WRITE_BYTES).unwrap();
+        queue.publish().unwrap();
+    }
+    remote(&vmhost, |report| {
+        let devices = report.iohosts.iter().flat_map(|iohost| &iohost.devices);
+        devices.clone().all(|device| !device.ready)
+            && devices.map(|device| device.in_flight).sum::<u64>() == u64::from(asks)
+    });
+    vmhost.signal(Signal::TERM);
+    let (status, complaint) = vmhost.wait();
+    (status.code(), complaint)
+}
+
+#[test]
+fn a_vmhost_without_its_iohost_ends_by_one_signal_and_says_what_is_lost() {
+    let (code, log) = ends_without_its_iohost(true, false);
+    assert_eq!(code, Some(0), "nothing was to be lost: {log}");
+    let (code, log) = ends_without_its_iohost(false, false);
+    let lost = "0 requests have no answer, and 1 answered writes are covered by no flush";
+    assert!(code == Some(4) && log.contains(lost), "{code:?} {log}");
+    let (code, log) = ends_without_its_iohost(true, true);
+    let lost = "1 requests have no answer, and 0 answered writes are covered by no flush";
+    assert!(code == Some(4) && log.contains(lost), "{code:?} {log}");
+    assert!(log.contains("after 5 s the daemon ends without them"), "{log}");
+}
+
+#[test]
+fn a_vmhost_that_is_told_to_end_waits_for_an_iohost_that_comes_back() {
+    let shared = shared();
+    let config = iohost(shared.path(), "");
+    let mut iohost = start(&config);
+    let mut vmhost = start(&vmhost(shared.path(), ""));
+    let mut guest = guest(&vmhost);
+    let queue = guest.queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    write(queue, slot, 1, 0);
+    iohost.child.signal(Signal::KILL).unwrap();
+    iohost.child.wait_for_end(SOON).unwrap();
+    remote(&vmhost, |report| report.iohosts.iter().any(|iohost| iohost.state == "away"));
+    vmhost.signal(Signal::TERM);
+    let iohost = start(&config);
+    let (status, log) = vmhost.wait();
+    assert!(status.success() && log.contains("flushed"), "{status} {log}");
+    remote(&iohost, |report| report.clients.iter().any(|it| it.counts.requests >= 2));
+    end(iohost);
+}
+
 #[test]
 fn an_iohost_that_is_killed_and_comes_back_loses_no_answered_write() {
     let shared = shared();

@@ -1,5 +1,7 @@
 //! The running graph: started from its specification, changed, reported and drained.
 
+mod end;
+
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use sidecore_linux::Clock;
@@ -12,7 +14,8 @@ use crate::disk::Disk;
 use crate::graph::{Graph, Lists, Occasion, listen_early, lock, open_alone, serve_created};
 use crate::left::LeftDevice;
 use crate::operation::OperationError;
-use crate::plan::{Verb, bottom, check, find_store, may_not_answer, plan};
+use crate::plan::{bottom, check, find_store, may_not_answer};
+use crate::remote::GivenUp;
 use crate::report::{
     ClosedControllerReport, DeviceReport, DeviceState, RemoteReport, SidecoreReport, Stats,
 };
@@ -26,6 +29,8 @@ pub struct Assembly {
     sidecores: Vec<Sidecore>,
     lists: Lists,
     graph: Arc<Mutex<Graph>>,
+    /// Filled at the end.
+    given_up: Mutex<Vec<GivenUp>>,
 }
 
 impl Assembly {
@@ -54,7 +59,9 @@ impl Assembly {
         let clock = Clock::new();
         let (started_at, lists) = (clock.now(), Lists::new(&clock, spec));
         let graph = Graph::new(clock.clone(), lists.clone());
-        let mut assembly = Self { clock, started_at, sidecores: Vec::new(), lists, graph };
+        let given_up = Mutex::default();
+        let mut assembly =
+            Self { clock, started_at, sidecores: Vec::new(), lists, graph, given_up };
         assembly.graph().left.append(left);
         if let Err(error) = assembly.come_up(spec) {
             left.append(&mut assembly.graph().left);
@@ -264,72 +271,6 @@ impl Assembly {
         }
         tracing::warn!(device = name, "the operator accepts the loss of answered writes");
         Ok(())
-    }
-
-    /// Ends the assembly in order: closes connections, stops queues when their requests in flight
-    /// are done, writes controllers' metadata, flushes files, and ends sidecores. Reports are
-    /// answered meanwhile and afterwards. The second call does nothing.
-    pub fn drain(&self) {
-        let left = self.end(|disk| {
-            disk.stop();
-            None
-        });
-        left.into_iter().for_each(LeftDevice::disconnect);
-    }
-
-    /// Ends the assembly as [`Assembly::drain`] does, and exports the connected VMMs for another
-    /// process. A device on a store in memory is not exported: its contents end with this process.
-    #[must_use]
-    pub fn hand_over(&self) -> Vec<LeftDevice> {
-        self.end(Disk::hand_over)
-    }
-
-    fn end(&self, stop: impl Fn(&Disk) -> Option<LeftDevice> + Sync) -> Vec<LeftDevice> {
-        let mut left = self.end_graph(stop);
-        // Clients of an earlier daemon that were not resumed: the next daemon may resume them.
-        left.append(&mut self.graph().left);
-        self.lists.remote.end();
-        // A change that a host has requested may have waited for the graph, and finds it ended.
-        self.lists.subsystems.end();
-        left
-    }
-
-    fn end_graph(&self, stop: impl Fn(&Disk) -> Option<LeftDevice> + Sync) -> Vec<LeftDevice> {
-        let mut actions = {
-            let mut graph = self.graph();
-            if std::mem::replace(&mut graph.ends, true) {
-                return Vec::new();
-            }
-            plan(&graph.now(), &Spec::default())
-        };
-        // Drained devices stay in the reports.
-        actions.retain(|action| action.verb != Verb::StopDevice);
-        // The graph is not locked meanwhile: a request of a host, which its function waits for, may
-        // wait for the graph. Devices stop side by side, because each waits for the requests of its
-        // own guest.
-        let disks = self.lists.all_disks();
-        let left: Vec<LeftDevice> = std::thread::scope(|scope| {
-            let stop = &stop;
-            let threads: Vec<_> =
-                disks.iter().map(|disk| scope.spawn(move || stop(disk))).collect();
-            threads.into_iter().filter_map(|thread| thread.join().ok().flatten()).collect()
-        });
-        let mut graph = self.graph();
-        graph.close_devices();
-        // These actions only stop and close, which cannot fail.
-        let unflushed = graph.apply(&actions, &Spec::default(), Occasion::Late).unwrap_or_default();
-        let (lost, left): (Vec<_>, Vec<_>) = left.into_iter().partition(|left| {
-            let disk = disks.iter().find(|disk| disk.spec.name == left.name);
-            disk.is_none_or(|disk| graph.has_lost_writes(disk.configured(), &unflushed))
-        });
-        for left in lost {
-            tracing::error!(
-                device = left.name,
-                "the guest loses the device, because its last writes may be lost"
-            );
-            left.disconnect();
-        }
-        left
     }
 
     /// Reads all counters.

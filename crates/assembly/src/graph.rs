@@ -4,7 +4,7 @@ mod listen;
 mod open;
 mod serve;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -134,6 +134,8 @@ pub(crate) struct Graph {
     pub(crate) receiver: Option<Receiver<Opened>>,
     /// The number of stores and controllers that are being opened.
     pub(crate) in_flight: usize,
+    /// Stores that the end of the assembly has flushed.
+    pub(crate) flushed: BTreeSet<String>,
     /// Whether the assembly is drained or being drained. Then no change begins.
     pub(crate) ends: bool,
 }
@@ -157,6 +159,7 @@ impl Graph {
                 opened,
                 receiver: Some(receiver),
                 in_flight: 0,
+                flushed: BTreeSet::new(),
                 ends: false,
             })
         })
@@ -289,8 +292,9 @@ impl Graph {
             match group[0].verb {
                 Verb::StopDevice => names.iter().for_each(|name| self.stop_device(name)),
                 Verb::CloseStore => {
-                    let remote = &self.lists.remote;
-                    unflushed.extend(self.stores.close(&names, |name| remote.is_ready(name)));
+                    let (remote, flushed) = (&self.lists.remote, &self.flushed);
+                    let can_flush = |name: &str| !flushed.contains(name) && remote.is_ready(name);
+                    unflushed.extend(self.stores.close(&names, can_flush));
                     names.iter().for_each(|name| remote.close_store(name));
                 }
                 Verb::CloseController => self.lists.controllers.shutdown(&names),
@@ -562,12 +566,16 @@ impl Graph {
         self.come_to(&next, Occasion::Late).unwrap_or_default()
     }
 
-    /// Drops the users of stores, controllers and sidecores, so that the plan can stop those.
-    pub(crate) fn close_devices(&mut self) {
+    /// Drops the users of stores, controllers and sidecores, so that the plan can stop those. The
+    /// devices in `stuck` keep theirs.
+    pub(crate) fn close_devices(&mut self, stuck: &[Arc<Disk>]) {
         self.listening.clear();
-        self.lists.all_disks().iter().for_each(|disk| disk.close());
-        self.nvme = None;
-        self.service = None;
+        let is_stuck = |disk: &Arc<Disk>| stuck.iter().any(|stuck| Arc::ptr_eq(stuck, disk));
+        self.lists.all_disks().iter().filter(|disk| !is_stuck(disk)).for_each(|disk| disk.close());
+        if stuck.is_empty() {
+            self.nvme = None;
+            self.service = None;
+        }
     }
 
     /// Whether writes to a device's store, or to the store of its controller, may be lost.

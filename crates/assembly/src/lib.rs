@@ -70,3 +70,4 @@ pub use error::AssemblyError;
 pub use left::LeftDevice;
 pub use operation::{ErrorKind, OperationError};
 pub use plan::dry_run;
+pub use remote::GivenUp;

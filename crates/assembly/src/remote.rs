@@ -1,5 +1,6 @@
 //! Links, clients of this host, and IOhosts that this host is a client of.
 
+mod away;
 mod hosting;
 mod link;
 mod status;
@@ -21,6 +22,8 @@ use crate::AssemblyError;
 use crate::operation::{ErrorKind, OperationError};
 use crate::report::RemoteReport;
 use crate::spec::{ClientSpec, IohostSpec, LinkSpec, RemoteSpec};
+pub use away::GivenUp;
+pub(crate) use away::remote_below;
 use hosting::{Loads, OpenLink, ServedClient};
 use status::Watch;
 use using::{OpeningDevice, UsedIohost};

@@ -53,6 +53,16 @@ impl Stores {
         }
     }
 
+    /// The open stores that are devices of IOhosts, by their names.
+    pub(crate) fn remote(&self) -> impl Iterator<Item = (String, Arc<dyn BlockDevice>)> {
+        self.0.values().filter_map(|(spec, progress)| match progress {
+            Progress::Open(store) if spec.kind.remote().is_some() => {
+                Some((spec.name.clone(), Arc::clone(store)))
+            }
+            _ => None,
+        })
+    }
+
     /// The reason for which a store was refused.
     pub(crate) fn refusal(&self, name: &str) -> Option<&str> {
         match self.0.get(name) {

@@ -358,6 +358,14 @@ impl<H: ClientHandshake> Client<H> {
         self.is_connected() && found.is_some_and(|device| device.is_attached)
     }
 
+    /// Answered writes of an opened device that no answered flush covers. They are kept here, for
+    /// an IOhost that restarts.
+    #[must_use]
+    pub fn kept_writes(&self, device: u16) -> u64 {
+        let found = self.core.devices.get(usize::from(device));
+        found.map_or(0, |device| device.log.end().saturating_sub(device.log.base()))
+    }
+
     /// The difference for which a device is not attached that the IOhost has: it is another one
     /// than the device that was attached first, and its user could not tell.
     #[must_use]

@@ -8,17 +8,19 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use sidecore_link::{LinkCounts, LinkState};
-use sidecore_remote::client::SessionReport;
+use sidecore_remote::client::{OpenedReport, SessionReport};
 use sidecore_remote::export::ExportStatus;
 use sidecore_telemetry::{CounterSet as _, Counts as _};
 use sidecore_units::Nanos;
 use sidecore_vrio::VrioCounts;
 
-use super::using::UsedIohost;
+use super::link::Granted;
+use super::using::{UsedDevice, UsedIohost};
 use super::{Parts, Remote, unix_s};
 use crate::report::{
     ClientReport, ExportReport, IohostReport, LinkReport, RemoteDeviceReport, RemoteReport,
 };
+use crate::spec::LinkSpec;
 
 /// The time between two reports. A report wakes the sidecores of links.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -159,6 +161,12 @@ impl History {
         self.exports.iter().filter(move |((name, _), _)| name == link).map(|(_, status)| status)
     }
 
+    /// A device of an IOhost, as of the session that has it.
+    fn opened(&self, iohost: &str, device: &UsedDevice) -> Option<&OpenedReport> {
+        let session = self.sessions.get(&(iohost.to_owned(), device.session))?;
+        session.opened.iter().find(|opened| opened.device == device.device)
+    }
+
     fn sessions_of<'a>(&'a self, iohost: &'a str) -> impl Iterator<Item = &'a SessionReport> {
         self.sessions.iter().filter(move |((name, _), _)| name == iohost).map(|(_, report)| report)
     }
@@ -174,46 +182,52 @@ fn state_word(state: LinkState) -> (&'static str, Option<String>) {
 
 fn links(parts: &Parts, history: &mut History) -> Vec<LinkReport> {
     let mut reports = Vec::new();
-    for (name, link) in &parts.links {
+    for link in parts.links.values() {
         let mut counts = LinkCounts::default();
-        let mut state = ("opening", None);
-        for status in history.exports_of(name) {
+        let mut state = None;
+        for status in history.exports_of(&link.spec.name) {
             counts.add(&status.link_counts);
-            state = state_word(status.link);
+            state = worse(state, status.link);
         }
-        history.note("link", name, state.0);
-        reports.push(LinkReport {
-            name: name.clone(),
-            link_type: link.spec.kind.word().to_owned(),
-            mode: link.granted.mode.clone(),
-            address: link.granted.address.clone(),
-            frame_bytes: link.granted.frame_bytes,
-            state: state.0.to_owned(),
-            reason: state.1,
-            sidecores: link.spec.sidecores.clone(),
-            dropped: counts.dropped(),
-            counts,
-        });
+        reports.push(link_report(history, (&link.spec, &link.granted), state, counts));
     }
     for used in parts.iohosts.values() {
         let mut counts = LinkCounts::default();
         for stats in used.sessions.iter().filter_map(|(iohost, _)| iohost.link_stats()) {
             stats.add_to(&mut counts);
         }
-        reports.push(LinkReport {
-            name: used.link.name.clone(),
-            link_type: used.link.kind.word().to_owned(),
-            mode: used.granted.mode.clone(),
-            address: used.granted.address.clone(),
-            frame_bytes: used.granted.frame_bytes,
-            state: "up".to_owned(),
-            reason: None,
-            sidecores: used.link.sidecores.clone(),
-            dropped: counts.dropped(),
-            counts,
-        });
+        let sessions = history.sessions_of(&used.spec.name);
+        let state = sessions.fold(None, |state, session| worse(state, session.link));
+        reports.push(link_report(history, (&used.link, &used.granted), state, counts));
     }
     reports
+}
+
+/// The state of a link of which one queue is in this state: that of the queue which is worst off.
+fn worse(state: Option<LinkState>, queue: LinkState) -> Option<LinkState> {
+    Some(state.filter(|state| *state != LinkState::Up).unwrap_or(queue))
+}
+
+fn link_report(
+    history: &mut History,
+    (spec, granted): (&LinkSpec, &Granted),
+    state: Option<LinkState>,
+    counts: LinkCounts,
+) -> LinkReport {
+    let (state, reason) = state.map_or(("opening", None), state_word);
+    history.note("link", &spec.name, state);
+    LinkReport {
+        name: spec.name.clone(),
+        link_type: spec.kind.word().to_owned(),
+        mode: granted.mode.clone(),
+        address: granted.address.clone(),
+        frame_bytes: granted.frame_bytes,
+        state: state.to_owned(),
+        reason,
+        sidecores: spec.sidecores.clone(),
+        dropped: counts.dropped(),
+        counts,
+    }
 }
 
 fn clients(parts: &Parts, history: &mut History) -> Vec<ClientReport> {
@@ -313,14 +327,17 @@ fn iohost(used: &UsedIohost, history: &mut History, now: Nanos) -> IohostReport 
     .to_owned();
     report.counts = counts;
     report.since_unix_s = history.note("iohost", name, &report.state);
-    for (store, used) in &used.stores {
-        let status = used.canceller.status();
+    for (store, device) in &used.stores {
+        let status = device.canceller.status();
+        let opened = history.opened(name, device).cloned();
         let waited = status.waiting.map(|waiting| now.since(waiting.since).0 / 1_000_000_000);
         let state = if waited.is_some() { "waiting" } else { "ready" };
         let changed = history.note("remote device", store, state);
         report.devices.push(RemoteDeviceReport {
             store: store.clone(),
-            device: used.device.clone(),
+            device: device.device.clone(),
+            in_flight: opened.as_ref().map_or(0, |opened| opened.in_flight as u64),
+            kept_writes: opened.map_or(0, |opened| opened.kept_writes),
             ready: status.waiting.is_none() && status.entry.is_some(),
             waits_for: status.waiting.map(|waiting| waiting.waits_for.to_string()),
             since_unix_s: waited.map_or(changed, |waited| unix_s().saturating_sub(waited)),

@@ -34,7 +34,7 @@ pub(super) struct UsedDevice {
     pub(super) device: String,
     pub(super) canceller: Canceller,
     /// The number of its session.
-    session: usize,
+    pub(super) session: usize,
 }
 
 /// A remote device that is being opened.

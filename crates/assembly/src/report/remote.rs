@@ -134,6 +134,10 @@ pub struct RemoteDeviceReport {
     pub waits_for: Option<String>,
     /// The time since when the device waits, or is ready, in seconds since 1970.
     pub since_unix_s: u64,
+    /// Requests of guests that have no answer now.
+    pub in_flight: u64,
+    /// Answered writes that no flush covers. They are kept for an IOhost that restarts.
+    pub kept_writes: u64,
     /// The epoch of the device's owner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<String>,

@@ -56,6 +56,14 @@ const DEVICES: &[Metric<RemoteDeviceReport>] = &[
          while they do not.",
         |device| Value::Whole(if device.ready { 0 } else { device.since_unix_s }),
     ),
+    gauge("in_flight_requests", "Requests to the remote device that have no answer.", |device| {
+        Value::Whole(device.in_flight)
+    }),
+    gauge(
+        "unflushed_writes",
+        "Answered writes to the remote device that no flush covers, which are kept here.",
+        |device| Value::Whole(device.kept_writes),
+    ),
 ];
 
 impl Page {

@@ -14,6 +14,7 @@ use sidecore_vrio::{Client, Event, SubmitError};
 use super::handover::HandoverEnd;
 use super::iohost::{Command, Shared};
 use super::local::Desk;
+use super::session::OpenedReport;
 use super::status::{DeviceShared, DeviceStatus, Waiting, WaitsFor};
 use super::store::{Opened, padded_name};
 use super::table::{LineNumber, Table};
@@ -370,6 +371,21 @@ impl<H: ClientHandshake> SessionDesk<H> {
     /// Requests that are not answered.
     pub(super) fn in_flight(&self) -> usize {
         self.port.data.len()
+    }
+
+    /// The devices that stores use. Allocates.
+    pub(super) fn opened(&self) -> Vec<OpenedReport> {
+        let in_flight = |number: u16| {
+            let lines = self.lines.iter().flatten();
+            let its = lines.filter(|line| line.device == Some(number));
+            its.map(|line| line.in_flight).sum()
+        };
+        let report = |device: &Device| OpenedReport {
+            device: device.shared.name.clone(),
+            in_flight: in_flight(device.number),
+            kept_writes: self.client.kept_writes(device.number),
+        };
+        self.devices.iter().map(report).collect()
     }
 
     /// When the oldest request was taken that is not answered.

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use sidecore_link::{Link, LinkAddress};
+use sidecore_link::{Link, LinkAddress, LinkState};
 use sidecore_reactor::{Arm, CoreContext, IdleMode, Pollable, Polled, Port, Unit};
 use sidecore_units::Nanos;
 use sidecore_vrio::handshake::ClientHandshake;
@@ -34,6 +34,8 @@ pub struct SessionOptions {
 /// A session at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionReport {
+    /// Whether the link carries frames.
+    pub link: LinkState,
     /// Whether there is a session.
     pub is_connected: bool,
     /// The reason that the IOhost gave last for having none, of
@@ -53,6 +55,19 @@ pub struct SessionReport {
     pub in_flight: usize,
     /// The devices that the IOhost has for this client.
     pub devices: Vec<DeviceEntry>,
+    /// The devices that stores use.
+    pub opened: Vec<OpenedReport>,
+}
+
+/// A device that a store uses, at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenedReport {
+    /// The device's name at the IOhost.
+    pub device: String,
+    /// Requests of queues that are not answered.
+    pub in_flight: usize,
+    /// Answered writes that no answered flush covers.
+    pub kept_writes: u64,
 }
 
 /// A session with an IOhost: owns a queue of a link and one engine.
@@ -118,6 +133,7 @@ impl<H: ClientHandshake + 'static> Session<H> {
         let desk = self.desk.borrow();
         let client = desk.client();
         SessionReport {
+            link: desk.port.state(),
             is_connected: client.is_connected(),
             refusal: client.refusal(),
             incarnation: client.incarnation(),
@@ -127,6 +143,7 @@ impl<H: ClientHandshake + 'static> Session<H> {
             slot_limit: client.slot_limit(),
             in_flight: desk.in_flight(),
             devices: client.listed().to_vec(),
+            opened: desk.opened(),
         }
     }
 

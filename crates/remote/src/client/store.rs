@@ -147,6 +147,13 @@ impl Canceller {
         self.0.device.notify();
     }
 
+    /// Waits until the device's requests are carried out, for at most `patience`. Returns whether
+    /// they are.
+    #[must_use]
+    pub fn wait_until_ready(&self, patience: Duration) -> bool {
+        self.0.device.wait(Some(patience), |status| status.waiting.is_none()).1
+    }
+
     /// The condition that the device waits for, and since when, also after it was opened.
     #[must_use]
     pub fn status(&self) -> DeviceStatus {

@@ -1,0 +1,259 @@
+//! The end of an assembly, in order, and within a bounded time while an IOhost is away.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::Assembly;
+use crate::disk::Disk;
+use crate::flush::flush;
+use crate::graph::{Graph, Occasion};
+use crate::left::LeftDevice;
+use crate::plan::{Action, Verb, find_store, plan};
+use crate::remote::{GivenUp, remote_below};
+use crate::spec::Spec;
+
+/// The time that the end waits for IOhosts that are away.
+const AWAY_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The time between two looks at devices that have not stopped.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Stops a device. Returns its exported client, if the client is to be exported.
+type Stop = fn(&Disk) -> Option<LeftDevice>;
+
+impl Assembly {
+    /// Ends the assembly in order: closes connections, stops queues when their requests in flight
+    /// are done, writes controllers' metadata, flushes files, and ends sidecores. Reports are
+    /// answered meanwhile and afterwards. The second call does nothing.
+    ///
+    /// If an IOhost is away, the end waits a few seconds for requests and writes that need the
+    /// IOhost, and then [gives them up](Self::given_up).
+    pub fn drain(&self) {
+        let left = self.end(|disk| {
+            disk.stop();
+            None
+        });
+        left.into_iter().for_each(LeftDevice::disconnect);
+    }
+
+    /// Ends the assembly as [`Assembly::drain`] does, and exports the connected VMMs for another
+    /// process. A device on a store in memory is not exported: its contents end with this process.
+    /// Neither is a device whose answered writes may be lost.
+    #[must_use]
+    pub fn hand_over(&self) -> Vec<LeftDevice> {
+        self.end(Disk::hand_over)
+    }
+
+    /// The stores that [`drain`](Self::drain) or [`hand_over`](Self::hand_over) has given up,
+    /// because their IOhosts did not come back in time. Threads and memory of their devices stay:
+    /// the process is to end.
+    #[must_use]
+    pub fn given_up(&self) -> Vec<GivenUp> {
+        self.given_up.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn end(&self, stop: Stop) -> Vec<LeftDevice> {
+        let mut left = self.end_graph(stop);
+        // Clients of an earlier daemon that were not resumed: the next daemon may resume them.
+        left.append(&mut self.graph().left);
+        self.lists.remote.end();
+        // A change that a host has requested may have waited for the graph, and finds it ended.
+        self.lists.subsystems.end();
+        left
+    }
+
+    fn end_graph(&self, stop: Stop) -> Vec<LeftDevice> {
+        let mut actions = {
+            let mut graph = self.graph();
+            if std::mem::replace(&mut graph.ends, true) {
+                return Vec::new();
+            }
+            plan(&graph.now(), &Spec::default())
+        };
+        let deadline = Instant::now() + AWAY_PATIENCE;
+        // The graph is not locked meanwhile: a request of a host, which its function waits for, may
+        // wait for the graph.
+        let disks = self.lists.all_disks();
+        let (left, stuck) = self.stop_disks(&disks, stop, deadline);
+        self.lists.remote.wait_for_iohosts(&self.held(&stuck), deadline);
+        let mut graph = self.graph();
+        let mut held = self.held(&stuck);
+        let mut unflushed = self.flush_remote(&mut graph, &mut held, deadline);
+        let given_up = self.give_up(&held);
+        unflushed.extend(given_up.iter().map(|store| store.store.clone()));
+        // Drained devices stay in the reports.
+        actions.retain(|action| action.verb != Verb::StopDevice && self.can_end(action, &held));
+        graph.close_devices(&stuck);
+        // These actions only stop and close, which cannot fail.
+        let closed = graph.apply(&actions, &Spec::default(), Occasion::Late);
+        unflushed.extend(closed.unwrap_or_default());
+        let (lost, left): (Vec<_>, Vec<_>) = left.into_iter().partition(|left| {
+            let disk = disks.iter().find(|disk| disk.spec.name == left.name);
+            disk.is_none_or(|disk| graph.has_lost_writes(disk.configured(), &unflushed))
+        });
+        for left in lost {
+            tracing::error!(
+                device = left.name,
+                "the guest loses the device, because its last writes may be lost"
+            );
+            left.disconnect();
+        }
+        if !held.is_empty() {
+            // Its drop would wait for the IOhost.
+            std::mem::forget(Arc::clone(&self.graph));
+        }
+        *self.given_up.lock().unwrap_or_else(PoisonError::into_inner) = given_up;
+        left
+    }
+
+    /// Stops devices side by side, because each waits for the requests of its own guest. Returns
+    /// the exported clients, and the devices that still wait for an IOhost at the deadline.
+    fn stop_disks(
+        &self,
+        disks: &[Arc<Disk>],
+        stop: Stop,
+        deadline: Instant,
+    ) -> (Vec<LeftDevice>, Vec<Arc<Disk>>) {
+        let (sender, stopped) = channel();
+        let mut running = BTreeMap::new();
+        let mut left = Vec::new();
+        for (index, disk) in disks.iter().enumerate() {
+            let (sender, its) = (sender.clone(), Arc::clone(disk));
+            let run = move || drop(sender.send((index, stop(&its))));
+            let thread = std::thread::Builder::new().name(format!("stop-{}", disk.spec.name));
+            match thread.spawn(run) {
+                Ok(_) => drop(running.insert(index, Arc::clone(disk))),
+                Err(_) => left.extend(stop(disk)),
+            }
+        }
+        drop(sender);
+        let mut is_told = false;
+        while !running.is_empty() {
+            match stopped.recv_timeout(LOOK) {
+                Ok((index, exported)) => {
+                    running.remove(&index);
+                    left.extend(exported);
+                }
+                // The thread of a device has panicked.
+                Err(RecvTimeoutError::Disconnected) => running.clear(),
+                Err(RecvTimeoutError::Timeout) => {
+                    if !running.values().all(|disk| self.is_away(disk)) {
+                        continue;
+                    }
+                    if Instant::now() >= deadline {
+                        break;
+                    }
+                    if !std::mem::replace(&mut is_told, true) {
+                        self.tell_of_iohosts();
+                    }
+                }
+            }
+        }
+        (left, running.into_values().collect())
+    }
+
+    /// Flushes the stores of IOhosts that are there, side by side. Returns those that may have lost
+    /// writes. A store whose IOhost has gone away meanwhile is held from the deadline on.
+    fn flush_remote(
+        &self,
+        graph: &mut Graph,
+        held: &mut BTreeSet<String>,
+        deadline: Instant,
+    ) -> Vec<String> {
+        let remote = &self.lists.remote;
+        let (sender, flushed) = channel();
+        let mut running = BTreeSet::new();
+        for (name, store) in graph.stores.remote() {
+            if held.contains(&name) || !remote.is_ready(&name) || store.geometry().read_only {
+                continue;
+            }
+            let (sender, its) = (sender.clone(), name.clone());
+            let run = move || {
+                let is_flushed = flush(&its, store.as_ref());
+                drop(store);
+                let _ = sender.send((its, is_flushed));
+            };
+            if std::thread::Builder::new().name(format!("flush-{name}")).spawn(run).is_ok() {
+                running.insert(name);
+            }
+        }
+        drop(sender);
+        let mut lost = Vec::new();
+        while !running.is_empty() {
+            match flushed.recv_timeout(LOOK) {
+                Ok((name, is_flushed)) => {
+                    running.remove(&name);
+                    lost.extend((!is_flushed).then(|| name.clone()));
+                    graph.flushed.insert(name);
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    held.extend(running.iter().filter(|name| !remote.is_ready(name)).cloned());
+                    running.retain(|name| !held.contains(name));
+                }
+            }
+        }
+        lost
+    }
+
+    /// The stores that the end leaves as they are, for reports and the log.
+    fn give_up(&self, held: &BTreeSet<String>) -> Vec<GivenUp> {
+        let mut given_up = self.lists.remote.away();
+        given_up.retain(|store| store.has_something() || held.contains(&store.store));
+        for store in &given_up {
+            tracing::error!("given up: {store}");
+        }
+        given_up
+    }
+
+    fn tell_of_iohosts(&self) {
+        for store in self.lists.remote.away() {
+            let seconds = AWAY_PATIENCE.as_secs();
+            tracing::warn!("{store}; after {seconds} s the daemon ends without them");
+        }
+    }
+
+    /// Whether a device's store waits for an IOhost.
+    fn is_away(&self, disk: &Disk) -> bool {
+        let wanted = self.lists.wanted();
+        let below = remote_below(&wanted.spec, &disk.spec.store);
+        below.is_some_and(|store| !self.lists.remote.is_ready(store))
+    }
+
+    /// The stores that wait for their IOhosts and cannot be closed before: those below devices that
+    /// have not stopped, and below open controllers.
+    fn held(&self, stuck: &[Arc<Disk>]) -> BTreeSet<String> {
+        let wanted = self.lists.wanted();
+        let is_open =
+            |name: &&String| self.lists.controllers.get(name).is_some();
+        let controllers = wanted.spec.controllers.iter();
+        let controllers = controllers.filter(|spec| is_open(&&spec.name)).map(|spec| &spec.store);
+        let tops = stuck.iter().map(|disk| &disk.spec.store).chain(controllers);
+        let below = tops.filter_map(|store| remote_below(&wanted.spec, store));
+        below.filter(|store| !self.lists.remote.is_ready(store)).map(str::to_owned).collect()
+    }
+
+    /// Whether an action can be applied while these stores cannot be closed.
+    fn can_end(&self, action: &Action, held: &BTreeSet<String>) -> bool {
+        let wanted = self.lists.wanted();
+        let spec = &wanted.spec;
+        let leads = |store: &str| remote_below(spec, store).is_some_and(|name| held.contains(name));
+        match action.verb {
+            Verb::CloseStore => !leads(&action.name),
+            Verb::CloseController => {
+                let mut controllers = spec.controllers.iter();
+                let found = controllers.find(|controller| controller.name == action.name);
+                !found.is_some_and(|controller| leads(&controller.store))
+            }
+            Verb::StopIohost => {
+                let iohost = |store: &String| Some(&find_store(spec, store)?.kind.remote()?.iohost);
+                !held.iter().any(|store| iohost(store) == Some(&action.name))
+            }
+            Verb::StopSidecore => held.is_empty(),
+            _ => true,
+        }
+    }
+}
