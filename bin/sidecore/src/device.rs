@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use sidecore_control::config::size;
+use sidecore_control::report::DeviceState;
 use sidecore_control::{Client, NewDevice};
 
 use crate::flags::{DeviceFlags, VolumeFlags};
@@ -44,17 +45,30 @@ enum Command {
 struct AddArguments {
     /// The name of the device.
     device: String,
-    /// The socket to serve it on: of vhost-user, or of vfio-user for NVMe.
-    path: PathBuf,
+    /// The socket to serve it on: of vhost-user, or of vfio-user for NVMe. A device that is exported
+    /// to a client has none.
+    #[arg(required_unless_present = "client")]
+    path: Option<PathBuf>,
     /// The volume to serve, through a virtual function of its own.
-    #[arg(long, value_name = "NAME", required_unless_present = "store", conflicts_with = "store")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        required_unless_present_any = ["store", "iohost"],
+        conflicts_with_all = ["store", "iohost"]
+    )]
     volume: Option<String>,
     /// The volume's controller; not needed if there is only one.
     #[arg(long, short, value_name = "NAME", conflicts_with = "store")]
     controller: Option<String>,
     /// A store of the configuration, instead of a volume.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", conflicts_with = "iohost")]
     store: Option<String>,
+    /// An IOhost that has the disk, instead of a volume.
+    #[arg(long, value_name = "NAME")]
+    iohost: Option<String>,
+    /// The name of the disk at the IOhost, if it is another one.
+    #[arg(long, value_name = "NAME", requires = "iohost")]
+    remote_device: Option<String>,
     /// A sidecore that serves the device; repeat the option for several.
     #[arg(long = "sidecore", value_name = "NAME")]
     sidecores: Vec<String>,
@@ -71,8 +85,16 @@ pub(crate) fn run(client: &Client, arguments: Arguments) -> Result<()> {
             if arguments.json {
                 return print_json(&report);
             }
-            let size = size::show(report.capacity_bytes);
-            Ok(print(&format!("added: \"{}\" of {size} on {}\n", report.name, report.socket))?)
+            let size = match report.state {
+                DeviceState::Opening => String::new(),
+                _ => format!(" of {}", size::show(report.capacity_bytes)),
+            };
+            let on = match report.socket.as_str() {
+                "" => String::new(),
+                socket => format!(" on {socket}"),
+            };
+            let note = report.reason.map(|reason| format!("{reason}\n")).unwrap_or_default();
+            Ok(print(&format!("added: \"{}\"{size}{on}\n{note}", report.name))?)
         }
         Command::Remove { device } => {
             client.remove_device(&device)?;
@@ -94,10 +116,16 @@ pub(crate) fn run(client: &Client, arguments: Arguments) -> Result<()> {
 }
 
 fn device(client: &Client, add: AddArguments) -> Result<NewDevice> {
-    // The daemon has another working directory, so it gets an absolute path.
-    let mut device = NewDevice::new(&add.device, &std::path::absolute(add.path)?);
+    let mut device = match add.path {
+        // The daemon has another working directory, so it gets an absolute path.
+        Some(path) => NewDevice::new(&add.device, &std::path::absolute(path)?),
+        None => NewDevice::default().with("name", add.device.as_str()),
+    };
     device.0.extend(add.keys.0);
     let device = device.with("sidecores", add.sidecores);
+    if let Some(iohost) = add.iohost {
+        return Ok(device.of_iohost(&iohost, &add.remote_device.unwrap_or(add.device)));
+    }
     let Some(volume) = add.volume else { return Ok(device.with("store", add.store)) };
     let controller = pick::controller(client, add.controller.as_deref())?.name;
     let mut function = add.volume_keys.0;

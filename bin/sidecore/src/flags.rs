@@ -11,25 +11,56 @@ const DEVICE_APART: &[&str] = &["name", "socket", "store", "sidecore", "sidecore
 /// Keys of a volume for which `device add` has arguments of another form.
 const VOLUME_APART: &[&str] = &["controller", "volume", "size", "quota", "read_only"];
 
+/// The name is an argument without a flag.
+const NAME: &[&str] = &["name"];
+
 /// The keys of a device that were given as flags.
 pub(crate) struct DeviceFlags(pub(crate) Map<String, Value>);
 
 /// The keys of a virtual function that were given as flags.
 pub(crate) struct VolumeFlags(pub(crate) Map<String, Value>);
 
+/// The keys of a link that were given as flags.
+pub(crate) struct LinkFlags(pub(crate) Map<String, Value>);
+
+/// The keys of a client that were given as flags.
+pub(crate) struct ClientFlags(pub(crate) Map<String, Value>);
+
+/// The keys of an IOhost that were given as flags.
+pub(crate) struct IohostFlags(pub(crate) Map<String, Value>);
+
 /// The format of a store that was given as flags.
 pub(crate) struct FormatFlags(pub(crate) FormatSpec);
 
-/// Keys that several front ends have are one flag.
-fn device_keys() -> impl Iterator<Item = &'static Key> {
+/// Keys that several types have are one flag. `apart` are those with another form.
+fn once(
+    all: impl Iterator<Item = &'static Key>,
+    apart: &[&str],
+) -> impl Iterator<Item = &'static Key> {
     let mut keys: Vec<&'static Key> = Vec::new();
-    for key in keys::device().chain(keys::front_ends()) {
+    for key in all {
         let is_known = keys.iter().any(|known| known.name == key.name);
-        if !is_known && !DEVICE_APART.contains(&key.name) {
+        if !is_known && !apart.contains(&key.name) {
             keys.push(key);
         }
     }
     keys.into_iter()
+}
+
+fn device_keys() -> impl Iterator<Item = &'static Key> {
+    once(keys::device().chain(keys::front_ends()), DEVICE_APART)
+}
+
+fn link_keys() -> impl Iterator<Item = &'static Key> {
+    once(keys::link().chain(keys::of_links()), NAME)
+}
+
+fn client_keys() -> impl Iterator<Item = &'static Key> {
+    once(keys::client(), NAME)
+}
+
+fn iohost_keys() -> impl Iterator<Item = &'static Key> {
+    once(keys::IOHOST.iter(), NAME)
 }
 
 fn volume_keys() -> impl Iterator<Item = &'static Key> {
@@ -64,11 +95,14 @@ macro_rules! flags {
 flags! {
     DeviceFlags: device_keys().map(flag), |matches| values(matches, device_keys());
     VolumeFlags: volume_keys().map(volume_flag), |matches| values(matches, volume_keys());
+    LinkFlags: link_keys().map(flag), |matches| values(matches, link_keys());
+    ClientFlags: client_keys().map(flag), |matches| values(matches, client_keys());
+    IohostFlags: iohost_keys().map(flag), |matches| values(matches, iohost_keys());
     FormatFlags: FormatSpec::KEYS.iter().map(flag), format;
 }
 
 fn volume_flag(key: &'static Key) -> Arg {
-    let flag = flag(key).conflicts_with("store");
+    let flag = flag(key).conflicts_with_all(["store", "iohost"]);
     match key.name.strip_suffix("_burst") {
         Some(rate) => flag.requires(rate),
         None => flag,
@@ -86,10 +120,15 @@ fn format(matches: &ArgMatches) -> FormatSpec {
     FormatSpec::from_values(&keys::Values(FormatSpec::KEYS.iter().filter_map(value).collect()))
 }
 
+/// The flag of a key, with underscores: a link's socket is not the control socket.
+fn name(key: &Key) -> &'static str {
+    if key.name == "socket" { "memory_socket" } else { key.name }
+}
+
 /// The flag of a key. The rules of one key are checked here, the others by the daemon.
 fn flag(key: &'static Key) -> Arg {
-    let flag =
-        Arg::new(key.name).long(key.name.replace('_', "-")).help(keys::sentence(key.meaning));
+    let name = name(key);
+    let flag = Arg::new(name).long(name.replace('_', "-")).help(keys::sentence(key.meaning));
     match key.kind {
         Kind::Flag(false) => flag.action(ArgAction::SetTrue),
         Kind::Flag(true) => flag.value_name("BOOL").value_parser(clap::value_parser!(bool)),
@@ -105,7 +144,15 @@ fn flag(key: &'static Key) -> Arg {
         Kind::Text => flag.value_name("TEXT").value_parser(move |text: &str| {
             (key.check)(key.name, &keys::Value::Text(text.to_owned())).map(|()| text.to_owned())
         }),
-        Kind::Path | Kind::Texts | Kind::Ranges => flag.value_name("TEXT"),
+        Kind::Texts => {
+            flag.value_name("TEXT[,TEXT]...").action(ArgAction::Append).value_delimiter(',')
+        }
+        // The daemon has another working directory.
+        Kind::Path => flag.value_name("PATH").value_parser(|text: &str| {
+            let path = std::path::absolute(text).map_err(|error| error.to_string())?;
+            path.into_os_string().into_string().map_err(|_| "it is not UTF-8".to_owned())
+        }),
+        Kind::Ranges => flag.value_name("TEXT"),
     }
 }
 
@@ -136,12 +183,13 @@ fn values(matches: &ArgMatches, keys: impl Iterator<Item = &'static Key>) -> Map
     let value = |key: &'static Key| {
         let value = match key.kind {
             Kind::Flag(usual) => {
-                let flag = *matches.get_one::<bool>(key.name)?;
+                let flag = *matches.get_one::<bool>(name(key))?;
                 (flag != usual).then_some(flag)?.into()
             }
-            Kind::Number(..) | Kind::Size => (*matches.get_one::<u64>(key.name)?).into(),
-            Kind::Sections(..) => matches.get_many::<Value>(key.name)?.cloned().collect(),
-            _ => matches.get_one::<String>(key.name)?.as_str().into(),
+            Kind::Number(..) | Kind::Size => (*matches.get_one::<u64>(name(key))?).into(),
+            Kind::Sections(..) => matches.get_many::<Value>(name(key))?.cloned().collect(),
+            Kind::Texts => matches.get_many::<String>(name(key))?.cloned().collect(),
+            _ => matches.get_one::<String>(name(key))?.as_str().into(),
         };
         Some((key.name.to_owned(), value))
     };
@@ -168,6 +216,20 @@ mod tests {
         let error = read(&["--block-size", "2KiB"]).unwrap_err().to_string();
         assert!(error.contains("2KiB is none of 512"), "{error}");
         assert!(read(&["--label", &"x".repeat(65)]).is_err());
+    }
+
+    #[test]
+    fn a_link_has_the_flags_of_all_types() {
+        let read = |arguments: &[&str]| {
+            let arguments = [&["add"], arguments].concat();
+            let command = LinkFlags::augment_args(Command::new("add"));
+            values(&command.try_get_matches_from(arguments).unwrap(), link_keys())
+        };
+        let keys = read(&["--type", "memory", "--memory-socket", "/w", "--sidecores", "a,b"]);
+        let keys = Value::Object(keys);
+        assert_eq!(keys, json!({ "type": "memory", "socket": "/w", "sidecores": ["a", "b"] }));
+        let keys = Value::Object(read(&["--type=xdp", "--interface=eth1", "--frame-size=9000"]));
+        assert_eq!(keys, json!({ "type": "xdp", "interface": "eth1", "frame_size": 9000 }));
     }
 
     #[test]

@@ -140,7 +140,7 @@ fn main() -> ExitCode {
         Command::Stats(stats) => with(&arguments.socket, |client| stats::run(client, &stats)),
         Command::Top { interval } => with(&arguments.socket, |client| top::run(client, interval)),
         Command::Device(device) => with(&arguments.socket, |client| device::run(client, device)),
-        Command::Remote(remote) => with(&arguments.socket, |client| remote::run(client, &remote)),
+        Command::Remote(remote) => with(&arguments.socket, |client| remote::run(client, remote)),
         Command::Controller(controller) => controller::run(&arguments.socket, controller),
         Command::Keep(keep) => match keep::run(&keep) {
             Ok(code) => return code,

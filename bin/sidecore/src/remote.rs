@@ -7,13 +7,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
 use clap::{Args, Subcommand};
-use sidecore_control::Client;
+use serde_json::{Map, Value};
 use sidecore_control::config::size;
 use sidecore_control::report::{
     ClientReport, Counts, ExportReport, IohostReport, LinkCounts, LinkReport, RemoteReport,
     VrioCounts,
 };
+use sidecore_control::{Client, RemoteKind};
 
+use crate::flags::{ClientFlags, IohostFlags, LinkFlags};
 use crate::table::Table;
 use crate::{print, print_json};
 
@@ -47,41 +49,96 @@ enum Command {
         /// The client.
         client: String,
     },
+    /// Add and remove links.
+    #[command(subcommand)]
+    Link(Part<LinkFlags>),
+    /// Add and remove clients: hosts that use devices of this one.
+    #[command(subcommand)]
+    Client(Part<ClientFlags>),
+    /// Add and remove IOhosts: hosts whose devices this one uses.
+    #[command(subcommand)]
+    Iohost(Part<IohostFlags>),
 }
 
-pub(crate) fn run(client: &Client, arguments: &Arguments) -> Result<()> {
-    match &arguments.command {
+#[derive(Subcommand)]
+enum Part<F: Args> {
+    /// Add one, until it is removed or the daemon ends.
+    Add {
+        /// Its name.
+        name: String,
+        #[command(flatten)]
+        keys: F,
+    },
+    /// Remove one that is not in use.
+    Remove {
+        /// Its name.
+        name: String,
+    },
+}
+
+/// Adds or removes a part.
+fn change<F: Args>(
+    client: &Client,
+    kind: RemoteKind,
+    part: Part<F>,
+    json: bool,
+    keys: impl Fn(F) -> Map<String, Value>,
+) -> Result<()> {
+    let (done, name) = match part {
+        Part::Add { name, keys: flags } => {
+            let mut keys = keys(flags);
+            keys.insert("name".to_owned(), name.as_str().into());
+            client.add_part(kind, &keys)?;
+            ("added", name)
+        }
+        Part::Remove { name } => {
+            client.remove_part(kind, &name)?;
+            ("removed", name)
+        }
+    };
+    if json {
+        return print_json(&serde_json::json!({ done: name }));
+    }
+    Ok(print(&format!("{done}: {} \"{name}\"\n", kind.word()))?)
+}
+
+pub(crate) fn run(client: &Client, arguments: Arguments) -> Result<()> {
+    let json = arguments.json;
+    match arguments.command {
+        Command::Link(part) => change(client, RemoteKind::Link, part, json, |flags| flags.0),
+        Command::Client(part) => change(client, RemoteKind::Client, part, json, |flags| flags.0),
+        Command::Iohost(part) => change(client, RemoteKind::Iohost, part, json, |flags| flags.0),
         Command::Invite { client: name, file } => {
             // The file is made first: a key that cannot be written would be lost.
             let mut out = std::fs::OpenOptions::new()
                 .write(true)
                 .create_new(true)
                 .mode(0o600)
-                .open(file)
+                .open(&file)
                 .with_context(|| format!("cannot make {}", file.display()))?;
-            let written = client.invite(name).map_err(anyhow::Error::from).and_then(|answer| {
+            let written = client.invite(&name).map_err(anyhow::Error::from).and_then(|answer| {
                 out.write_all(answer.invitation.as_bytes())?;
                 Ok(out.sync_all()?)
             });
             if let Err(error) = written {
-                let _ = std::fs::remove_file(file);
+                let _ = std::fs::remove_file(&file);
                 return Err(error);
             }
-            if arguments.json {
+            if json {
                 return print_json(&serde_json::json!({ "invited": name, "file": file }));
             }
             Ok(print(&format!("invited: \"{name}\", its invitation is {}\n", file.display()))?)
         }
         Command::Revoke { client: name } => {
-            client.revoke(name)?;
-            if arguments.json {
+            client.revoke(&name)?;
+            if json {
                 return print_json(&serde_json::json!({ "revoked": name }));
             }
             Ok(print(&format!("revoked: \"{name}\"\n"))?)
         }
         Command::List => {
             let remote = client.remote()?;
-            if arguments.json {
+            if json {
                 return print_json(&remote);
             }
             Ok(print(&list(&remote, SystemTime::now()))?)

@@ -8,7 +8,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::Signal;
+use serde_json::json;
 use sidecore_control::report::{DeviceState, IohostReport, RemoteReport};
+use sidecore_control::{ClientError, NewDevice, RemoteKind};
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, NvmeClient, NvmeOptions, Slot, Status};
 use sidecore_kit::guest::{complete, complete_all};
 use sidecore_kit::wait;
@@ -275,6 +277,70 @@ fn a_vmhost_that_is_told_to_end_waits_for_an_iohost_that_comes_back() {
     end(iohost);
 }
 
+/// Two daemons that know nothing of each other become an IOhost and its client, and forget it again.
+#[test]
+fn links_clients_iohosts_and_their_disks_come_and_go_while_the_daemons_run() {
+    let shared = shared();
+    let wire =
+        json!({ "name": "wire", "type": "memory", "socket": shared.path().join("wire.sock") });
+    let io = start(&format!(
+        "control_socket = \"control.sock\"\nkey_directory = \"{0}/keys\"\n[[sidecore]]\nname = \
+         \"io0\"\n[[store]]\nname = \"disk\"\ntype = \"file\"\npath = \"{0}/disk.img\"\ndirect = \
+         false\n",
+        shared.path().display()
+    ));
+    let vm = start("control_socket = \"control.sock\"\n[[sidecore]]\nname = \"vm0\"\n");
+    let (iohost, vmhost) = (io.client(), vm.client());
+    let client = json!({ "name": "vmhost", "links": ["wire"] });
+    let upstream = json!({ "name": "io1", "link": "wire", "client": "vmhost" });
+    let export = NewDevice::default().with("name", "disk1").with("front_end", "vrio");
+    let export = export.with("client", "vmhost").with("store", "disk");
+    let socket = vm.directory.path().join("vd0.sock");
+    let disk = NewDevice::new("vd0", &socket).of_iohost("io1", "disk1");
+    for round in 0..2 {
+        assert!(iohost.add_part(RemoteKind::Client, &client).is_err(), "its link is missing");
+        iohost.add_part(RemoteKind::Link, &wire).unwrap();
+        iohost.add_part(RemoteKind::Client, &client).unwrap();
+        vmhost.add_part(RemoteKind::Link, &wire).unwrap();
+        vmhost.add_part(RemoteKind::Iohost, &upstream).unwrap();
+        // The VMM connects before the IOhost has the disk.
+        assert_eq!(vmhost.add_device(&disk).unwrap().state, DeviceState::Opening);
+        let options = ClientOptions { timeout: SOON, ..ClientOptions::default() };
+        let mut guest = std::thread::scope(|scope| {
+            let guest = scope.spawn(|| BlkClient::connect(&socket, &options).unwrap());
+            iohost.add_device(&export).unwrap();
+            guest.join().unwrap()
+        });
+        let queue = guest.queue(0).unwrap();
+        let slot = queue.take_slot().unwrap();
+        write(queue, slot, 3, round);
+        assert!(read(queue, slot, 3) == data(3, round));
+        let refused = |result: Result<(), ClientError>, by: &str| {
+            let why = result.unwrap_err().to_string();
+            assert!(why.contains("is in use: remove ") && why.contains(by), "{why}");
+        };
+        refused(iohost.remove_part(RemoteKind::Link, "wire"), "client \"vmhost\"");
+        refused(iohost.remove_part(RemoteKind::Client, "vmhost"), "device \"disk1\"");
+        refused(vmhost.remove_part(RemoteKind::Link, "wire"), "iohost \"io1\"");
+        refused(vmhost.remove_part(RemoteKind::Iohost, "io1"), "store \"io1/disk1@vd0\"");
+        drop(guest);
+        vmhost.remove_device("vd0").unwrap();
+        vmhost.remove_part(RemoteKind::Iohost, "io1").unwrap();
+        vmhost.remove_part(RemoteKind::Link, "wire").unwrap();
+        iohost.remove_device("disk1").unwrap();
+        iohost.remove_part(RemoteKind::Client, "vmhost").unwrap();
+        iohost.remove_part(RemoteKind::Link, "wire").unwrap();
+        for daemon in [&io, &vm] {
+            remote(daemon, |report| *report == RemoteReport::default());
+        }
+    }
+    let file = std::fs::read(shared.path().join("disk.img")).unwrap();
+    let at = (3 * WRITE_BYTES) as usize;
+    assert!(file[at..at + WRITE_BYTES as usize] == data(3, 1));
+    end(vm);
+    end(io);
+}
+
 #[test]
 fn an_iohost_that_is_killed_and_comes_back_loses_no_answered_write() {
     let shared = shared();
@@ -336,6 +402,9 @@ fn an_invited_client_is_sealed_and_a_revoked_one_is_out_within_a_second() {
     let slot = queue.take_slot().unwrap();
     write(queue, slot, 3, 0);
     assert!(read(queue, slot, 3) == data(3, 0));
+    // Otherwise the end of the VMhost would give the write up.
+    queue.submit_flush(slot).unwrap();
+    assert_eq!(complete(queue).status, Status::Ok);
     remote(&vmhost, |report| report.iohosts.iter().any(|it| it.encryption == "on"));
     assert!(control.invite("vmhost").unwrap_err().to_string().contains("already invited"));
     assert!(control.invite("stranger").unwrap_err().to_string().contains("there are \"vmhost\""));

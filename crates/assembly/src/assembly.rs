@@ -1,6 +1,7 @@
 //! The running graph: started from its specification, changed, reported and drained.
 
 mod end;
+mod parts;
 
 use std::sync::{Arc, Mutex, MutexGuard};
 

@@ -67,6 +67,34 @@ pub enum AssemblyError {
         /// The name that was asked for.
         name: String,
     },
+    /// No link, client or IOhost has this name.
+    #[error("there is no {kind} \"{name}\"")]
+    NoPart {
+        /// The kind of the part.
+        kind: &'static str,
+        /// The name that was asked for.
+        name: String,
+    },
+    /// Another part uses a link, a client or an IOhost that is to be removed.
+    #[error("{kind} \"{name}\" is in use: remove {user} before")]
+    PartInUse {
+        /// The kind of the part.
+        kind: &'static str,
+        /// The part that is to be removed.
+        name: String,
+        /// The part that uses it.
+        user: String,
+    },
+    /// A link leads to clients, or to one IOhost.
+    #[error("link \"{name}\" leads to {other} already: give {user} a link of its own")]
+    LinkTaken {
+        /// The link.
+        name: String,
+        /// The part that has the link.
+        other: String,
+        /// The part that was refused.
+        user: String,
+    },
     /// No loss can be accepted, because none is known.
     #[error("no answered writes are missing from device \"{name}\", as far as is known")]
     NothingMissing {
@@ -256,8 +284,10 @@ impl AssemblyError {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::NoDevice { .. } => ErrorKind::NotFound,
+            Self::NoDevice { .. } | Self::NoPart { .. } => ErrorKind::NotFound,
             Self::Duplicate { .. }
+            | Self::PartInUse { .. }
+            | Self::LinkTaken { .. }
             | Self::SocketTaken { .. }
             | Self::SecondWriter { .. }
             | Self::NothingMissing { .. } => ErrorKind::Conflict,

@@ -268,11 +268,30 @@ impl Graph {
         Some(())
     }
 
-    /// Stops devices that are not wanted, and closes stores that no device needs.
+    /// Makes `next`, which has another link, client or IOhost, the wanted specification.
+    ///
+    /// # Errors
+    /// A part cannot be started. Nothing has changed then.
+    pub(crate) fn change(&mut self, next: Spec) -> Result<(), AssemblyError> {
+        // No device is among the actions of this occasion.
+        let changed = self.come_to(&next, Occasion::Addition).map(drop);
+        if changed.is_ok() {
+            self.lists.wanted().set(next);
+        }
+        self.close_unneeded();
+        changed
+    }
+
+    /// Stops devices that are not wanted, and closes stores that no device needs, and the links,
+    /// clients and IOhosts that are not wanted.
     pub(crate) fn close_unneeded(&mut self) {
         let next = self.lists.wanted().spec.clone();
         let mut actions = plan(&self.now(), &next);
-        actions.retain(|action| matches!(action.verb, Verb::StopDevice | Verb::CloseStore));
+        actions.retain(|action| {
+            let remote =
+                matches!(action.verb, Verb::StopClient | Verb::StopIohost | Verb::StopLink);
+            remote || matches!(action.verb, Verb::StopDevice | Verb::CloseStore)
+        });
         // To stop and to close cannot fail.
         let _ = self.apply(&actions, &next, Occasion::Late);
     }

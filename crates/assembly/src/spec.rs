@@ -23,7 +23,8 @@ pub use link::{
     LINK, LinkKind, LinkSpec, MemoryLinkSpec, PacketLinkSpec, REMOTE_PORT, UdpLinkSpec, XdpLinkSpec,
 };
 pub use remote::{
-    CLIENT, CLIENT_NAME_MAX, ClientSpec, IOHOST, IohostSpec, REMOTE_DEVICE_NAME_MAX, RemoteSpec,
+    CLIENT, CLIENT_NAME_MAX, ClientSpec, IOHOST, IohostSpec, REMOTE_DEVICE_NAME_MAX, RemoteKind,
+    RemotePart, RemoteSpec,
 };
 pub use rules::{is_mode, is_name, is_socket_path};
 pub use sidecore_keys::{FromValue, Key, Kind, Value, Values, Variant, size};

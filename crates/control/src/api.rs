@@ -6,6 +6,7 @@ mod answer;
 mod connections;
 mod document;
 mod new_device;
+mod remote;
 mod requests;
 mod routes;
 mod volumes;
@@ -25,8 +26,7 @@ use axum::{Json, Router};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sidecore_assembly::report::{
-    ClosedControllerReport, ControllerReport, DeviceReport, RemoteReport, SidecoreReport, Stats,
-    VolumeReport,
+    ClosedControllerReport, ControllerReport, DeviceReport, SidecoreReport, Stats, VolumeReport,
 };
 use sidecore_assembly::spec::SocketAccess;
 use sidecore_assembly::{AccountError, AssemblyError};
@@ -40,6 +40,7 @@ use answer::{Refusal, body, off_thread};
 use connections::Limits;
 
 pub use new_device::NewDevice;
+pub use remote::{Invitation, NewClient, NewIohost, NewLink};
 pub use requests::{
     CreateVolume, ExtentsQuery, MetricsQuery, Named, Place, Prune, Quota, Resize, Share,
 };
@@ -56,15 +57,6 @@ pub struct Devices {
 pub struct Sidecores {
     /// In the order of the configuration.
     pub sidecores: Vec<SidecoreReport>,
-}
-
-/// The answer to `POST /v1/remote/clients/{client}/invite`.
-#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
-pub struct Invitation {
-    /// The client's name.
-    pub client: String,
-    /// The text of the file that the client needs: a secret, which the daemon does not keep.
-    pub invitation: String,
 }
 
 /// The answer to `GET /v1/controllers`.
@@ -284,28 +276,6 @@ async fn sidecores(State(source): State<Arc<dyn Source>>) -> Json<Sidecores> {
 
 async fn stats(State(source): State<Arc<dyn Source>>) -> Json<Stats> {
     Json(source.stats())
-}
-
-async fn remote(State(source): State<Arc<dyn Source>>) -> Json<RemoteReport> {
-    Json(source.remote())
-}
-
-async fn invite(
-    State(source): State<Arc<dyn Source>>,
-    UrlPath(client): UrlPath<String>,
-) -> Result<Json<Invitation>, Refusal> {
-    let invitation = {
-        let client = client.clone();
-        off_thread(move || source.invite(&client)).await?
-    };
-    Ok(Json(Invitation { client, invitation }))
-}
-
-async fn revoke(
-    State(source): State<Arc<dyn Source>>,
-    UrlPath(client): UrlPath<String>,
-) -> Result<StatusCode, Refusal> {
-    off_thread(move || source.revoke(&client)).await.map(|()| StatusCode::NO_CONTENT)
 }
 
 async fn prometheus(

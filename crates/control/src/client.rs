@@ -13,6 +13,7 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sidecore_assembly::report::{DeviceReport, RemoteReport, SidecoreReport, Stats};
+use sidecore_assembly::spec::RemoteKind;
 use tokio::net::UnixStream;
 
 use crate::api::{
@@ -156,6 +157,24 @@ impl Client {
     pub fn revoke(&self, client: &str) -> Result<(), ClientError> {
         let path = format!("{REMOTE_PATH}/clients/{}/revoke", escaped(client));
         self.ask(Method::POST, &path, None, PATIENCE).map(drop)
+    }
+
+    /// Adds a link, a client or an IOhost, with the keys of its section in the configuration file.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn add_part(&self, kind: RemoteKind, keys: &impl Serialize) -> Result<(), ClientError> {
+        let path = format!("{REMOTE_PATH}/{}s", kind.word());
+        self.post_only(&path, keys, DISK_PATIENCE).map(drop)
+    }
+
+    /// Removes a link, a client or an IOhost.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn remove_part(&self, kind: RemoteKind, name: &str) -> Result<(), ClientError> {
+        let path = format!("{REMOTE_PATH}/{}s/{}", kind.word(), escaped(name));
+        self.ask(Method::DELETE, &path, None, DISK_PATIENCE).map(drop)
     }
 
     /// Returns all counters in Prometheus' text format; with `per_queue` those of each queue as

@@ -41,7 +41,8 @@ mod source;
 
 pub use api::{
     Api, BindError, Controllers, CreateVolume, Devices, ExtentsQuery, Invitation, MetricsQuery,
-    Named, NewDevice, Place, Prune, Quota, Resize, Share, Sidecores, Socket, Volumes,
+    Named, NewClient, NewDevice, NewIohost, NewLink, Place, Prune, Quota, Resize, Share, Sidecores,
+    Socket, Volumes,
 };
 pub use client::{Client, ClientError};
 pub use config::{Config, Depth, Problem, Problems};
@@ -49,4 +50,6 @@ pub use config::{Config, Depth, Problem, Problems};
 pub use sidecore_assembly::offline;
 /// The reports of a running assembly: the JSON of the API.
 pub use sidecore_assembly::report;
+/// The kinds of parts that [`Client::add_part`] adds.
+pub use sidecore_assembly::spec::RemoteKind;
 pub use source::Source;

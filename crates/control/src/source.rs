@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use sidecore_assembly::report::{ClosedControllerReport, DeviceReport, RemoteReport, Stats};
-use sidecore_assembly::spec::{DeviceSpec, StoreSpec};
+use sidecore_assembly::spec::{DeviceSpec, RemoteKind, RemotePart, StoreSpec};
 use sidecore_assembly::{Assembly, AssemblyError, ControllerHandle, OperationError};
 
 /// A running assembly, or a test's stand-in, that reports its state and can be changed.
@@ -39,6 +39,18 @@ pub trait Source: Send + Sync + 'static {
     /// # Errors
     /// There is no such client, it was not invited, or its key cannot be removed.
     fn revoke(&self, client: &str) -> Result<(), OperationError>;
+
+    /// Adds a link, a client or an IOhost.
+    ///
+    /// # Errors
+    /// The part cannot be added; then nothing has changed.
+    fn add_part(&self, part: &RemotePart) -> Result<(), AssemblyError>;
+
+    /// Removes a link, a client or an IOhost.
+    ///
+    /// # Errors
+    /// There is no such part, or another part uses it.
+    fn remove_part(&self, kind: RemoteKind, name: &str) -> Result<(), AssemblyError>;
 
     /// Serves one more device. A store that is given lives as long as the device.
     ///
@@ -90,6 +102,14 @@ impl Source for Assembly {
 
     fn revoke(&self, client: &str) -> Result<(), OperationError> {
         Self::revoke(self, client)
+    }
+
+    fn add_part(&self, part: &RemotePart) -> Result<(), AssemblyError> {
+        Self::add_part(self, part)
+    }
+
+    fn remove_part(&self, kind: RemoteKind, name: &str) -> Result<(), AssemblyError> {
+        Self::remove_part(self, kind, name)
     }
 
     fn add_device(

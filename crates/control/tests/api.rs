@@ -5,7 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
-use sidecore_assembly::spec::{DeviceSpec, SocketAccess, StoreSpec};
+use serde_json::json;
+use sidecore_assembly::spec::{DeviceSpec, RemoteKind, RemotePart, SocketAccess, StoreSpec};
 use sidecore_assembly::{AssemblyError, ControllerHandle, ErrorKind, OperationError};
 use sidecore_control::report::{
     ClosedControllerReport, DeviceReport, DeviceState, DeviceStats, QueueCounters, QueueCounts,
@@ -83,6 +84,16 @@ impl Source for StandIn {
         Err(OperationError::new(ErrorKind::NotFound, format!("no {client}")))
     }
 
+    fn add_part(&self, part: &RemotePart) -> Result<(), AssemblyError> {
+        let (kind, name) = (part.kind().word(), part.name().to_owned());
+        if name == "new" { Ok(()) } else { Err(AssemblyError::Duplicate { kind, name }) }
+    }
+
+    fn remove_part(&self, kind: RemoteKind, name: &str) -> Result<(), AssemblyError> {
+        let (kind, name) = (kind.word(), name.to_owned());
+        if name == "old" { Ok(()) } else { Err(AssemblyError::NoPart { kind, name }) }
+    }
+
     fn add_device(&self, _: &DeviceSpec, _: Option<&StoreSpec>) -> Result<(), AssemblyError> {
         Err(AssemblyError::Ending)
     }
@@ -130,6 +141,37 @@ fn the_client_reads_the_reports_of_the_source() {
     assert!(client.metrics(true).unwrap().contains(of_queue));
     drop(api);
     assert!(!path.exists());
+}
+
+#[test]
+fn links_clients_and_iohosts_have_the_keys_of_the_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control.sock");
+    let _api = serve(&path);
+    let client = Client::new(&path).unwrap();
+    let good = [
+        (RemoteKind::Link, json!({ "name": "new", "type": "udp", "listen": "127.0.0.1:0" })),
+        (RemoteKind::Client, json!({ "name": "new", "links": ["wire"], "read_iops": 100 })),
+        (RemoteKind::Iohost, json!({ "name": "new", "link": "wire", "client": "vmhost1" })),
+    ];
+    for (kind, mut keys) in good {
+        client.add_part(kind, &keys).unwrap();
+        keys["colour"] = "red".into();
+        let why = client.add_part(kind, &keys).unwrap_err().to_string();
+        assert!(why.contains("unknown key `colour`"), "{why}");
+        keys.as_object_mut().unwrap().remove("colour");
+        keys["name"] = "there".into();
+        let why = client.add_part(kind, &keys).unwrap_err().to_string();
+        assert_eq!(
+            why,
+            format!("there is a {} \"there\" already; choose another name", kind.word())
+        );
+        let why = client.add_part(kind, &json!({ "name": "new" })).unwrap_err().to_string();
+        assert!(why.contains("is missing; add for instance"), "{why}");
+        client.remove_part(kind, "old").unwrap();
+        let why = client.remove_part(kind, "other").unwrap_err().to_string();
+        assert_eq!(why, format!("there is no {} \"other\"", kind.word()));
+    }
 }
 
 #[test]

@@ -227,8 +227,7 @@ impl Assembly {
     /// have not stopped, and below open controllers.
     fn held(&self, stuck: &[Arc<Disk>]) -> BTreeSet<String> {
         let wanted = self.lists.wanted();
-        let is_open =
-            |name: &&String| self.lists.controllers.get(name).is_some();
+        let is_open = |name: &&String| self.lists.controllers.get(name).is_some();
         let controllers = wanted.spec.controllers.iter();
         let controllers = controllers.filter(|spec| is_open(&&spec.name)).map(|spec| &spec.store);
         let tops = stuck.iter().map(|disk| &disk.spec.store).chain(controllers);

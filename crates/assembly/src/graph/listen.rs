@@ -34,7 +34,7 @@ pub(crate) fn listen_early(graph: &Mutex<Graph>) -> Result<(), AssemblyError> {
             return Err(AssemblyError::Ending);
         }
         // Opened or removed meanwhile.
-        if !graph.waiting_for_iohosts().iter().any(|waiting| waiting.name == *name) {
+        if !graph.lists.wanted().spec.devices.contains(&device) || !graph.has_no_socket(name) {
             continue;
         }
         let listening = Listening::new(&device.socket, access)
@@ -52,9 +52,12 @@ impl Graph {
         let waits = |device: &&DeviceSpec| {
             may_come_late(device, &wanted.spec)
                 && !wanted.refused.contains_key(&device.name)
-                && !self.listening.contains_key(&device.name)
-                && self.lists.disk(&device.name).is_none()
+                && self.has_no_socket(&device.name)
         };
         wanted.spec.devices.iter().filter(waits).cloned().collect()
+    }
+
+    fn has_no_socket(&self, device: &str) -> bool {
+        !self.listening.contains_key(device) && self.lists.disk(device).is_none()
     }
 }

@@ -73,10 +73,10 @@ impl<'a> Checker<'a> {
                 return Err(unknown(format!("client \"{}\"", client.name), "link", name));
             }
         }
-        match next.iohosts.iter().find(|iohost| is_missing(&&iohost.link)) {
-            Some(spec) => Err(unknown(format!("iohost \"{}\"", spec.name), "link", &spec.link)),
-            None => Ok(()),
+        if let Some(spec) = next.iohosts.iter().find(|iohost| is_missing(&&iohost.link)) {
+            return Err(unknown(format!("iohost \"{}\"", spec.name), "link", &spec.link));
         }
+        check_users_of_links(next)
     }
 
     fn check_queues(&self, device: &DeviceSpec) -> Result<(), AssemblyError> {
@@ -137,4 +137,26 @@ impl<'a> Checker<'a> {
 
 fn unknown(user: String, kind: &'static str, name: &str) -> AssemblyError {
     AssemblyError::Unknown { user, kind, name: name.to_owned() }
+}
+
+/// Refuses two IOhosts on one link, and clients on an IOhost's.
+fn check_users_of_links(next: &Spec) -> Result<(), AssemblyError> {
+    let taken = |link: &str, iohost: &str, user: String| {
+        let (name, other) = (link.to_owned(), format!("iohost \"{iohost}\""));
+        Err(AssemblyError::LinkTaken { name, other, user })
+    };
+    let mut iohosts = BTreeMap::<&str, &str>::new();
+    for iohost in &next.iohosts {
+        if let Some(other) = iohosts.insert(&iohost.link, &iohost.name) {
+            return taken(&iohost.link, other, format!("iohost \"{}\"", iohost.name));
+        }
+    }
+    for client in &next.clients {
+        for link in &client.links {
+            if let Some(iohost) = iohosts.get(link.as_str()) {
+                return taken(link, iohost, format!("client \"{}\"", client.name));
+            }
+        }
+    }
+    Ok(())
 }

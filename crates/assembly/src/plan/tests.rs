@@ -395,11 +395,19 @@ fn names_of_missing_parts_of_the_remote_channel_are_refused() {
         dry_run(&spec).unwrap_err().to_string()
     };
     type Change<'a> = &'a dyn Fn(&mut Spec);
-    let wrong: [(Change<'_>, &str); 5] = [
+    let wrong: [(Change<'_>, &str); 7] = [
         (&|spec| spec.links[0].sidecores[0] = "x".to_owned(), "link \"down\" names sidecore \"x\""),
         (&|spec| spec.clients[0].links[0] = "x".to_owned(), "client \"near\" names link \"x\""),
         (&|spec| spec.iohosts[0].link = "x".to_owned(), "iohost \"upstream\" names link \"x\""),
         (&|spec| spec.devices[0] = exported("one", "mem", "x"), "names client \"x\""),
+        (
+            &|spec| spec.clients[0].links = vec!["up".to_owned()],
+            "link \"up\" leads to iohost \"upstream\" already: give client \"near\" a link",
+        ),
+        (
+            &|spec| spec.iohosts.push(iohost("zwei", "up")),
+            "link \"up\" leads to iohost \"upstream\" already: give iohost \"zwei\" a link",
+        ),
         (&|spec| spec.iohosts.clear(), "store \"far\" names iohost \"upstream\""),
     ];
     for (change, wanted) in wrong {

@@ -59,8 +59,8 @@ impl Remote {
                 let report = unit.and_then(|unit| unit.ask(|unit| unit.report()).ok().flatten());
                 let opened = report.map(|report| report.opened).unwrap_or_default();
                 let opened = opened.into_iter().find(|opened| opened.device == device.device);
-                let (requests, kept_writes) = opened
-                    .map_or((0, 0), |opened| (opened.in_flight as u64, opened.kept_writes));
+                let (requests, kept_writes) =
+                    opened.map_or((0, 0), |opened| (opened.in_flight as u64, opened.kept_writes));
                 away.push(GivenUp {
                     store: store.clone(),
                     iohost: iohost.clone(),

@@ -192,6 +192,9 @@ pub enum LinkKind {
 }
 
 impl LinkKind {
+    /// The words for all types.
+    pub const WORDS: [&str; 4] = ["packet", "xdp", "udp", "memory"];
+
     /// The keys of a link of this type.
     #[must_use]
     pub fn keys(word: &str) -> &'static [Key] {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sidecore_keys::{Key, Kind, Value, Values, size};
 
 use super::rules::{NAME, has_name};
-use super::{LimitsSpec, LinkKind};
+use super::{LimitsSpec, LinkKind, LinkSpec};
 
 /// The longest name of a client, in bytes: as on the wire (docs/vrio.md).
 pub const CLIENT_NAME_MAX: usize = 16;
@@ -53,6 +53,62 @@ pub const CLIENT: &[Key] = &[
 
 /// More sidecores than one client gives to a link.
 const SESSIONS_MAX: u64 = 16;
+
+/// A part of the remote channel that comes and goes while the daemon runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RemotePart {
+    /// A wire to clients, or to an IOhost.
+    Link(LinkSpec),
+    /// A host that uses devices of this one.
+    Client(ClientSpec),
+    /// A host whose devices this one uses.
+    Iohost(IohostSpec),
+}
+
+/// The kind of such a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemoteKind {
+    /// See [`RemotePart::Link`].
+    Link,
+    /// See [`RemotePart::Client`].
+    Client,
+    /// See [`RemotePart::Iohost`].
+    Iohost,
+}
+
+impl RemoteKind {
+    /// The word for it in the configuration and in messages.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Link => "link",
+            Self::Client => "client",
+            Self::Iohost => "iohost",
+        }
+    }
+}
+
+impl RemotePart {
+    /// The kind of the part.
+    #[must_use]
+    pub const fn kind(&self) -> RemoteKind {
+        match self {
+            Self::Link(_) => RemoteKind::Link,
+            Self::Client(_) => RemoteKind::Client,
+            Self::Iohost(_) => RemoteKind::Iohost,
+        }
+    }
+
+    /// The name of the part, unique among its kind.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Link(LinkSpec { name, .. })
+            | Self::Client(ClientSpec { name, .. })
+            | Self::Iohost(IohostSpec { name, .. }) => name,
+        }
+    }
+}
 
 /// A client of this IOhost: a host that may use the devices exported to it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::NewDevice;
 use super::routes::{Answer, ROUTES, Route};
-use crate::config::keys::{self, Key, Kind, Variant};
+use crate::config::keys::{self, Key, Kind, StoreKind, Variant};
 
 /// The schema of a type.
 pub(super) type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
@@ -29,15 +29,28 @@ impl JsonSchema for NewDevice {
         let mut properties = properties(keys::device().chain(keys::front_ends()));
         let volume = self::properties(volume.chain([&keys::STAGE]));
         properties.insert("volume".to_owned(), object(volume, &apart));
+        let remote = StoreKind::keys("remote").iter().chain([&keys::STAGE]);
+        properties.insert("remote".to_owned(), object(self::properties(remote), &["iohost"]));
         let mut schema = object(properties, &["name"]);
         if let Value::Object(schema) = &mut schema {
             schema.insert(
                 "oneOf".to_owned(),
-                json!([{ "required": ["store"] }, { "required": ["volume"] }]),
+                ["store", "volume", "remote"].map(|key| json!({ "required": [key] })).into(),
             );
         }
         schema.try_into().unwrap_or_default()
     }
+}
+
+/// The schema of an object with these keys, and with others that depend on its type.
+pub(super) fn schema_of_keys(
+    keys: impl Iterator<Item = &'static Key>,
+    of_types: impl Iterator<Item = &'static Key>,
+) -> Schema {
+    let keys: Vec<&Key> = keys.collect();
+    let required = keys.iter().filter(|key| key.required.is_some()).map(|key| key.name);
+    let required: Vec<&str> = required.collect();
+    object(properties(keys.into_iter().chain(of_types)), &required).try_into().unwrap_or_default()
 }
 
 fn properties<'a>(keys: impl Iterator<Item = &'a Key>) -> Map<String, Value> {

@@ -10,7 +10,8 @@ use crate::config::json;
 
 /// A device to add: `POST /v1/devices`. A device has the keys of a `[[device]]` in the
 /// configuration file and, instead of `store`, may have a `volume`: an object with the keys of a
-/// store of type `volume`, except for `size` and `quota`.
+/// store of type `volume`, except for `size` and `quota`. Or a `remote`: an object with the keys of
+/// a store of type `remote`, whose `device` is called as this one if it is missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NewDevice(pub Map<String, Value>);
@@ -35,6 +36,12 @@ impl NewDevice {
     #[must_use]
     pub fn of_volume(self, controller: &str, volume: &str) -> Self {
         self.with("volume", serde_json::json!({ "controller": controller, "volume": volume }))
+    }
+
+    /// Sets a device of an IOhost as the device's store.
+    #[must_use]
+    pub fn of_iohost(self, iohost: &str, device: &str) -> Self {
+        self.with("remote", serde_json::json!({ "iohost": iohost, "device": device }))
     }
 
     pub(super) fn settle(self) -> Result<(DeviceSpec, Option<StoreSpec>), String> {
@@ -75,8 +82,8 @@ mod tests {
             ("absolute path", "socket", "x.sock".into()),
             ("`socket_mode` is three octal digits", "socket_mode", "rw".into()),
             ("holds 107 bytes", "socket", long.into()),
-            ("either a `store` or a `volume`", "store", "mem".into()),
-            ("either a `store` or a `volume`", "volume", Value::Null),
+            ("either a `store`, a `volume` or a `remote`", "store", "mem".into()),
+            ("either a `store`, a `volume` or a `remote`", "volume", Value::Null),
             ("`queues` must be a whole number from 1 to 64", "queues", 0.into()),
             ("`queues` must be a whole number from 1 to 64, not a float", "queues", 1.5.into()),
             ("power of two", "queue_size_max", 100.into()),
@@ -137,6 +144,22 @@ mod tests {
         }
         let many = good().with("queues", 0).with("seg_max", 0).settle().unwrap_err();
         assert!(many.contains("`queues`") && many.contains("`seg_max`"), "{many}");
+    }
+
+    #[test]
+    fn a_remote_device_is_called_as_the_local_one_unless_it_says_otherwise() {
+        let device = NewDevice::new("x", Path::new("/run/x.sock"));
+        let remote = |remote: Value| device.clone().with("remote", remote).settle();
+        let (spec, store) = remote(json!({ "iohost": "io1" })).unwrap();
+        let store = store.unwrap();
+        assert_eq!((spec.store.as_str(), store.name.as_str()), ("io1/x@x", "io1/x@x"));
+        let kind = store.kind.remote().unwrap();
+        assert_eq!((kind.iohost.as_str(), kind.device.as_deref()), ("io1", Some("x")));
+        let (_, store) = device.clone().of_iohost("io1", "disk1").settle().unwrap();
+        assert_eq!(store.unwrap().kind.remote().unwrap().device.as_deref(), Some("disk1"));
+        assert!(remote(json!({})).unwrap_err().contains("`iohost` is missing"));
+        let both = device.of_iohost("io1", "x").of_volume("c", "v").settle().unwrap_err();
+        assert!(both.contains("either a `store`"), "{both}");
     }
 
     #[test]

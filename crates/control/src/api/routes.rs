@@ -13,7 +13,10 @@ use super::document::SchemaOf;
 use super::requests::{
     CreateVolume, ExtentsQuery, MetricsQuery, Named, Prune, Quota, Resize, Share,
 };
-use super::{Controllers, Devices, Invitation, NewDevice, Sidecores, Volumes, volumes};
+use super::{
+    Controllers, Devices, Invitation, NewClient, NewDevice, NewIohost, NewLink, Sidecores, Volumes,
+    remote, volumes,
+};
 use crate::Source;
 
 /// A method of a path.
@@ -89,11 +92,21 @@ routes! {
         "Serve clients although answered writes may be missing", Nothing;
     get "/v1/sidecores" => super::sidecores, "The polling threads", json!(200, Sidecores);
     get "/v1/stats" => super::stats, "All counters", json!(200, Stats);
-    get "/v1/remote" => super::remote, "Links, clients and IOhosts", json!(200, RemoteReport);
-    post "/v1/remote/clients/{client}/invite" => super::invite, "Make a key for a client",
+    get "/v1/remote" => remote::report, "Links, clients and IOhosts", json!(200, RemoteReport);
+    post "/v1/remote/clients/{client}/invite" => remote::invite, "Make a key for a client",
         json!(200, Invitation);
-    post "/v1/remote/clients/{client}/revoke" => super::revoke,
+    post "/v1/remote/clients/{client}/revoke" => remote::revoke,
         "Forget a client's key, and end its sessions", Nothing;
+    post "/v1/remote/links" => remote::add_link, "Add a link", Nothing, body NewLink;
+    delete "/v1/remote/links/{link}" => remote::remove_link, "Remove an unused link", Nothing;
+    post "/v1/remote/clients" => remote::add_client, "Let a host use devices of this one", Nothing,
+        body NewClient;
+    delete "/v1/remote/clients/{client}" => remote::remove_client,
+        "Remove a client that has no devices", Nothing;
+    post "/v1/remote/iohosts" => remote::add_iohost, "Use devices of another host", Nothing,
+        body NewIohost;
+    delete "/v1/remote/iohosts/{iohost}" => remote::remove_iohost,
+        "Remove an IOhost whose devices are not used", Nothing;
     get "/v1/controllers" => volumes::list, "The controllers", json!(200, Controllers);
     get "/v1/controllers/{controller}" => volumes::show,
         "A controller", json!(200, ControllerReport);

@@ -228,7 +228,7 @@ fn controller(mut section: Section<'_, '_, '_>, crash_log: &Path) -> Part<Contro
     Part { spec, head: section.finish() }
 }
 
-fn link(mut section: Section<'_, '_, '_>) -> Part<LinkSpec> {
+pub(super) fn link(mut section: Section<'_, '_, '_>) -> Part<LinkSpec> {
     let values = section.all(LINK);
     let Some(word) = values.get::<String>("type") else {
         return Part { spec: LinkSpec::default(), head: section.give_up() };
@@ -244,7 +244,7 @@ fn link(mut section: Section<'_, '_, '_>) -> Part<LinkSpec> {
     Part { spec, head: section.finish() }
 }
 
-fn client(mut section: Section<'_, '_, '_>) -> Part<ClientSpec> {
+pub(super) fn client(mut section: Section<'_, '_, '_>) -> Part<ClientSpec> {
     let values = section.all(keys::client());
     let spec = ClientSpec::from_values(&values);
     bursts(&mut section, keys::client(), &values);
@@ -254,7 +254,7 @@ fn client(mut section: Section<'_, '_, '_>) -> Part<ClientSpec> {
     Part { spec, head: section.finish() }
 }
 
-fn iohost(mut section: Section<'_, '_, '_>) -> Part<IohostSpec> {
+pub(super) fn iohost(mut section: Section<'_, '_, '_>) -> Part<IohostSpec> {
     let spec = IohostSpec::from_values(&section.all(IOHOST));
     if spec.encryption == Some(false) && section.place("invitation").is_some() {
         let message = "`invitation` has no use with `encryption = \"off\"`; leave one of them out";

@@ -1,9 +1,10 @@
-//! A device in the control API's JSON: the parser, the keys and the rules are those of the file.
+//! Devices, links, clients and IOhosts in the control API's JSON: the parser, the keys and the rules
+//! are those of the file.
 
 use std::fmt::Write as _;
 
 use serde_json::{Map, Value};
-use sidecore_assembly::spec::{DeviceSpec, StageSpec, StoreSpec};
+use sidecore_assembly::spec::{DeviceSpec, RemoteKind, RemotePart, StageSpec, StoreSpec};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -12,43 +13,90 @@ use super::keys::STAGE;
 use super::problem::Collector;
 use super::section::Section;
 
-/// Makes the device that `keys` describe, and its store if they have a `volume`.
+/// Makes the device that `keys` describe, and its store if they have a `volume` or a `remote`.
 ///
 /// # Errors
 /// All problems of the device.
 pub(crate) fn device(
     mut keys: Map<String, Value>,
 ) -> Result<(DeviceSpec, Option<StoreSpec>), String> {
+    drop_empty(&mut keys);
+    let part = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
+    let name = part(keys.get("name"));
+    if let Some(Value::Object(remote)) = keys.get_mut("remote") {
+        // The store's own name is not that of a device.
+        remote.entry("device").or_insert_with(|| name.clone().into());
+    }
+    let of = |table: &str, key| part(keys.get(table).and_then(|table| table.get(key)));
+    // Names in the configuration have no slash.
+    let store = match keys.contains_key("remote") {
+        true => format!("{}/{}@{name}", of("remote", "iohost"), of("remote", "device")),
+        false => format!("{}/{}@{name}", of("volume", "controller"), of("volume", "volume")),
+    };
+    let stores = ["store", "volume", "remote"];
+    let has_one = stores.iter().filter(|key| keys.contains_key(**key)).count() == 1;
+    keys.entry("name").or_insert(name.into());
+    keys.entry("store").or_insert_with(|| store.clone().into());
+    read(&keys, |table, problems| {
+        let mut section = Section::open("device", table, 0..0, problems);
+        if !has_one {
+            section.complain(0..0, "a device has either a `store`, a `volume` or a `remote`");
+        }
+        let (volume, remote) = (section.table("volume"), section.table("remote"));
+        let device = draft::device(&mut section);
+        section.finish();
+        let inline = match (volume, remote) {
+            (Some(volume), _) => existing_volume(store, volume, problems),
+            (None, Some(remote)) => inline_store(store, ("remote", remote), &[], problems),
+            (None, None) => None,
+        };
+        (device, inline)
+    })
+}
+
+/// Makes the link, client or IOhost that `keys` describe.
+///
+/// # Errors
+/// All problems of the part.
+pub(crate) fn remote_part(
+    kind: RemoteKind,
+    mut keys: Map<String, Value>,
+) -> Result<RemotePart, String> {
+    drop_empty(&mut keys);
+    read(&keys, |table, problems| {
+        let section = Section::open(kind.word(), table, 0..0, problems);
+        match kind {
+            RemoteKind::Link => RemotePart::Link(draft::link(section).spec),
+            RemoteKind::Client => RemotePart::Client(draft::client(section).spec),
+            RemoteKind::Iohost => RemotePart::Iohost(draft::iohost(section).spec),
+        }
+    })
+}
+
+/// Drops nulls and empty lists, which say as much as a missing key.
+fn drop_empty(keys: &mut Map<String, Value>) {
     keys.retain(|_, value| {
         !value.is_null() && value.as_array().is_none_or(|list| !list.is_empty())
     });
-    let part = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
-    let of_volume = |key| part(keys.get("volume").and_then(|volume| volume.get(key)));
-    let name = part(keys.get("name"));
-    // Names in the configuration have no slash.
-    let function = format!("{}/{}@{name}", of_volume("controller"), of_volume("volume"));
-    let has_one = keys.contains_key("store") != keys.contains_key("volume");
-    keys.entry("name").or_insert(name.into());
-    keys.entry("store").or_insert_with(|| function.clone().into());
-    let text = toml(&keys);
+}
+
+/// Reads a table with these keys.
+fn read<T>(
+    keys: &Map<String, Value>,
+    read: impl FnOnce(&DeTable<'_>, &mut Collector<'_>) -> T,
+) -> Result<T, String> {
+    let text = toml(keys);
     let (document, errors) = DeTable::parse_recoverable(&text);
     if let Some(error) = errors.first() {
         return Err(format!("the request makes no sense: {}", error.message()));
     }
     let mut problems = Collector::of_text(&text);
-    let mut section = Section::open("device", document.get_ref(), 0..0, &mut problems);
-    if !has_one {
-        section.complain(0..0, "a device has either a `store` or a `volume`");
-    }
-    let volume = section.table("volume");
-    let device = draft::device(&mut section);
-    section.finish();
-    let store = volume.and_then(|table| existing_volume(function, table, &mut problems));
+    let part = read(document.get_ref(), &mut problems);
     let messages = |problem: super::Problem| problem.message;
     problems.finish().map_err(|problems| {
         problems.list.into_iter().map(messages).collect::<Vec<_>>().join("; ")
     })?;
-    Ok((device, store))
+    Ok(part)
 }
 
 /// A virtual function of a volume that was made before, and the stages in front of it.
@@ -57,15 +105,26 @@ fn existing_volume(
     volume: &Spanned<DeValue<'_>>,
     problems: &mut Collector<'_>,
 ) -> Option<StoreSpec> {
-    let mut section = Section::new(volume.get_ref().as_table()?, volume.span(), "volume", problems);
-    let kind = draft::bottom(&mut section, "volume");
+    let of_the_volume = [
+        ("size", "`size` belongs to the request that makes the volume; leave it out"),
+        ("quota", "`quota` belongs to the request that makes the volume; leave it out"),
+    ];
+    inline_store(name, ("volume", volume), &of_the_volume, problems)
+}
+
+/// A store of this type with the stages in front of it. Some keys are refused, with a reason.
+fn inline_store(
+    name: String,
+    (word, table): (&str, &Spanned<DeValue<'_>>),
+    refused: &[(&str, &str)],
+    problems: &mut Collector<'_>,
+) -> Option<StoreSpec> {
+    let mut section = Section::new(table.get_ref().as_table()?, table.span(), word, problems);
+    let kind = draft::bottom(&mut section, word);
     let stages = StageSpec::list(&section.all([&STAGE]));
-    for key in ["size", "quota"] {
+    for (key, message) in refused {
         if section.has(key) {
-            section.complain(
-                0..0,
-                format!("`{key}` belongs to the request that makes the volume; leave it out"),
-            );
+            section.complain(0..0, *message);
         }
     }
     section.finish();

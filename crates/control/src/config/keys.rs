@@ -63,6 +63,11 @@ pub fn link() -> impl Iterator<Item = &'static Key> {
     LINK.iter().chain(LinkSpec::KEYS)
 }
 
+/// The keys of links of a certain type.
+pub fn of_links() -> impl Iterator<Item = &'static Key> {
+    LinkKind::WORDS.into_iter().flat_map(LinkKind::keys)
+}
+
 /// The keys of every device.
 pub fn device() -> impl Iterator<Item = &'static Key> {
     STRUCTURE.iter().chain(DeviceSpec::KEYS)
