@@ -45,8 +45,8 @@ enum Command {
 struct AddArguments {
     /// The name of the device.
     device: String,
-    /// The socket to serve it on: of vhost-user, or of vfio-user for NVMe. A device that is exported
-    /// to a client has none.
+    /// The socket to serve it on: of vhost-user, or of vfio-user for NVMe. A device that is
+    /// exported to a client has none.
     #[arg(required_unless_present = "client")]
     path: Option<PathBuf>,
     /// The volume to serve, through a virtual function of its own.

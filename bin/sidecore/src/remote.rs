@@ -49,6 +49,17 @@ enum Command {
         /// The client.
         client: String,
     },
+    /// Let a client's requests wait, before work on its stores.
+    ///
+    /// Requests that the stores have are answered first, and the stores are flushed. The client
+    /// and its guests wait until `--undo`, or until this daemon starts again.
+    Drain {
+        /// The client.
+        client: String,
+        /// Take the client's requests again.
+        #[arg(long)]
+        undo: bool,
+    },
     /// Add and remove links.
     #[command(subcommand)]
     Link(Part<LinkFlags>),
@@ -105,6 +116,14 @@ fn change<F: Args>(
 pub(crate) fn run(client: &Client, arguments: Arguments) -> Result<()> {
     let json = arguments.json;
     match arguments.command {
+        Command::Drain { client: name, undo } => {
+            client.drain(&name, undo)?;
+            let done = if undo { "undrained" } else { "drained" };
+            if json {
+                return print_json(&serde_json::json!({ done: name }));
+            }
+            Ok(print(&format!("{done}: \"{name}\"\n"))?)
+        }
         Command::Link(part) => change(client, RemoteKind::Link, part, json, |flags| flags.0),
         Command::Client(part) => change(client, RemoteKind::Client, part, json, |flags| flags.0),
         Command::Iohost(part) => change(client, RemoteKind::Iohost, part, json, |flags| flags.0),

@@ -277,7 +277,8 @@ fn a_vmhost_that_is_told_to_end_waits_for_an_iohost_that_comes_back() {
     end(iohost);
 }
 
-/// Two daemons that know nothing of each other become an IOhost and its client, and forget it again.
+/// Two daemons that know nothing of each other become an IOhost and its client, and forget it
+/// again.
 #[test]
 fn links_clients_iohosts_and_their_disks_come_and_go_while_the_daemons_run() {
     let shared = shared();
@@ -339,6 +340,44 @@ fn links_clients_iohosts_and_their_disks_come_and_go_while_the_daemons_run() {
     assert!(file[at..at + WRITE_BYTES as usize] == data(3, 1));
     end(vm);
     end(io);
+}
+
+#[test]
+fn a_drained_client_waits_with_its_writes_flushed() {
+    let shared = shared();
+    let iohost = start(&iohost(shared.path(), ""));
+    let vmhost = start(&vmhost(shared.path(), ""));
+    let mut guest = guest(&vmhost);
+    let queue = guest.queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    write(queue, slot, 1, 0);
+    let control = iohost.client();
+    assert!(control.drain("vmhost", true).unwrap_err().to_string().contains("is not drained"));
+    control.drain("vmhost", false).unwrap();
+    remote(&iohost, |report| report.clients.iter().any(|client| client.state == "drained"));
+    let metrics = control.metrics(false).unwrap();
+    assert!(metrics.contains("sidecore_client_drained{client=\"vmhost\"} 1\n"), "{metrics}");
+    queue.write_data(slot, 0, &data(1, 1));
+    queue.submit_write(slot, Sector(SECTORS), WRITE_BYTES).unwrap();
+    queue.publish().unwrap();
+    remote(&vmhost, |report| {
+        let mut devices = report.iohosts.iter().flat_map(|iohost| &iohost.devices);
+        let waits = |what: &str| what.contains("sidecore remote drain");
+        devices.any(|it| it.waits_for.as_deref().is_some_and(waits) && it.in_flight == 1)
+    });
+    let at = WRITE_BYTES as usize;
+    let stored = || std::fs::read(shared.path().join("disk.img")).unwrap()[at..2 * at].to_vec();
+    assert!(stored() == data(1, 0), "the write before the drain, and not the one after");
+    control.drain("vmhost", true).unwrap();
+    assert_eq!(complete(queue).status, Status::Ok);
+    assert!(read(queue, slot, 1) == data(1, 1));
+    queue.submit_flush(slot).unwrap();
+    assert_eq!(complete(queue).status, Status::Ok);
+    assert!(stored() == data(1, 1));
+    remote(&iohost, |report| report.clients.iter().any(|client| client.state == "connected"));
+    drop(guest);
+    end(vmhost);
+    end(iohost);
 }
 
 #[test]

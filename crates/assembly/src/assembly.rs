@@ -342,6 +342,24 @@ impl Assembly {
         self.lists.remote.revoke(client)
     }
 
+    /// Takes no new requests of a client, waits until those in flight have ended, and flushes its
+    /// stores. The client's requests wait until [`undrain_client`](Self::undrain_client).
+    ///
+    /// # Errors
+    /// There is no such client, or a store does not answer or cannot be flushed. Requests of the
+    /// client wait all the same.
+    pub fn drain_client(&self, client: &str) -> Result<(), OperationError> {
+        self.lists.remote.drain_client(client)
+    }
+
+    /// Takes requests of a drained client again.
+    ///
+    /// # Errors
+    /// There is no such client, or it is not drained.
+    pub fn undrain_client(&self, client: &str) -> Result<(), OperationError> {
+        self.lists.remote.undrain_client(client)
+    }
+
     /// The controllers that are open.
     #[must_use]
     pub fn controllers(&self) -> Vec<Arc<ControllerHandle>> {

@@ -1,6 +1,7 @@
 //! Links, clients of this host, and IOhosts that this host is a client of.
 
 mod away;
+mod drain;
 mod hosting;
 mod link;
 mod status;

@@ -159,6 +159,17 @@ impl Client {
         self.ask(Method::POST, &path, None, PATIENCE).map(drop)
     }
 
+    /// Makes the daemon let a client's requests wait, or take them again with `undo`. Waits until
+    /// the requests in flight have ended.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn drain(&self, client: &str, undo: bool) -> Result<(), ClientError> {
+        let path = format!("{REMOTE_PATH}/clients/{}/drain", escaped(client));
+        let method = if undo { Method::DELETE } else { Method::POST };
+        self.ask(method, &path, None, DISK_PATIENCE).map(drop)
+    }
+
     /// Adds a link, a client or an IOhost, with the keys of its section in the configuration file.
     ///
     /// # Errors

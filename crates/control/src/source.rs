@@ -40,6 +40,18 @@ pub trait Source: Send + Sync + 'static {
     /// There is no such client, it was not invited, or its key cannot be removed.
     fn revoke(&self, client: &str) -> Result<(), OperationError>;
 
+    /// Takes no new requests of a client, and waits until those in flight are ended and flushed.
+    ///
+    /// # Errors
+    /// There is no such client, or a store does not answer or cannot be flushed.
+    fn drain_client(&self, client: &str) -> Result<(), OperationError>;
+
+    /// Takes requests of a drained client again.
+    ///
+    /// # Errors
+    /// There is no such client, or it is not drained.
+    fn undrain_client(&self, client: &str) -> Result<(), OperationError>;
+
     /// Adds a link, a client or an IOhost.
     ///
     /// # Errors
@@ -102,6 +114,14 @@ impl Source for Assembly {
 
     fn revoke(&self, client: &str) -> Result<(), OperationError> {
         Self::revoke(self, client)
+    }
+
+    fn drain_client(&self, client: &str) -> Result<(), OperationError> {
+        Self::drain_client(self, client)
+    }
+
+    fn undrain_client(&self, client: &str) -> Result<(), OperationError> {
+        Self::undrain_client(self, client)
     }
 
     fn add_part(&self, part: &RemotePart) -> Result<(), AssemblyError> {

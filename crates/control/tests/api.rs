@@ -84,6 +84,14 @@ impl Source for StandIn {
         Err(OperationError::new(ErrorKind::NotFound, format!("no {client}")))
     }
 
+    fn drain_client(&self, client: &str) -> Result<(), OperationError> {
+        if client == "vmhost1" { Ok(()) } else { self.revoke(client) }
+    }
+
+    fn undrain_client(&self, client: &str) -> Result<(), OperationError> {
+        self.drain_client(client)
+    }
+
     fn add_part(&self, part: &RemotePart) -> Result<(), AssemblyError> {
         let (kind, name) = (part.kind().word(), part.name().to_owned());
         if name == "new" { Ok(()) } else { Err(AssemblyError::Duplicate { kind, name }) }
@@ -133,6 +141,10 @@ fn the_client_reads_the_reports_of_the_source() {
     assert_eq!(client.remote().unwrap(), StandIn.remote());
     assert_eq!(client.invite("a b").unwrap().invitation, "the invitation of a b");
     assert_eq!(client.revoke("x").unwrap_err().to_string(), "no x");
+    for undo in [false, true] {
+        client.drain("vmhost1", undo).unwrap();
+        assert_eq!(client.drain("x", undo).unwrap_err().to_string(), "no x");
+    }
     assert!(
         client.metrics(false).unwrap().contains("sidecore_device_kicks_total{device=\"vd0\"} 3\n")
     );

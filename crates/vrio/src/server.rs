@@ -404,7 +404,7 @@ impl<S: Seal> Server<S> {
         port: &mut P,
     ) -> Result<(), Reason> {
         let body = RequestBody::decode(frame.body());
-        let place = self.place_of(body.slot);
+        let (place, is_drained) = (self.place_of(body.slot), self.slot_limit == 0);
         let Self { slots, devices, attached, terms, .. } = self;
         let is_it = |entry: &&DeviceEntry| entry.device == body.device;
         let is_attached = || attached.iter().any(|(number, _)| *number == body.device);
@@ -414,6 +414,9 @@ impl<S: Seal> Server<S> {
             return Err(Reason::Epoch);
         }
         let slot = slots.get_mut(usize::from(body.slot)).ok_or(Reason::Slot)?;
+        if is_drained && !slot.needs_no_store(&body) {
+            return Err(Reason::Slot);
+        }
         let payload_bytes = frame.payload_bytes();
         let arrival = Arrival { body: &body, payload_bytes, received, place, port };
         let step = slot.take(now, arrival, (entry, terms));

@@ -90,7 +90,7 @@ reasons! {
     Epoch = dropped_epoch "dropped_epoch_total",
     /// Dropped: for a device that is not attached.
     Device = dropped_device "dropped_device_total",
-    /// Dropped: for a slot that does not exist, or has an unanswered request.
+    /// Dropped: for a slot that does not exist, has an unanswered request, or may not be used now.
     Slot = dropped_slot "dropped_slot_total",
     /// Dropped: for an earlier request of its slot, or one out of order.
     Sequence = dropped_sequence "dropped_sequence_total",

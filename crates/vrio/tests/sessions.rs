@@ -514,6 +514,30 @@ fn a_slot_limit_holds_and_is_no_increment() {
 }
 
 #[test]
+fn a_drained_client_waits_and_what_the_store_has_is_answered() {
+    let mut rig = rig();
+    rig.holds = true;
+    (0..4).for_each(|tag| rig.submit(tag, request(Operation::Read, tag * 512, 512)));
+    rig.run_for(Nanos::from_millis(5));
+    assert_eq!(rig.held.len(), 4);
+    // The client does not know yet, and sends one more.
+    rig.host.set_slot_limit(rig.now, 0, 0);
+    rig.write(4, 0, &[7; 512]);
+    rig.run_for(Nanos::from_millis(20));
+    assert_eq!((rig.client.slot_limit(), rig.held.len()), (0, 4));
+    rig.submit(5, request(Operation::Read, 0, 512));
+    rig.holds = false;
+    (0..4).for_each(|tag| assert_eq!(rig.wait(tag), Ok(())));
+    rig.run_for(Nanos::from_millis(5_000));
+    assert!(rig.completed.is_empty(), "{:?}", rig.completed);
+    assert_eq!((rig.executed(Operation::Write), rig.executed(Operation::Read)), (0, 4));
+    assert!(rig.host_counts().dropped_slot >= 1);
+    rig.host.set_slot_limit(rig.now, 0, 8);
+    assert_eq!((rig.wait(4), rig.wait(5)), (Ok(()), Ok(())));
+    assert_eq!(rig.executed(Operation::Write), 1);
+}
+
+#[test]
 fn a_client_asks_for_no_more_frames_than_its_ring_holds() {
     let mut rig =
         Rig::connected(ClientOptions { receive_frames: 20, ..options() }, ServerOptions::default());

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
+use sidecore_block::BlockDevice;
 use sidecore_reactor::Unit;
 use sidecore_remote::export::{
     ClientId, ClientLimits, ClientShare, ClientSpec as ExportClient, Export, ExportError,
@@ -46,6 +47,8 @@ pub(super) struct ServedClient {
     share: ClientShare,
     /// Whether it is admitted on a link.
     pub(super) is_admitted: bool,
+    /// Whether no new requests of it are taken.
+    pub(super) is_drained: bool,
 }
 
 /// A device of a client.
@@ -161,6 +164,7 @@ impl ServedClient {
             ids: Vec::new(),
             devices: BTreeMap::new(),
             is_admitted: false,
+            is_drained: false,
         };
         client.join(links).map_err(failed)?;
         client.admit(links, keys).map_err(failed)?;
@@ -211,7 +215,35 @@ impl ServedClient {
                 self.ids.push((Arc::clone(unit), id));
             }
         }
+        self.drain(self.is_drained)
+    }
+
+    /// Takes no new requests of the client, or takes them again.
+    pub(super) fn drain(&mut self, drains: bool) -> Result<(), String> {
+        self.is_drained = drains;
+        for (unit, id) in &self.ids {
+            let id = *id;
+            asked(unit.ask(move |unit| unit.drain_client(id, drains)))?;
+        }
         Ok(())
+    }
+
+    /// Requests of the client that stores have, or are to be given.
+    pub(super) fn executing(&self) -> usize {
+        let ask = |(unit, id): &(Arc<Handle<ExportUnit>>, ClientId)| {
+            let id = *id;
+            unit.ask(move |unit| unit.executing(id)).ok().flatten()
+        };
+        self.ids.iter().filter_map(ask).sum()
+    }
+
+    /// The stores that the client may have written to, with the names of its devices.
+    pub(super) fn written(&self) -> Vec<(String, Arc<dyn BlockDevice>)> {
+        let devices = self.devices.values().map(|served| &served.device);
+        let is_written =
+            |device: &&ExportedDevice| !device.read_only && !device.store.geometry().read_only;
+        let named = |device: &ExportedDevice| (device.name.to_string(), Arc::clone(&device.store));
+        devices.filter(is_written).map(named).collect()
     }
 
     /// Ends the client's sessions at once, and lets it have none any more. Its devices are gone

@@ -28,6 +28,10 @@ const PERIOD: Duration = Duration::from_millis(500);
 /// A sidecore that does not answer in this time is shown as it was.
 const PATIENCE: Duration = Duration::from_millis(200);
 
+/// A client that was not heard of for this time is away: it sends a PING more than twice as often
+/// (docs/vrio.md). Its session lasts, and continues if the client comes back.
+const SILENCE: Nanos = Nanos::from_millis(1_000);
+
 /// A thread that refreshes the report, until its drop.
 pub(super) struct Watch {
     stop: Option<Sender<()>>,
@@ -67,8 +71,8 @@ impl Drop for Watch {
 #[derive(Default)]
 struct History {
     states: BTreeMap<(&'static str, String), (String, u64)>,
-    /// The newest answers of units.
-    exports: BTreeMap<(String, usize), ExportStatus>,
+    /// The newest answers of units, those of exports with their times.
+    exports: BTreeMap<(String, usize), (ExportStatus, Nanos)>,
     sessions: BTreeMap<(String, usize), SessionReport>,
 }
 
@@ -108,7 +112,8 @@ fn refresh(remote: &Weak<Remote>, history: &mut History) -> bool {
     let deadline = Instant::now() + PATIENCE;
     let left = || deadline.saturating_duration_since(Instant::now());
     for (unit, answer) in asked.exports {
-        history.exports.extend(answer.recv_timeout(left()).ok().map(|status| (unit, status)));
+        let status = answer.recv_timeout(left()).ok();
+        history.exports.extend(status.map(|status| (unit, (status, remote.clock.now()))));
     }
     for (unit, answer) in asked.sessions {
         history.sessions.extend(answer.recv_timeout(left()).ok().map(|report| (unit, report)));
@@ -157,7 +162,7 @@ impl History {
         self.sessions.retain(|(name, _), _| parts.iohosts.contains_key(name));
     }
 
-    fn exports_of<'a>(&'a self, link: &'a str) -> impl Iterator<Item = &'a ExportStatus> {
+    fn exports_of<'a>(&'a self, link: &'a str) -> impl Iterator<Item = &'a (ExportStatus, Nanos)> {
         self.exports.iter().filter(move |((name, _), _)| name == link).map(|(_, status)| status)
     }
 
@@ -185,7 +190,7 @@ fn links(parts: &Parts, history: &mut History) -> Vec<LinkReport> {
     for link in parts.links.values() {
         let mut counts = LinkCounts::default();
         let mut state = None;
-        for status in history.exports_of(&link.spec.name) {
+        for (status, _) in history.exports_of(&link.spec.name) {
             counts.add(&status.link_counts);
             state = worse(state, status.link);
         }
@@ -244,17 +249,19 @@ fn clients(parts: &Parts, history: &mut History) -> Vec<ClientReport> {
         for link in client.spec.links.iter().filter_map(|name| parts.links.get(name)) {
             seals.push(if client.spec.encrypts(&link.spec.kind) { "on" } else { "off" });
             let units = history.exports_of(&link.spec.name);
-            for session in units.flat_map(|status| &status.sessions) {
+            let sessions = units
+                .flat_map(|(status, at)| status.sessions.iter().map(move |session| (session, *at)));
+            for (session, at) in sessions {
                 if *session.client != **name {
                     continue;
                 }
                 counts.add(&session.counts);
-                if session.session == 0 {
+                report.executing = report.executing.saturating_add(session.in_flight as u64);
+                if session.session == 0 || at.since(session.heard_at) > SILENCE {
                     continue;
                 }
                 report.sessions_open = report.sessions_open.saturating_add(1);
                 report.credits = report.credits.saturating_add(session.credit.into());
-                report.executing = report.executing.saturating_add(session.in_flight as u64);
                 if session.heard_at >= newest {
                     newest = session.heard_at;
                     report.address = session.peer.map(|peer| peer.to_string());
@@ -266,6 +273,8 @@ fn clients(parts: &Parts, history: &mut History) -> Vec<ClientReport> {
         report.counts = counts;
         let has_come = report.counts.sessions > 0;
         report.state = match (report.sessions_open, client.is_admitted, has_come) {
+            _ if client.is_drained && report.executing > 0 => "draining",
+            _ if client.is_drained => "drained",
             (1.., ..) => "connected",
             (0, false, _) => "not invited",
             (0, true, true) => "away",
@@ -284,7 +293,7 @@ fn exports(client: &super::ServedClient, parts: &Parts, history: &History) -> Ve
     let status = |device: &str| {
         let links = client.spec.links.iter();
         let units = links.flat_map(|link| history.exports_of(link));
-        units.flat_map(|status| &status.devices).find(|found| *found.name == *device)
+        units.flat_map(|(status, _)| &status.devices).find(|found| *found.name == *device)
     };
     let report = |device: &String| ExportReport {
         device: device.clone(),

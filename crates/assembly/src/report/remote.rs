@@ -54,14 +54,14 @@ pub struct ClientReport {
     /// Whether the client's frames are sealed: `on`, `off`, or `off` on some links only.
     pub encryption: String,
     /// `not invited` (or revoked), `waiting` (not heard of since the daemon was started),
-    /// `connected` or `away`.
+    /// `connected` or `away`; or `draining` or `drained`, with or without sessions.
     pub state: String,
     /// The time of the last change of the state, in seconds since 1970.
     pub since_unix_s: u64,
     /// The client's address, as of its newest session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// The number of sessions that are open.
+    /// The number of sessions whose client was heard of within the last second.
     pub sessions_open: u64,
     /// Requests that the client may have unanswered now, in all of its sessions.
     pub credits: u64,

@@ -139,3 +139,17 @@ pub(super) async fn revoke(
 ) -> Result<StatusCode, Refusal> {
     off_thread(move || source.revoke(&client)).await.map(|()| StatusCode::NO_CONTENT)
 }
+
+pub(super) async fn drain(
+    State(source): Shared,
+    UrlPath(client): UrlPath<String>,
+) -> Result<StatusCode, Refusal> {
+    off_thread(move || source.drain_client(&client)).await.map(|()| StatusCode::NO_CONTENT)
+}
+
+pub(super) async fn undrain(
+    State(source): Shared,
+    UrlPath(client): UrlPath<String>,
+) -> Result<StatusCode, Refusal> {
+    off_thread(move || source.undrain_client(&client)).await.map(|()| StatusCode::NO_CONTENT)
+}

@@ -97,6 +97,10 @@ routes! {
         json!(200, Invitation);
     post "/v1/remote/clients/{client}/revoke" => remote::revoke,
         "Forget a client's key, and end its sessions", Nothing;
+    post "/v1/remote/clients/{client}/drain" => remote::drain,
+        "Let a client's requests wait, when those in flight have ended", Nothing;
+    delete "/v1/remote/clients/{client}/drain" => remote::undrain,
+        "Take a client's requests again", Nothing;
     post "/v1/remote/links" => remote::add_link, "Add a link", Nothing, body NewLink;
     delete "/v1/remote/links/{link}" => remote::remove_link, "Remove an unused link", Nothing;
     post "/v1/remote/clients" => remote::add_client, "Let a host use devices of this one", Nothing,

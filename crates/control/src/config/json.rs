@@ -1,5 +1,5 @@
-//! Devices, links, clients and IOhosts in the control API's JSON: the parser, the keys and the rules
-//! are those of the file.
+//! Devices, links, clients and IOhosts in the control API's JSON: the parser, the keys and the
+//! rules are those of the file.
 
 use std::fmt::Write as _;
 

@@ -18,7 +18,10 @@ const LINKS: &[Metric<LinkReport>] = &[
 
 const CLIENTS: &[Metric<ClientReport>] = &[
     gauge("connected", "1 while the client has a session.", |client| {
-        Value::Whole((client.state == "connected").into())
+        Value::Whole((client.sessions_open > 0).into())
+    }),
+    gauge("drained", "1 while the client's new requests wait, because it was drained.", |client| {
+        Value::Whole(matches!(client.state.as_str(), "draining" | "drained").into())
     }),
     gauge("sessions_open", "Sessions of the client that are open.", |client| {
         Value::Whole(client.sessions_open)

@@ -70,6 +70,8 @@ pub(super) struct SessionDesk<H: ClientHandshake> {
     looks_again: bool,
     /// Devices that wait.
     waiting: usize,
+    /// The IOhost lets the client use no slot.
+    is_drained: bool,
     is_stopping: bool,
     /// The session's unit sleeps, and `doorbell` wakes it.
     pub(super) is_asleep: bool,
@@ -94,6 +96,7 @@ impl<H: ClientHandshake> SessionDesk<H> {
             depth: 0,
             looks_again: true,
             waiting: 0,
+            is_drained: false,
             is_stopping: false,
             is_asleep: false,
             doorbell,
@@ -396,6 +399,8 @@ impl<H: ClientHandshake> SessionDesk<H> {
     /// Looks at what the devices wait for.
     #[inline]
     fn look(&mut self, now: Nanos) {
+        let is_drained = self.client.slot_limit() == 0;
+        self.looks_again |= std::mem::replace(&mut self.is_drained, is_drained) != is_drained;
         if !std::mem::take(&mut self.looks_again) && self.waiting == 0 {
             return;
         }
@@ -410,7 +415,9 @@ impl<H: ClientHandshake> SessionDesk<H> {
             let waits_for = match link {
                 LinkState::Down(reason) | LinkState::Closed(reason) => Some(WaitsFor::Link(reason)),
                 LinkState::Up if !self.client.is_connected() => Some(WaitsFor::Iohost),
-                LinkState::Up if self.client.is_ready(device.number) => None,
+                LinkState::Up if self.client.is_ready(device.number) => {
+                    self.is_drained.then_some(WaitsFor::Undrained)
+                }
                 LinkState::Up if self.client.is_attached(device.number) => Some(WaitsFor::Replay),
                 LinkState::Up => Some(
                     self.client

@@ -21,6 +21,8 @@ pub enum WaitsFor {
     SameDevice(&'static str),
     /// The IOhost has the answered writes again that it may have lost in a restart.
     Replay,
+    /// The IOhost takes requests of this client again.
+    Undrained,
     /// The session has ended, so the wait does not end.
     Session,
 }
@@ -35,6 +37,9 @@ impl fmt::Display for WaitsFor {
                 write!(f, "the device as it was: {change}, which cannot change while it is open")
             }
             Self::Replay => f.write_str("answered writes, which are sent again"),
+            Self::Undrained => f.write_str(
+                "the IOhost, which is drained of this client's requests (`sidecore remote drain`)",
+            ),
             Self::Session => f.write_str("its session, which has ended"),
         }
     }

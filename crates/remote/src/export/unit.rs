@@ -33,6 +33,10 @@ pub(super) struct Client {
     pub(super) name: Arc<str>,
     /// Its places in the host: one for each of its link queues.
     pub(super) places: Vec<(u8, u16, Arc<VrioStats>)>,
+    /// See [`ClientShare::slots`].
+    slots: u16,
+    /// No new request of it is taken.
+    is_drained: bool,
 }
 
 /// A device of a client.
@@ -158,7 +162,8 @@ impl<H: HostHandshake> Export<H> {
             self.done.reserve(slots.into());
         }
         self.set_shares(&places, &spec.share);
-        let client = Client { name: Arc::clone(&spec.name), places };
+        let (name, slots) = (Arc::clone(&spec.name), spec.share.slots);
+        let client = Client { name, places, slots, is_drained: false };
         self.clients.push(Some(client));
         Ok(ClientId(self.clients.len().saturating_sub(1)))
     }
@@ -168,10 +173,41 @@ impl<H: HostHandshake> Export<H> {
     /// # Errors
     /// There is no such client.
     pub fn set_share(&mut self, client: ClientId, share: &ClientShare) -> Result<(), ExportError> {
-        let found = self.clients.get(client.0).and_then(Option::as_ref);
-        let places = found.ok_or(ExportError::NoClient)?.places.clone();
+        let found = self.clients.get_mut(client.0).and_then(Option::as_mut);
+        let found = found.ok_or(ExportError::NoClient)?;
+        found.slots = share.slots;
+        let (places, is_drained) = (found.places.clone(), found.is_drained);
         self.set_shares(&places, share);
+        self.drain_client(client, is_drained)
+    }
+
+    /// Takes no new request of a client, or takes them again. The client waits meanwhile; its
+    /// requests that a store has are answered.
+    ///
+    /// # Errors
+    /// There is no such client.
+    pub fn drain_client(&mut self, client: ClientId, drains: bool) -> Result<(), ExportError> {
+        let most = self.options.server.slots.max(1);
+        let found = self.clients.get_mut(client.0).and_then(Option::as_mut);
+        let found = found.ok_or(ExportError::NoClient)?;
+        found.is_drained = drains;
+        let slots = if drains { 0 } else { found.slots.clamp(1, most) };
+        for (_, place, _) in &found.places {
+            self.host.set_slot_limit(self.now, *place, slots);
+        }
         Ok(())
+    }
+
+    /// Requests of a client that stores have, or are to be given.
+    #[must_use]
+    pub fn executing(&self, client: ClientId) -> usize {
+        let found = self.clients.get(client.0).and_then(Option::as_ref);
+        let places = found.map_or(&[][..], |found| &found.places);
+        let sessions = places.iter().filter_map(|(_, place, _)| self.host.session(*place));
+        let devices = self.devices.iter().flatten().filter(|device| device.client == client);
+        // Requests of a former session are the devices' alone.
+        let in_flight: usize = devices.map(|device| device.assigned.in_flight as usize).sum();
+        sessions.map(|session| session.executing()).sum::<usize>().max(in_flight)
     }
 
     fn set_shares(&mut self, places: &[(u8, u16, Arc<VrioStats>)], share: &ClientShare) {

@@ -255,7 +255,7 @@ impl<H: HostHandshake> Host<H> {
     }
 
     /// Lets a client use this many slots from now on, of those that it has. It may have requests
-    /// unanswered in the others.
+    /// unanswered in the others. With none, requests that the store does not have are dropped.
     pub fn set_slot_limit(&mut self, now: Nanos, place: u16, slot_limit: u16) {
         if let Some(found) = self.places.get_mut(usize::from(place)) {
             found.server.set_slot_limit(now, slot_limit);

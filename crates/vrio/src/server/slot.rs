@@ -137,6 +137,17 @@ impl Slot {
         }
     }
 
+    /// Whether a frame of this request is answered without the store: the store has the request, or
+    /// the request's status is known.
+    pub(super) fn needs_no_store(&self, body: &RequestBody) -> bool {
+        let is_known = match self.state {
+            State::Idle | State::Assembling => false,
+            State::Executing => true,
+            State::Done => self.request.operation != Operation::Read,
+        };
+        is_known && body.sequence == self.body.sequence
+    }
+
     /// Ends a request that the store is not asked for.
     fn refuse(&mut self, fresh: Self, error: BlockError) -> Step {
         *self =
