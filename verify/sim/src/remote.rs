@@ -1,19 +1,20 @@
-//! A client and an IOhost of the remote channel, on a network that does its worst.
+//! Clients and an IOhost of the remote channel, on a network that does its worst.
 //!
 //! # Real and simulated
 //!
-//! Both engines of `sidecore-vrio` are the production code. Simulated are time, the guest, the
-//! link, the [network], and the IOhost's [store], which executes requests in any
+//! Both engines of `sidecore-vrio` are the production code. Simulated are time, the guests, the
+//! links, the [network], and the IOhost's [store], which executes requests in any
 //! order and keeps writes in a cache until they are flushed.
 //!
 //! # A history
 //!
-//! A seed gives block and frame sizes, a kind of network, and how often things break. The guest
-//! writes, reads, flushes, discards, with requests that overlap; its memory changes when a write is
-//! answered. Frames are lost (up to 30 %), doubled, delayed, damaged; paths are cut in one
-//! direction or both. The IOhost's process dies, or its machine loses power; the client's machine
-//! dies, too. At the end the network heals, all requests have to end, and the whole device is read;
-//! then the IOhost loses its power once more, and the device is read again.
+//! A seed gives the number of clients and of their devices, block and frame sizes, a kind of
+//! network, and how often things break. The guest of each device writes, reads, flushes, discards,
+//! with requests that overlap; its memory changes when a write is answered. Frames are lost (up to
+//! 30 %), doubled, delayed, damaged; paths are cut in one direction or both. The IOhost's process
+//! dies, or its machine loses power; the machines of clients die, too. At the end the network
+//! heals, all requests have to end, and all devices are read; then the IOhost loses its power once
+//! more, and the devices are read again.
 //!
 //! # Properties
 //!
@@ -28,6 +29,7 @@
 
 mod guest;
 mod history;
+mod member;
 pub mod model;
 pub mod network;
 mod seal;

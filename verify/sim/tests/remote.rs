@@ -33,6 +33,15 @@ fn no_answered_write_is_lost_and_none_takes_effect_twice() {
         } = total;
         assert!(replayed > 3_000 && own_flushes > 5_000 && client_deaths > 3_000, "{total:?}");
         assert!(timed_out > 5_000 && seen_before > 50_000 && damaged > 50_000, "{total:?}");
+        let Outcome {
+            restarts_with_several,
+            deaths_beside_others,
+            beside_others,
+            beside_replays,
+            ..
+        } = total;
+        assert!(restarts_with_several > 1_000 && deaths_beside_others > 100, "{total:?}");
+        assert!(beside_others > 50_000 && beside_replays > 100, "{total:?}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! The guest: what it asks for, and what it may be answered.
+//! A guest: what it asks for, and what it may be answered.
 
 use sidecore_block::{BlockError, Operation};
 use sidecore_vrio::Request;
@@ -23,7 +23,32 @@ impl Memory {
     }
 }
 
-impl Data for Memory {
+/// A tag names the device of its request, too.
+const DEVICE_SHIFT: u32 = 48;
+
+/// The device of a request, by its number at its client.
+pub(super) const fn device_of(tag: u64) -> usize {
+    (tag >> DEVICE_SHIFT) as usize
+}
+
+/// The memory of all guests of a client.
+pub(super) struct Memories<'a>(pub(super) &'a mut [Guest]);
+
+impl Data for Memories<'_> {
+    fn fill(&mut self, tag: u64, offset_bytes: u32, payload: &mut [u8]) {
+        self.0[device_of(tag)].memory.fill(tag, offset_bytes, payload);
+    }
+
+    fn store(&mut self, tag: u64, offset_bytes: u32, payload: &[u8]) {
+        self.0[device_of(tag)].memory.store(tag, offset_bytes, payload);
+    }
+
+    fn clear(&mut self, _tag: u64, _len_bytes: u32) {
+        unreachable!("an IOhost's engine alone asks for it");
+    }
+}
+
+impl Memory {
     fn fill(&mut self, tag: u64, offset_bytes: u32, payload: &mut [u8]) {
         let len = payload.len();
         payload.copy_from_slice(&self.bytes(tag)[offset_bytes as usize..][..len]);
@@ -31,10 +56,6 @@ impl Data for Memory {
 
     fn store(&mut self, tag: u64, offset_bytes: u32, payload: &[u8]) {
         self.bytes(tag)[offset_bytes as usize..][..payload.len()].copy_from_slice(payload);
-    }
-
-    fn clear(&mut self, _tag: u64, _len_bytes: u32) {
-        unreachable!("an IOhost's engine alone asks for it");
     }
 }
 
@@ -69,21 +90,29 @@ pub(super) struct Guest {
     settling: Settling,
     /// Requests may fail because the IOhost was away.
     may_time_out: bool,
+    /// The number of its device at its client.
+    device: usize,
     pub(super) requests: u64,
 }
 
 impl Guest {
-    pub(super) fn new(block_bytes: u64, blocks: usize, may_time_out: bool) -> Self {
+    /// The guest of the device with this number. No two guests of a history write the same.
+    pub(super) fn new(
+        (block_bytes, blocks): (u64, usize),
+        may_time_out: bool,
+        (device, first_stamp): (usize, Stamp),
+    ) -> Self {
         let bytes = (block_bytes * BLOCKS_MAX) as usize;
         Self {
             memory: Memory(vec![vec![0xcc; bytes]; DEPTH]),
             block_bytes,
             blocks: vec![Block::default(); blocks],
             unanswered: vec![None; DEPTH],
-            next_stamp: 1,
+            next_stamp: first_stamp,
             rounds: 0,
             settling: Settling::Done,
             may_time_out,
+            device,
             requests: 0,
         }
     }
@@ -164,7 +193,8 @@ impl Guest {
     ) -> Option<(u64, Request)> {
         let place = self.unanswered.iter().position(Option::is_none)?;
         self.rounds += 1;
-        let tag = self.rounds * DEPTH as u64 + place as u64;
+        let device = (self.device as u64) << DEVICE_SHIFT;
+        let tag = device | (self.rounds * DEPTH as u64 + place as u64);
         let bytes = self.block_bytes as usize;
         let mut numbers = Vec::new();
         let range =

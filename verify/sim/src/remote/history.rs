@@ -48,8 +48,16 @@ pub struct Outcome {
     pub replayed: u64,
     /// Flushes of full replay logs.
     pub own_flushes: u64,
+    /// Of which so many came while several clients had unanswered requests.
+    pub restarts_with_several: u64,
     /// Deaths of a client.
     pub client_deaths: u64,
+    /// Of which so many came while the store had requests of another client.
+    pub deaths_beside_others: u64,
+    /// Requests that the store was given while it had some of another client.
+    pub beside_others: u64,
+    /// Requests that the store was given while a session was replaying to another device.
+    pub beside_replays: u64,
     /// Requests that failed because the IOhost was away.
     pub timed_out: u64,
     /// Frames that were dropped because they had been seen.
@@ -72,7 +80,11 @@ impl Total for Outcome {
         self.restarts_with_overlap += other.restarts_with_overlap;
         self.replayed += other.replayed;
         self.own_flushes += other.own_flushes;
+        self.restarts_with_several += other.restarts_with_several;
         self.client_deaths += other.client_deaths;
+        self.deaths_beside_others += other.deaths_beside_others;
+        self.beside_others += other.beside_others;
+        self.beside_replays += other.beside_replays;
         self.timed_out += other.timed_out;
         self.seen_before += other.seen_before;
         self.damaged += other.damaged;
@@ -110,7 +122,7 @@ fn live(world: &mut World, options: &Options) -> Step {
 fn outcome(world: &World) -> Outcome {
     let (client, host) = world.counts();
     Outcome {
-        requests: world.guest.requests,
+        requests: world.requests(),
         frames: client.frames_sent + host.frames_sent,
         sessions: client.sessions,
         retransmissions: client.retransmissions,

@@ -1,4 +1,4 @@
-//! The path between a client and an IOhost.
+//! The paths between clients and an IOhost.
 
 use std::collections::BTreeMap;
 
@@ -33,8 +33,27 @@ pub enum Way {
     ToClient,
 }
 
+/// The address of a client, for the IOhost.
+#[must_use]
+pub const fn address_of(client: usize) -> Peer {
+    Peer(client as u64 + 1)
+}
+
+fn client_at(address: Peer) -> usize {
+    (address.0 - 1) as usize
+}
+
 /// The usual time of a frame on its way.
 const HOP_NS: u64 = 10_000;
+
+/// The path of one client.
+#[derive(Clone, Copy, Debug, Default)]
+struct Path {
+    /// Until when frames are lost, for each way.
+    cut_until: [Nanos; 2],
+    /// Until when large frames are lost.
+    narrow_until: Nanos,
+}
 
 /// Frames on their way.
 #[derive(Debug)]
@@ -42,43 +61,38 @@ pub struct Network {
     random: Random,
     /// How bad it is now.
     pub weather: Weather,
-    /// Until when frames are lost, for each way.
-    cut_until: [Nanos; 2],
-    /// Until when large frames are lost.
-    narrow_until: Nanos,
-    frames: BTreeMap<(Nanos, u64), (Way, Vec<u8>)>,
+    paths: Vec<Path>,
+    frames: BTreeMap<(Nanos, u64), (Way, usize, Vec<u8>)>,
     sent: u64,
 }
 
 impl Network {
-    /// A path without frames.
+    /// The paths of so many clients, without frames.
     #[must_use]
-    pub fn new(random: Random, weather: Weather) -> Self {
+    pub fn new(random: Random, weather: Weather, clients: usize) -> Self {
         Self {
             random,
             weather,
-            cut_until: [Nanos::ZERO; 2],
-            narrow_until: Nanos::ZERO,
+            paths: vec![Path::default(); clients],
             frames: BTreeMap::new(),
             sent: 0,
         }
     }
 
-    /// All frames of this way are lost until `until`.
-    pub fn cut(&mut self, way: Way, until: Nanos) {
-        self.cut_until[way as usize] = until;
+    /// All frames of a client of this way are lost until `until`.
+    pub fn cut(&mut self, way: Way, client: usize, until: Nanos) {
+        self.paths[client].cut_until[way as usize] = until;
     }
 
-    /// Frames that are larger than the smallest ones are lost until `until`.
-    pub fn narrow(&mut self, until: Nanos) {
-        self.narrow_until = until;
+    /// Frames of a client that are larger than the smallest ones are lost until `until`.
+    pub fn narrow(&mut self, client: usize, until: Nanos) {
+        self.paths[client].narrow_until = until;
     }
 
-    /// From now on the path is perfect.
+    /// From now on all paths are perfect.
     pub fn heal(&mut self) {
-        self.narrow_until = Nanos::ZERO;
         self.weather = Weather::default();
-        self.cut_until = [Nanos::ZERO; 2];
+        self.paths.fill(Path::default());
     }
 
     /// When the next frame arrives.
@@ -87,38 +101,54 @@ impl Network {
         self.frames.first_key_value().map_or(Nanos::MAX, |((at, _), _)| *at)
     }
 
-    /// Takes a frame that has arrived by `now`.
-    pub fn take(&mut self, now: Nanos) -> Option<(Way, Vec<u8>)> {
+    /// Takes a frame that has arrived by `now`, with its client.
+    pub fn take(&mut self, now: Nanos) -> Option<(Way, usize, Vec<u8>)> {
         (self.next() <= now).then(|| self.frames.pop_first()).flatten().map(|(_, frame)| frame)
     }
 
-    /// The end of this way, with the buffers of both ends.
-    pub fn end<'a>(&'a mut self, way: Way, now: Nanos, buffers: &'a mut [Vec<u8>; 2]) -> Link<'a> {
-        let buffer = &mut buffers[way as usize];
-        Link { network: self, way, now, buffer, len_bytes: 0, copies: None }
+    /// A client's end, with its buffer.
+    pub fn client<'a>(
+        &'a mut self,
+        client: usize,
+        now: Nanos,
+        buffer: &'a mut Vec<u8>,
+    ) -> Link<'a> {
+        Link { network: self, client: Some(client), now, buffer, len_bytes: 0, copies: None }
+    }
+
+    /// The IOhost's end, with its buffer.
+    pub fn host<'a>(&'a mut self, now: Nanos, buffer: &'a mut Vec<u8>) -> Link<'a> {
+        Link { network: self, client: None, now, buffer, len_bytes: 0, copies: None }
     }
 
     fn chance(&mut self, of_1000: u64) -> bool {
         of_1000 > 0 && self.random.below(1000) < of_1000
     }
 
-    fn send(&mut self, now: Nanos, way: Way, mut frame: Vec<u8>) {
+    fn send(&mut self, now: Nanos, (way, client): (Way, usize), mut frame: Vec<u8>) {
         let Weather { loss, doubles, damage, late, late_by } = self.weather;
-        let is_too_large = now < self.narrow_until && frame.len() > MIN_FRAME_BYTES as usize;
-        if is_too_large || now < self.cut_until[way as usize] || self.chance(loss) {
+        let Path { cut_until, narrow_until } = self.paths[client];
+        let is_too_large = now < narrow_until && frame.len() > MIN_FRAME_BYTES as usize;
+        if is_too_large || now < cut_until[way as usize] || self.chance(loss) {
             return;
         }
         if self.chance(doubles) {
-            self.arrive(now, way, frame.clone(), late, late_by);
+            self.arrive(now, (way, client), frame.clone(), (late, late_by));
         }
         if self.chance(damage) {
             let bit = self.random.below(frame.len() as u64 * 8);
             frame[(bit / 8) as usize] ^= 1 << (bit % 8);
         }
-        self.arrive(now, way, frame, late, late_by);
+        self.arrive(now, (way, client), frame, (late, late_by));
     }
 
-    fn arrive(&mut self, now: Nanos, way: Way, frame: Vec<u8>, late: u64, late_by: Nanos) {
+    fn arrive(
+        &mut self,
+        now: Nanos,
+        (way, client): (Way, usize),
+        frame: Vec<u8>,
+        (late, late_by): (u64, Nanos),
+    ) {
         let mut after = HOP_NS;
         if late_by > Nanos::ZERO {
             after += self.random.below(HOP_NS);
@@ -127,17 +157,17 @@ impl Network {
             }
         }
         self.sent += 1;
-        self.frames.insert((now.after(Nanos(after)), self.sent), (way, frame));
+        self.frames.insert((now.after(Nanos(after)), self.sent), (way, client, frame));
     }
 }
 
 /// One end's link: a ring whose buffers still have former frames in them.
 #[derive(Debug)]
 pub struct Link<'a> {
-    /// The path.
+    /// The paths.
     pub network: &'a mut Network,
-    /// The way of what is sent.
-    pub way: Way,
+    /// The client whose end it is; `None` for the IOhost's.
+    pub client: Option<usize>,
     /// When it is sent.
     pub now: Nanos,
     /// The ring's buffer.
@@ -161,11 +191,15 @@ impl Transmit for Link<'_> {
         self.buffer.get_mut(..len_bytes)
     }
 
-    fn commit(&mut self, _to: Peer) {
+    fn commit(&mut self, to: Peer) {
         let frame = self.buffer[..self.len_bytes].to_vec();
         if let Some(copies) = &mut self.copies {
             copies.push(frame.clone());
         }
-        self.network.send(self.now, self.way, frame);
+        let path = match self.client {
+            Some(client) => (Way::ToHost, client),
+            None => (Way::ToClient, client_at(to)),
+        };
+        self.network.send(self.now, path, frame);
     }
 }

@@ -11,6 +11,8 @@ use crate::Random;
 /// zeroed. The store does not touch memory for those, as a null store does not.
 pub type Stamp = u64;
 
+/// More slots than a client has.
+const SLOTS_MAX: u64 = 64;
 /// Largest data of a request.
 const BUFFER_BYTES: usize = 64 << 10;
 
@@ -20,7 +22,8 @@ pub struct Buffers(Vec<Vec<u8>>);
 
 impl Buffers {
     fn bytes(&mut self, place: u64) -> &mut [u8] {
-        let place = place as usize;
+        // The client's place, and the slot, of which a client has a few.
+        let place = ((place >> 16) * SLOTS_MAX + place % SLOTS_MAX) as usize;
         if self.0.len() <= place {
             self.0.resize(place + 1, Vec::new());
         }

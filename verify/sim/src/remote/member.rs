@@ -1,0 +1,265 @@
+//! A client of a history, with the guests of its devices.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use sidecore_telemetry::{CounterSet as _, Counts as _};
+use sidecore_units::Nanos;
+use sidecore_vrio::slices::{Arrived, SlicePort};
+use sidecore_vrio::wire::{AnswerBody, DEVICE_NAME_BYTES, FrameHeader, Kind, RequestBody};
+use sidecore_vrio::{
+    Client, ClientOptions, Event, Neglected, OnDisconnect, Peer, Request, Timing, VrioCounts,
+    VrioStats,
+};
+
+use super::guest::{DEPTH, Guest, Memories, device_of};
+use super::network::Network;
+use super::seal::Checksum;
+use super::world::{Manner, Step};
+use crate::Random;
+
+/// Where the IOhost is, for each client.
+const HOST: Peer = Peer(0);
+/// Stamps of a guest: more than it writes.
+const STAMPS: u64 = 1 << 32;
+
+/// Frames that the client has asked for and not got, as the network sees it.
+#[derive(Debug, Default)]
+pub(super) struct RingWatch {
+    session: u64,
+    /// For each slot: the request, how many frames it asks for, and the offsets of those that came.
+    asked: BTreeMap<u16, (u32, u32, Vec<u32>)>,
+}
+
+impl RingWatch {
+    /// A frame of the client. Returns how many frames all requests ask for, if this is a new one.
+    fn sent(&mut self, frame: &[u8]) -> Option<u32> {
+        let (header, body) = parts(frame)?;
+        if Kind::from_code(header.kind) != Kind::Request {
+            return None;
+        }
+        if header.session != self.session {
+            self.session = header.session;
+            self.asked.clear();
+        }
+        let body = RequestBody::decode(&body);
+        if self.asked.get(&body.slot).is_some_and(|(sequence, ..)| *sequence == body.sequence) {
+            return None;
+        }
+        let frames = body.wanted.count_ones().max(1);
+        self.asked.insert(body.slot, (body.sequence, frames, Vec::new()));
+        let unanswered = self.asked.values().filter(|(_, frames, _)| *frames > 0).count();
+        (unanswered > 1).then(|| self.asked.values().map(|(_, frames, _)| frames).sum())
+    }
+
+    /// A frame arrives at the client.
+    fn arrives(&mut self, frame: &[u8]) {
+        let Some((header, body)) = parts(frame) else { return };
+        if header.session != self.session || Kind::from_code(header.kind) != Kind::Answer {
+            return;
+        }
+        let body = AnswerBody::decode(&body);
+        let Some((sequence, frames, came)) = self.asked.get_mut(&body.slot) else { return };
+        if *sequence == body.sequence {
+            if !came.contains(&body.offset_bytes) {
+                came.push(body.offset_bytes);
+            }
+            if body.len_bytes == 0 || came.len() as u32 >= *frames {
+                *frames = 0;
+            }
+        }
+    }
+}
+
+fn parts(frame: &[u8]) -> Option<(FrameHeader, [u8; 52])> {
+    let header = FrameHeader::decode(frame.first_chunk()?);
+    Some((header, *frame.get(FrameHeader::BYTES..)?.first_chunk()?))
+}
+
+/// A client, with the guests of its devices.
+pub(super) struct Member {
+    number: usize,
+    client: Client<Checksum>,
+    stats: Arc<VrioStats>,
+    neglected: Neglected,
+    life: u64,
+    /// By the numbers of the devices at the client.
+    pub(super) guests: Vec<Guest>,
+    pub(super) guest_at: Nanos,
+    pub(super) slot_limit: u16,
+    /// Frames of requests that the client has sent.
+    pub(super) requests_sent: usize,
+    ring: RingWatch,
+    /// Of the clients that have died.
+    former: VrioCounts,
+    buffer: Vec<u8>,
+    copies: Vec<Vec<u8>>,
+}
+
+impl Member {
+    pub(super) fn new(number: usize, manner: &Manner, neglected: Neglected) -> Self {
+        let stats = Arc::new(VrioStats::default());
+        let guest = |device: usize| {
+            let first_stamp = (number * manner.devices + device) as u64 * STAMPS + 1;
+            Guest::new((manner.block_bytes, manner.blocks), manner.times_out, (device, first_stamp))
+        };
+        Self {
+            number,
+            client: client(number, manner, neglected, 1, &stats),
+            stats,
+            neglected,
+            life: 1,
+            guests: (0..manner.devices).map(guest).collect(),
+            guest_at: Nanos::from_millis(1),
+            slot_limit: manner.slots,
+            requests_sent: 0,
+            ring: RingWatch::default(),
+            former: VrioCounts::default(),
+            buffer: Vec::new(),
+            copies: Vec::new(),
+        }
+    }
+
+    /// The client's name at the IOhost.
+    pub(super) fn name(number: usize) -> [u8; 16] {
+        let mut name = *b"client number  .";
+        name[14] = b'0' + number as u8;
+        name
+    }
+
+    pub(super) const fn client(&self) -> &Client<Checksum> {
+        &self.client
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.guests.iter().map(Guest::in_flight).sum()
+    }
+
+    pub(super) fn is_settled(&self) -> bool {
+        self.guests.iter().all(Guest::is_settled)
+    }
+
+    /// Whether answered writes are sent again to a device other than this one.
+    pub(super) fn replays_beside(&self, device: usize) -> bool {
+        let replays = |number| self.client.is_attached(number) && !self.client.is_ready(number);
+        let mut numbers = 0..self.guests.len() as u16;
+        numbers.any(|number| usize::from(number) != device && replays(number))
+    }
+
+    /// When the client has to be polled.
+    pub(super) fn next(&self) -> Nanos {
+        self.client.deadline()
+    }
+
+    pub(super) fn submit(&mut self, (tag, request): (u64, Request)) -> Step {
+        let device = device_of(tag) as u16;
+        self.client.submit(tag, device, request).map_err(|error| error.to_string())
+    }
+
+    /// The next request of one of the guests, if it has one.
+    pub(super) fn draw(&mut self, random: &mut Random) -> Option<(u64, Request)> {
+        let device = random.below(self.guests.len() as u64) as usize;
+        self.guests[device].next(random)
+    }
+
+    pub(super) fn receive(&mut self, now: Nanos, network: &mut Network, frame: Vec<u8>) {
+        self.ring.arrives(&frame);
+        let Self { client, guests, buffer, .. } = self;
+        let mut link = network.client(self.number, now, buffer);
+        let mut port = SlicePort { wire: &mut link, data: &mut Memories(guests) };
+        port.to_client(client, (now, HOST), &mut Arrived::new(frame));
+    }
+
+    pub(super) fn poll(&mut self, now: Nanos, network: &mut Network, receive_frames: u32) -> Step {
+        let Self { client, guests, buffer, copies, ring, .. } = self;
+        let mut link = network.client(self.number, now, buffer);
+        link.copies = Some(copies);
+        client.poll(now, &mut SlicePort { wire: &mut link, data: &mut Memories(guests) });
+        for frame in copies.drain(..) {
+            self.requests_sent += usize::from(frame.get(1) == Some(&Kind::Request.code()));
+            let asked = ring.sent(&frame).unwrap_or(0);
+            if asked > receive_frames {
+                return Err(format!(
+                    "the client asks for {asked} frames: more than its ring holds"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the guests of the requests that have ended. Returns them.
+    pub(super) fn complete(&mut self) -> Result<Vec<(u64, bool)>, String> {
+        let mut ended = Vec::new();
+        while let Some(event) = self.client.next_event() {
+            if let Event::Completed { tag, result } = event {
+                self.guests[device_of(tag)].complete(tag, result)?;
+                ended.push((tag, result.is_ok()));
+            }
+        }
+        Ok(ended)
+    }
+
+    /// The client's machine dies, and another one starts.
+    pub(super) fn die(&mut self, manner: &Manner) {
+        self.former.add(&self.stats.counts());
+        self.guests.iter_mut().for_each(Guest::die);
+        self.life += 1;
+        self.stats = Arc::new(VrioStats::default());
+        self.client = client(self.number, manner, self.neglected, self.life, &self.stats);
+        self.ring = RingWatch::default();
+    }
+
+    /// The counters of this client, and of those that have died.
+    pub(super) fn counts(&self) -> VrioCounts {
+        let mut counts = self.stats.counts();
+        counts.add(&self.former);
+        counts
+    }
+}
+
+/// The name of a client's device.
+pub(super) fn device_name(device: usize) -> [u8; DEVICE_NAME_BYTES] {
+    let mut name = [0; DEVICE_NAME_BYTES];
+    name[0] = b'a' + device as u8;
+    name
+}
+
+fn client(
+    number: usize,
+    manner: &Manner,
+    neglected: Neglected,
+    life: u64,
+    stats: &Arc<VrioStats>,
+) -> Client<Checksum> {
+    let timing = Timing {
+        max_timeout: Nanos::from_millis(100),
+        ask_after: Nanos::from_millis(20),
+        keepalive: Nanos::from_millis(20),
+        dead_after: Nanos::from_millis(80),
+        ..Timing::default()
+    };
+    let on_disconnect = if manner.times_out {
+        OnDisconnect::Fail(Nanos::from_millis(120))
+    } else {
+        OnDisconnect::Stall
+    };
+    let options = ClientOptions {
+        client: Member::name(number),
+        life,
+        queue: 0,
+        host_queue: 0,
+        slots: manner.slots,
+        depth: (DEPTH * manner.devices) as u16,
+        receive_frames: manner.receive_frames,
+        frame_bytes: manner.frame_bytes,
+        replay_bytes: manner.replay_bytes,
+        on_disconnect,
+        timing,
+        neglected,
+    };
+    let mut client = Client::new(options, HOST, Checksum::default(), Arc::clone(stats));
+    for device in 0..manner.devices {
+        client.open(&device_name(device));
+    }
+    client
+}
