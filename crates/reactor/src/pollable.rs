@@ -56,6 +56,9 @@ pub enum Polled {
     Idle,
     /// The pollable did this many units of work, and may have more.
     Busy(usize),
+    /// The pollable did something that no work follows on, a sign of life for instance. If it was
+    /// woken for that, it sleeps again without spinning.
+    Quiet,
     /// The pollable has ended: the reactor removes it and calls [`Pollable::finish`].
     Finished,
 }

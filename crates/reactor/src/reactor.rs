@@ -70,6 +70,8 @@ struct Entry {
     state: State,
     /// The time of the last work. The spin time counts from here.
     last_busy: Nanos,
+    /// There was work since the pollable was woken.
+    has_worked: bool,
 }
 
 /// Owns and polls everything that one sidecore serves.
@@ -168,8 +170,14 @@ impl<S: Sleeper> Reactor<S> {
         let generation = self.generation;
         let spin = pollable.idle_mode().spin();
         let pollable = Box::new(pollable);
-        let entry =
-            Some(Entry { pollable, generation, spin, state: State::Awake, last_busy: Nanos::ZERO });
+        let entry = Some(Entry {
+            pollable,
+            generation,
+            spin,
+            state: State::Awake,
+            last_busy: Nanos::ZERO,
+            has_worked: true,
+        });
         match self.entries.get_mut(index) {
             Some(slot) => *slot = entry,
             None => self.entries.push(entry),
@@ -286,9 +294,11 @@ impl<S: Sleeper> Reactor<S> {
             match entry.pollable.poll(now, BUDGET) {
                 Polled::Busy(_) => {
                     entry.last_busy = now;
+                    entry.has_worked = true;
                     busy = true;
                 }
                 Polled::Idle => changed |= entry.arm_if_idle(now),
+                Polled::Quiet => changed |= entry.arm_if_quiet(now),
                 Polled::Finished => {
                     let slot = self.entries.get_mut(index).and_then(Option::take);
                     // Before `finish`: a thread that waits for `finish` may read the gauge next.
@@ -343,6 +353,7 @@ impl<S: Sleeper> Reactor<S> {
         for &index in &self.awake {
             if let Some(Some(entry)) = self.entries.get_mut(index) {
                 entry.last_busy = woken_at;
+                entry.has_worked = false;
             }
         }
         Ok(Turn::Slept)
@@ -439,12 +450,16 @@ impl<S> Drop for Reactor<S> {
 impl Entry {
     /// Arms the pollable if it has been idle for its spin time. Returns whether it was armed.
     fn arm_if_idle(&mut self, now: Nanos) -> bool {
-        let Some(spin) = self.spin else {
-            return false;
-        };
-        if now.since(self.last_busy) < spin {
-            return false;
-        }
+        self.spin.is_some_and(|spin| now.since(self.last_busy) >= spin) && self.arm(now)
+    }
+
+    /// Arms the pollable if there was no work since it was woken, or if it has been idle for its
+    /// spin time. Returns whether it was armed.
+    fn arm_if_quiet(&mut self, now: Nanos) -> bool {
+        if self.has_worked { self.arm_if_idle(now) } else { self.spin.is_some() && self.arm(now) }
+    }
+
+    fn arm(&mut self, now: Nanos) -> bool {
         match self.pollable.arm() {
             Arm::Armed => {
                 self.state = State::Armed;

@@ -49,6 +49,8 @@ struct Worker {
     races: usize,
     deadline: Option<Nanos>,
     waits_since: Rc<Cell<Option<Nanos>>>,
+    /// A poll without work gives a sign of life.
+    is_quiet: bool,
     finished: bool,
     fd: OwnedFd,
 }
@@ -63,6 +65,7 @@ impl Worker {
             races: 0,
             deadline: None,
             waits_since: Rc::default(),
+            is_quiet: false,
             finished: false,
             fd: rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap(),
         }
@@ -85,7 +88,7 @@ impl Pollable for Worker {
         let done = self.work.get().min(budget);
         self.work.set(self.work.get() - done);
         if done == 0 {
-            return Polled::Idle;
+            return if self.is_quiet { Polled::Quiet } else { Polled::Idle };
         }
         self.log(&format!("did {done}"));
         Polled::Busy(done)
@@ -167,6 +170,27 @@ fn adaptive_spins_then_arms_then_sleeps_until_woken() {
     work.set(1);
     assert_eq!(bench.turn(1), Turn::Busy, "it spins again after the wake-up");
     assert_eq!(bench.turn(SPIN.0 - 1), Turn::Idle);
+}
+
+#[test]
+fn a_sign_of_life_is_no_reason_to_spin_and_work_before_it_is() {
+    let mut bench = Bench::new();
+    let worker = Worker {
+        is_quiet: true,
+        ..Worker::new(&bench.world, "a", IdleMode::Adaptive { spin: SPIN })
+    };
+    let work = Rc::clone(&worker.work);
+    let id = bench.reactor.add(worker).unwrap();
+    work.set(1);
+    assert_eq!(bench.turn(0), Turn::Busy);
+    assert_eq!(bench.turn(SPIN.0 - 1), Turn::Idle, "there was work");
+    for _ in 0..2 {
+        bench.world.wakes.borrow_mut().push_back((1_000_000, vec![WakeKey(id.index as u64)]));
+        assert_eq!(bench.turn(1), Turn::Slept, "it sleeps at once");
+    }
+    work.set(1);
+    assert_eq!(bench.turn(1), Turn::Busy);
+    assert_eq!(bench.turn(SPIN.0 - 1), Turn::Idle, "there was work");
 }
 
 #[test]

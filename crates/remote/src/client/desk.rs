@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use sidecore_block::{Batch, BlockError, BlockRequest, Operation};
 use sidecore_link::LinkState;
-use sidecore_reactor::PortSender;
+use sidecore_reactor::{Polled, PortSender};
 use sidecore_units::Nanos;
 use sidecore_vrio::handshake::ClientHandshake;
 use sidecore_vrio::{Client, Event, SubmitError};
@@ -110,14 +110,14 @@ impl<H: ClientHandshake> SessionDesk<H> {
     }
 
     /// One round: frames in, requests in, frames out, requests out. Returns the amount of work.
-    pub(super) fn turn(&mut self, now: Nanos, budget: usize) -> usize {
-        let mut work = self.port.receive(now, budget);
+    pub(super) fn turn(&mut self, now: Nanos, budget: usize) -> Polled {
+        let frames = self.port.receive(now, budget);
         while let Some(mut arrived) = self.port.next_frame() {
             let (from, frame_bytes) = (arrived.from, arrived.frame_bytes);
             let (head, received) = arrived.parts();
             self.client.receive(now, (from, head, frame_bytes), received, &mut self.port);
         }
-        work = work.saturating_add(self.take_events());
+        let mut work = self.take_events();
         if self.shared.has_commands.load(Ordering::Acquire) {
             work = work.saturating_add(self.obey());
         }
@@ -127,8 +127,13 @@ impl<H: ClientHandshake> SessionDesk<H> {
         self.look(now);
         if work > 0 {
             self.shared.stats.in_flight.set(self.port.data.len() as u64);
+        } else if self.port.data.len() == 0 {
+            return Polled::Quiet;
         }
-        work
+        match work.saturating_add(frames) {
+            0 => Polled::Idle,
+            work => Polled::Busy(work),
+        }
     }
 
     /// Gives queued parts to the engine and has it send. Returns the number of requests that ended.

@@ -158,12 +158,12 @@ impl<H: ClientHandshake + 'static> Pollable for Session<H> {
     fn poll(&mut self, now: Nanos, budget: usize) -> Polled {
         self.now = now;
         let mut desk = self.desk.borrow_mut();
-        let work = desk.turn(now, budget);
+        let polled = desk.turn(now, budget);
         if self.stopped.is_some() && desk.is_over() {
             desk.end(now);
             return Polled::Finished;
         }
-        if work > 0 { Polled::Busy(work) } else { Polled::Idle }
+        polled
     }
 
     fn idle_mode(&self) -> IdleMode {

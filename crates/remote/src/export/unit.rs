@@ -540,10 +540,11 @@ impl<H: HostHandshake + 'static> Unit for Export<H> {
 impl<H: HostHandshake + 'static> Pollable for Export<H> {
     fn poll(&mut self, now: Nanos, budget: usize) -> Polled {
         self.now = now;
-        let mut work = 0_usize;
+        let (mut frames, mut work) = (0_usize, 0_usize);
         if self.stopped.is_none() {
-            work = self.receive(now);
+            frames = self.receive(now);
             while let Some(execute) = self.host.next_execute() {
+                work = work.saturating_add(1);
                 let session = (execute.place >> 16) as u16;
                 self.turns.push(session, execute.request.len_bytes, execute);
             }
@@ -576,7 +577,13 @@ impl<H: HostHandshake + 'static> Pollable for Export<H> {
         if self.stopped.is_some() && self.executors.is_idle() {
             return Polled::Finished;
         }
-        if work > 0 { Polled::Busy(work) } else { Polled::Idle }
+        if work == 0 && self.turns.is_empty() && self.executors.is_idle() {
+            return Polled::Quiet;
+        }
+        match work.saturating_add(frames) {
+            0 => Polled::Idle,
+            work => Polled::Busy(work),
+        }
     }
 
     fn idle_mode(&self) -> IdleMode {
