@@ -432,6 +432,31 @@ fn elsewhere(rig: &mut Rig) -> TestClient {
     TestClient::on(link, LinkAddress::Ethernet(ELSEWHERE), 0, options)
 }
 
+/// A client that is killed with requests that a limit holds back for minutes, and starts again.
+#[test]
+fn a_new_session_does_not_wait_for_the_limits_of_the_old_one() {
+    let (mut rig, store, disk) = with_one_device();
+    let limit = Limit { per_s: 1, burst: 1 };
+    let limits = Limits { write_iops: Some(limit), ..Limits::default() };
+    let limits = Some(Arc::new(ClientLimits::new(&limits)));
+    rig.export.set_share(rig.ids[0], &ClientShare { limits, ..ClientShare::default() }).unwrap();
+    for tag in 0..100 {
+        let write = request(Operation::Write, tag * 4096, 4096);
+        rig.clients[0].client.submit(tag, disk, write).unwrap();
+    }
+    rig.run_for(Nanos::from_millis(1));
+    assert_eq!(store.operations(), [Operation::Write], "the others have to wait");
+    let link = Box::new(rig.network.link(common::station(9), &common::link_options()).unwrap());
+    let options = ClientOptions { life: 99, ..ClientOptions::default() };
+    let client = TestClient::on(link, LinkAddress::Ethernet(IOHOST), 0, options);
+    rig.clients[0] = client;
+    let begin = rig.now;
+    let disk = rig.open(0, "disk");
+    assert!(rig.now.since(begin) < Nanos::from_millis(500));
+    assert_eq!(rig.read(0, disk, 0, 512).len(), 512);
+    assert_eq!(store.operations(), [Operation::Write, Operation::Read]);
+}
+
 /// A write that a limit holds back at one unit, while the client comes back at another one and
 /// writes there.
 #[test]

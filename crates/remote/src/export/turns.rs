@@ -73,12 +73,13 @@ impl<T> Turns<T> {
         self.paused.iter().map(|(_, until)| *until).min()
     }
 
-    /// Has the places take turns again whose limits let their next request pass by `now`.
+    /// Has the places take turns again whose limits let their next request pass by `now`, and those
+    /// whose session `is_over`.
     #[inline]
-    pub fn resume(&mut self, now: Nanos) {
+    pub fn resume(&mut self, now: Nanos, is_over: impl Fn(u16) -> bool) {
         let order = &mut self.order;
         self.paused.retain(|(place, until)| {
-            let is_due = *until <= now;
+            let is_due = *until <= now || is_over(*place);
             if is_due {
                 order.push_back(*place);
             }
@@ -163,9 +164,9 @@ mod tests {
         assert_eq!((turns.deadline(), turns.is_empty()), (Some(until), true));
         // More of it changes nothing.
         turns.push(0, 512, 0);
-        turns.resume(Nanos(until.0 - 1));
+        turns.resume(Nanos(until.0 - 1), |_| false);
         assert_eq!(pop(&mut turns), None);
-        turns.resume(until);
+        turns.resume(until, |_| false);
         assert_eq!(turns.deadline(), None);
         for _ in 0..3 {
             assert_eq!(pop(&mut turns), Some((512, 0)));

@@ -395,11 +395,12 @@ impl<H: HostHandshake> Export<H> {
             self.host.complete(ticket, Err(BlockError::EIO));
             return;
         };
-        if !device.tenure.serves(attached_at) {
+        let session = (place >> 16) as u16;
+        // The client's next session waits for this request, and sends it again.
+        if is_over(&self.host, session) || !device.tenure.serves(attached_at) {
             self.host.complete(ticket, Err(BlockError::EIO));
             return;
         }
-        let session = (place >> 16) as u16;
         let is_first = device.assigned.in_flight == 0;
         if !device.held.is_empty() || (!is_first && device.place != session) {
             device.held.push(execute);
@@ -492,6 +493,11 @@ impl<H: HostHandshake> Export<H> {
     }
 }
 
+/// Whether the session at a place has ended: the store is given nothing of it any more.
+fn is_over<H: HostHandshake>(host: &Host<H>, place: u16) -> bool {
+    host.session(place).is_none_or(|session| session.session() == 0)
+}
+
 /// The entry of a device in its client's list.
 fn entry(number: u16, device: &ExportedDevice) -> Result<DeviceEntry, ExportError> {
     let geometry = device.store.geometry();
@@ -549,12 +555,13 @@ impl<H: HostHandshake + 'static> Pollable for Export<H> {
                 self.turns.push(session, execute.request.len_bytes, execute);
             }
             let mut budget = Budget::new(budget);
-            self.turns.resume(now);
+            let host = &self.host;
+            self.turns.resume(now, |place| is_over(host, place));
             while !self.turns.is_empty() && budget.take() {
-                let limits = &self.limits;
+                let (limits, host) = (&self.limits, &self.host);
                 let next = self.turns.pop(|place, len_bytes, execute| {
                     match limits.get(usize::from(place)) {
-                        Some(Some(limits)) => {
+                        Some(Some(limits)) if !is_over(host, place) => {
                             limits.pass(now, execute.request.operation, len_bytes)
                         }
                         _ => Ok(()),
