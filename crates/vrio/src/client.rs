@@ -44,6 +44,8 @@ pub struct Timing {
     pub max_timeout: Nanos,
     /// When an acknowledged request is asked for first. It doubles with each time, too.
     pub ask_after: Nanos,
+    /// The longest interval of HELLOs, and of questions for a device that the IOhost does not have.
+    pub hello: Nanos,
     /// The interval of full frames that show that both sides are there. One that is not answered is
     /// repeated sooner.
     pub keepalive: Nanos,
@@ -58,8 +60,11 @@ impl Default for Timing {
             min_timeout: Nanos::from_micros(50),
             max_timeout: Nanos::from_millis(1_000),
             ask_after: Nanos::from_millis(100),
-            keepalive: Nanos::from_millis(400),
-            dead_after: Nanos::from_millis(800),
+            hello: Nanos::from_millis(400),
+            // Each one wakes an idle client and its IOhost. There is time for five tries between it
+            // and `dead_after`.
+            keepalive: Nanos::from_millis(700),
+            dead_after: Nanos::from_millis(900),
         }
     }
 }

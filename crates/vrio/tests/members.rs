@@ -64,7 +64,7 @@ fn an_idle_client_costs_a_frame_each_way_and_keepalive() {
     rig.run_for(Nanos::from_millis(1_000));
     let (client, host) = (rig.client_counts(), rig.host_counts());
     rig.run_for(Nanos::from_millis(10_000));
-    let keepalives = 10_000 / 400;
+    let keepalives = 10_000 / 700;
     let sent = rig.client_counts().frames_sent - client.frames_sent;
     assert!((keepalives - 1..=keepalives + 1).contains(&sent), "{sent} frames");
     assert_eq!(rig.host_counts().frames_sent - host.frames_sent, sent);

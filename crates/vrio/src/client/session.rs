@@ -290,7 +290,7 @@ impl Core {
             return;
         };
         *tries = tries.saturating_add(1);
-        let longer = Nanos(timeout.0.saturating_mul(2)).min(timing.keepalive);
+        let longer = Nanos(timeout.0.saturating_mul(2)).min(timing.hello);
         *timeout = longer.max(timing.first_timeout);
         *next_at = now.after(*timeout);
         if *tries >= TRIES_PER_SIZE {
@@ -627,7 +627,7 @@ impl Core {
     /// The IOhost has no such device, or has another one in its place, or none any more: that is an
     /// error of the owner. The replay log stays as it was.
     fn detached(&mut self, now: Nanos, index: usize) {
-        let keepalive = self.options.timing.keepalive;
+        let ask_after = self.options.timing.hello;
         let Some(device) = self.devices.get_mut(index) else { return };
         let was_attached = device.is_attached;
         if was_attached {
@@ -635,7 +635,7 @@ impl Core {
             device.is_untold = true;
             self.untold.devices = true;
         }
-        device.ask_at = now.after(keepalive);
+        device.ask_at = now.after(ask_after);
         if was_attached {
             let lost = device.lost;
             self.fail(|entry| entry.device == index, BlockError::EIO);

@@ -234,6 +234,7 @@ fn client(
     let timing = Timing {
         max_timeout: Nanos::from_millis(100),
         ask_after: Nanos::from_millis(20),
+        hello: Nanos::from_millis(20),
         keepalive: Nanos::from_millis(20),
         dead_after: Nanos::from_millis(80),
         ..Timing::default()
