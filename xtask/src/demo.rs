@@ -19,12 +19,29 @@ pub struct Options {
     pub update_readme: bool,
 }
 
+/// The options of `cargo xtask demo-remote`.
+#[derive(Args)]
+pub struct RemoteOptions {
+    /// How long to count the events of each model.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=10))]
+    pub seconds: u64,
+}
+
 /// Builds the daemon and tools as they ship and serves disks to real guests with them.
 pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     sidecore_guest::demo(&DemoOptions {
         target: workspace.target.clone(),
         window: Duration::from_secs(options.seconds),
         publish: options.update_readme,
+        ..DemoOptions::new(&workspace.root)
+    })
+}
+
+/// Builds the daemon and tools as they ship, and serves disks of one host to guests of others.
+pub fn run_remote(workspace: &Workspace, options: &RemoteOptions) -> Result<()> {
+    sidecore_guest::remote::demo(&DemoOptions {
+        target: workspace.target.clone(),
+        window: Duration::from_secs(options.seconds),
         ..DemoOptions::new(&workspace.root)
     })
 }

@@ -1,5 +1,5 @@
 //! The project's own commands: `cargo xtask
-//! demo|libvirt|test|bench|lint|ratchet|fuzz|arrows|metrics|keys|openapi`.
+//! demo|demo-remote|libvirt|test|bench|lint|ratchet|fuzz|arrows|metrics|keys|openapi`.
 //!
 //! Everything that `make`, CI and a developer run is here, in the project's own language, so that
 //! there is one way to do each thing. A command prints its steps and their times, stops at the
@@ -47,6 +47,8 @@ struct Arguments {
 enum Task {
     /// Serve a disk to a real guest, end to end.
     Demo(demo::Options),
+    /// Serve disks of one host to guests of two others, over a bad network.
+    DemoRemote(demo::RemoteOptions),
     /// Have libvirt give a guest its disk, over restarts of the daemon.
     Libvirt(libvirt::Options),
     /// Run everything that must pass before a commit.
@@ -94,6 +96,7 @@ fn run(task: Task) -> Result<()> {
     std::env::set_current_dir(&workspace.root)?;
     match task {
         Task::Demo(options) => demo::run(&workspace, &options),
+        Task::DemoRemote(options) => demo::run_remote(&workspace, &options),
         Task::Libvirt(_) => libvirt::run(&workspace),
         Task::Test => test::run(&workspace),
         Task::Bench { arguments } => bench::run(&arguments),

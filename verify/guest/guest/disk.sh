@@ -168,3 +168,46 @@ order_answered() {
     must dd if="/dev/$dev" of=/tmp/answered bs=4096 skip=$(($1 * 256)) count="$2" iflag=direct
     if cmp -s /tmp/fresh /tmp/answered; then value same true; else value same false; fi
 }
+
+# log: the kernel's new messages of interest: warnings and more severe ones, and all about NVMe.
+order_log() {
+    dmesg -c -r >/tmp/log
+    value lines "$(grep-gnu -E '^<[0-4]>|nvme|I/O error' /tmp/log | tr '\n' '|')"
+}
+
+# digest OFFSET SIZE: checksums of all files, and of a part of the disk behind the file system, in
+# MiB. The host computes the same from the store.
+order_digest() {
+    cd /mnt || fail "no file system"
+    value count "$(find . -type f | wc -l)"
+    value files "$(find . -type f | sort | xargs sha256sum | sha256sum | cut -d ' ' -f 1)"
+    cd /
+    value blocks "$(dd if="/dev/$dev" bs=1M skip="$1" count="$2" iflag=direct 2>/dev/null | sha256sum | cut -d ' ' -f 1)"
+}
+
+# Reads the 16 MiB at an offset in MiB for so many seconds, one at a time, and counts before and
+# after.
+measure_reads() {
+    must sync
+    count begin
+    job measure "/dev/$dev" --rw=randread --offset="${1}m" --size=16m --time_based $LATENCIES --runtime="$2" \
+        --allow_mounted_write=1 || fail "fio: $(fio_words)"
+    count end
+}
+
+# The counts of a measurement: the lines of /proc/interrupts with a text, the disk's own counters,
+# and fio's result.
+measured() {
+    for edge in begin end; do
+        value "interrupts-$edge" "$(grep "$1" "/tmp/interrupts.$edge" | tr '\n' '|')"
+        value "stat-$edge" "$(cat "/tmp/stat.$edge")"
+    done
+    value fio "$(tr -d '\n' </tmp/fio.json | tr -s ' ')"
+}
+
+# flood SECONDS: reads as many blocks at once as the disk takes.
+order_flood() {
+    job flood "/dev/$dev" --rw=randread --size=64m --time_based $LATENCIES --iodepth=32 --runtime="$1" \
+        --allow_mounted_write=1 || fail "fio: $(fio_words)"
+    value fio "$(tr -d '\n' </tmp/fio.json | tr -s ' ')"
+}

@@ -97,17 +97,9 @@ order_measure() {
     # Only for this order.
     usual=$SIDECORE_POLLED
     SIDECORE_POLLED=$1
-    must sync
-    count begin
-    job measure "/dev/$dev" --rw=randread --offset="${2}m" --size=16m --time_based $LATENCIES --runtime="$3" \
-        --allow_mounted_write=1 || fail "fio: $(fio_words)"
-    count end
+    measure_reads "$2" "$3"
     SIDECORE_POLLED=$usual
-    for edge in begin end; do
-        value "interrupts-$edge" "$(grep "${controller}q" "/tmp/interrupts.$edge" | tr '\n' '|')"
-        value "stat-$edge" "$(cat "/tmp/stat.$edge")"
-    done
-    value fio "$(tr -d '\n' </tmp/fio.json | tr -s ' ')"
+    measured "${controller}q"
 }
 
 has_ended() {
@@ -136,12 +128,6 @@ order_pressed() {
     wait "$press"
     value code $?
     value words "$(sed -n 's/.*\(error=[^)]*\).*/\1/p' /tmp/press.out | head -n 1)"
-}
-
-# log: the kernel's new messages of interest: warnings and more severe ones, and all about NVMe.
-order_log() {
-    dmesg -c -r >/tmp/log
-    value lines "$(grep-gnu -E '^<[0-4]>|nvme|I/O error' /tmp/log | tr '\n' '|')"
 }
 
 take_orders

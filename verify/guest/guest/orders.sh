@@ -80,6 +80,25 @@ order_discard() {
     must sync
 }
 
+# count SECONDS: the cost of reads, one at a time.
+order_count() {
+    measure_reads 0 "$1"
+    value virtio "$virtio"
+    measured "$virtio-"
+}
+
+# forbidden SLOT: tries to write to the read-only disk in a slot, as root.
+order_forbidden() {
+    ours=$dev
+    find_disk "$1"
+    value flag "$(cat "/sys/block/$dev/ro")"
+    blockdev --setrw "/dev/$dev" 2>/tmp/forbidden.err
+    dd if=/dev/urandom of="/dev/$dev" bs=4096 count=4 oflag=direct conv=notrunc 2>>/tmp/forbidden.err
+    value code $?
+    value words "$(grep -v records /tmp/forbidden.err | tr '\n' ' ')"
+    dev=$ours
+}
+
 find_disk "$SIDECORE_SLOT"
 value mib $(($(cat "/sys/block/$dev/size") / 2048))
 take_orders

@@ -156,7 +156,7 @@ fn controller(name: &str, store: &str, block_size: &str) -> String {
 }
 
 /// A path as a TOML string, whose syntax JSON strings also have.
-fn quoted(path: &Path) -> Result<String> {
+pub(crate) fn quoted(path: &Path) -> Result<String> {
     Ok(serde_json::to_string(text(path)?)?)
 }
 

@@ -7,6 +7,9 @@ use anyhow::{Context, Result, bail, ensure};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+/// The daemon's lines, and its end.
+const SOURCE: Source = Source::Host("sidecored");
+
 pub(crate) struct Daemon {
     running: Running,
     /// The command line tool, connected to the daemon.
@@ -35,8 +38,7 @@ impl Daemon {
             "--config".as_ref(),
             config.as_os_str(),
         ];
-        let running =
-            Running::start(inbox, keeper.as_os_str(), words, Source::Daemon, Source::Daemon)?;
+        let running = Running::start(inbox, keeper.as_os_str(), words, SOURCE, SOURCE)?;
         let daemon = Daemon { running, sidecore };
         daemon.wait_ready(inbox)?;
         Ok(daemon)
@@ -51,8 +53,8 @@ impl Daemon {
     fn wait_ready(&self, inbox: &mut Inbox) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(60);
         let is_outcome = |event: &Event| match event {
-            Event::Line(Source::Daemon, line) => line.starts_with("ready:"),
-            Event::Closed(source) => *source == Source::Daemon,
+            Event::Line(SOURCE, line) => line.starts_with("ready:"),
+            Event::Closed(source) => *source == SOURCE,
             Event::Line(..) => false,
         };
         match inbox.find(deadline, is_outcome)? {
@@ -68,8 +70,7 @@ impl Daemon {
         let deadline = Instant::now() + Duration::from_secs(60);
         // The daemon has two outputs. A later daemon's outputs close later, so they cannot be
         // mistaken.
-        let gone = inbox.wait_closed(Source::Daemon, deadline)?
-            && inbox.wait_closed(Source::Daemon, deadline)?;
+        let gone = inbox.wait_closed(SOURCE, deadline)? && inbox.wait_closed(SOURCE, deadline)?;
         ensure!(gone, "sidecored did not end within a minute of SIGTERM");
         let status = self.running.reap()?;
         ensure!(status.success(), "sidecored ended with {status} after SIGTERM");

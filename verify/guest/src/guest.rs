@@ -5,7 +5,7 @@ use crate::config;
 use crate::console::{self, Message};
 use crate::emulator::Emulator;
 use crate::process::Running;
-use crate::qemu::{Disk, Equipment, Port};
+use crate::qemu::{Backend, Disk, Equipment, Port};
 use crate::session::Session;
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
@@ -20,7 +20,9 @@ pub(crate) const FIRST: &str = "first";
 pub(crate) const SECOND: &str = "second";
 /// The guest with NVMe functions.
 pub(crate) const NVME: &str = "nvme";
-pub(crate) const NAMES: [&str; 4] = [MEASURED, FIRST, SECOND, NVME];
+/// The guest with virtio disks of another host.
+pub(crate) const VIRTIO: &str = "virtio";
+pub(crate) const NAMES: [&str; 5] = [MEASURED, FIRST, SECOND, NVME, VIRTIO];
 
 /// The slot of the first disk of every guest.
 pub(crate) const FIRST_SLOT: u8 = 5;
@@ -44,20 +46,30 @@ impl Guest {
     /// until the guest is up.
     pub(crate) fn boot(session: &mut Session<'_>, name: &'static str) -> Result<Guest> {
         let socket = config::socket(session.directory, name);
-        let disks = [Disk { name, socket: &socket, slot: FIRST_SLOT, packed: false }];
+        let backend = Backend::Daemon(&socket);
+        let disks = [Disk { name, backend, slot: FIRST_SLOT, packed: false }];
+        Guest::boot_with(session, name, &Equipment { polled: false, disks: &disks, ports: &[] })
+    }
+
+    /// Starts a guest with virtio disks; its orders are about the first one.
+    pub(crate) fn boot_with(
+        session: &mut Session<'_>,
+        name: &'static str,
+        equipment: &Equipment<'_>,
+    ) -> Result<Guest> {
         let settings = format!("SIDECORE_PART=orders SIDECORE_SLOT={FIRST_SLOT:02x}");
-        let equipment = Equipment { polled: false, disks: &disks, ports: &[] };
-        let qemu = session.boot(name, session.stage.qemu, &equipment, &settings)?;
+        let qemu = session.boot(name, session.stage.qemu, equipment, &settings)?;
         Ok(Guest { name, qemu })
     }
 
-    /// Starts a guest with ports for NVMe functions, and with queues that its driver may poll.
+    /// Starts a guest with ports for NVMe functions, and with queues that its driver polls or not.
     pub(crate) fn boot_nvme(
         session: &mut Session<'_>,
         emulator: &Emulator,
         ports: &[Port],
+        polled: bool,
     ) -> Result<Guest> {
-        let equipment = Equipment { polled: true, disks: &[], ports };
+        let equipment = Equipment { polled, disks: &[], ports };
         let qemu = session.boot(NVME, emulator, &equipment, "SIDECORE_PART=nvme")?;
         Ok(Guest { name: NVME, qemu })
     }
@@ -69,8 +81,18 @@ impl Guest {
 
     /// Sends the guest an order, and waits for the end of its answer.
     pub(crate) fn order(&mut self, session: &mut Session<'_>, order: &str) -> Result<Answer> {
-        self.qemu.write(&format!("{order}\n"))?;
+        self.send(order)?;
         self.answer(session, order)
+    }
+
+    /// Sends the guest an order. [`answer`](Self::answer) waits for the end of its answer.
+    pub(crate) fn send(&mut self, order: &str) -> Result<()> {
+        self.qemu.write(&format!("{order}\n"))
+    }
+
+    /// The number of QEMU's process.
+    pub(crate) fn process(&self) -> u32 {
+        self.qemu.id()
     }
 
     /// Waits until the load has finished so many rounds, and returns the number of finished rounds.
@@ -99,7 +121,8 @@ impl Guest {
         Ok(())
     }
 
-    fn answer(&self, session: &mut Session<'_>, order: &str) -> Result<Answer> {
+    /// Waits for the end of the answer to an order that was sent.
+    pub(crate) fn answer(&self, session: &mut Session<'_>, order: &str) -> Result<Answer> {
         let deadline = Instant::now() + PATIENCE;
         let mut answer = Answer::to(order);
         let name = self.name;

@@ -8,6 +8,8 @@
 //! second guest from a clone of it, and shows that neither guest sees the other one's writes. In
 //! the end it gives a guest NVMe functions over vfio-user, by QEMU's `vfio-user-pci`.
 //!
+//! [`remote`] gives guests of two hosts their disks from a third one, over a bad network.
+//!
 //! [`libvirt`] gives a guest its disk by a libvirt domain, as most operators do.
 #![forbid(unsafe_code)]
 
@@ -34,6 +36,7 @@ mod publish;
 mod qemu;
 mod qmp;
 mod recording;
+pub mod remote;
 mod report;
 pub mod root;
 mod secret;
@@ -92,45 +95,19 @@ impl DemoOptions {
 /// Fails if a disk returned other data than was stored, if the polled run had a kick or an
 /// interrupt, or if a check of volumes, snapshots, clones or NVMe failed.
 pub fn demo(options: &DemoOptions) -> Result<()> {
-    ensure!(
-        cfg!(all(target_os = "linux", target_arch = "x86_64")),
-        "the demo boots an x86-64 guest on an x86-64 Linux machine; this is another kind"
-    );
     listen()?;
-    let progress = progress::Progress::start();
-    let cache = options.target.join("guest");
-    std::fs::create_dir_all(&cache)
-        .with_context(|| format!("cannot create {}", cache.display()))?;
-
-    install::missing_packages(&progress)?;
-    interrupt::check()?;
-    let kernel = download::kernel(&cache, &progress)?;
-    let busybox = download::busybox(&cache, &progress)?;
-    interrupt::check()?;
-    let installed = emulator::Emulator::installed()?;
-    let vfio_user =
-        emulator::Emulator::with_vfio_user(&options.target.join(root::ROOTS), &progress)?;
-    interrupt::check()?;
-    let initramfs = initramfs::build(&cache, &kernel, &busybox, &progress)?;
-    interrupt::check()?;
-    let binaries = match &options.binaries {
-        Some(binaries) => binaries.clone(),
-        None => build_daemon(options, &progress)?,
-    };
-    interrupt::check()?;
-
+    let progress = &progress::Progress::start();
+    let prepared = Prepared::new(options, &["sidecored", "sidecore"], progress)?;
+    let vfio_user = &prepared.vfio_user;
     let accelerator = qemu::Accelerator::choose();
     progress.say(accelerator.explanation());
-    let (initramfs, binaries) = (&initramfs, &binaries);
-    let (qemu, kernel, scratch, progress) = (&installed, &kernel.image, &cache, &progress);
-    let stage =
-        session::Stage { accelerator, qemu, kernel, initramfs, binaries, scratch, progress };
+    let stage = prepared.stage(accelerator, progress);
     let (mut rows, mut overheads) = measured::run(&stage, Mode::Interrupt, options.window)?;
     let polled = measured::run(&stage, Mode::Polled, options.window)?;
     rows.extend(polled.0);
     overheads.extend(polled.1);
     let volumes = volumes::run(&stage)?;
-    let nvme = nvme::run(&stage, &vfio_user, options.window)?;
+    let nvme = nvme::run(&stage, vfio_user, options.window)?;
 
     print!("\n{}\n{}", report::table(&rows, accelerator), overhead::table(&overheads));
     print!("\n{}\n{}", volumes.text(), nvme.text());
@@ -157,6 +134,67 @@ pub fn demo(options: &DemoOptions) -> Result<()> {
     Ok(())
 }
 
+/// The programs and files of a run with guests.
+struct Prepared {
+    installed: emulator::Emulator,
+    vfio_user: emulator::Emulator,
+    kernel: PathBuf,
+    initramfs: PathBuf,
+    binaries: PathBuf,
+    /// The directory for large files.
+    cache: PathBuf,
+}
+
+impl Prepared {
+    /// Installs, fetches and builds what is missing. The `packages` of this workspace are built.
+    fn new(
+        options: &DemoOptions,
+        packages: &[&str],
+        progress: &progress::Progress,
+    ) -> Result<Prepared> {
+        ensure!(
+            cfg!(all(target_os = "linux", target_arch = "x86_64")),
+            "the demo boots an x86-64 guest on an x86-64 Linux machine; this is another kind"
+        );
+        let cache = options.target.join("guest");
+        std::fs::create_dir_all(&cache)
+            .with_context(|| format!("cannot create {}", cache.display()))?;
+        install::missing_packages(progress)?;
+        interrupt::check()?;
+        let kernel = download::kernel(&cache, progress)?;
+        let busybox = download::busybox(&cache, progress)?;
+        interrupt::check()?;
+        let installed = emulator::Emulator::installed()?;
+        let vfio_user =
+            emulator::Emulator::with_vfio_user(&options.target.join(root::ROOTS), progress)?;
+        interrupt::check()?;
+        let initramfs = initramfs::build(&cache, &kernel, &busybox, progress)?;
+        interrupt::check()?;
+        let binaries = match &options.binaries {
+            Some(binaries) => binaries.clone(),
+            None => build(options, packages, progress)?,
+        };
+        interrupt::check()?;
+        Ok(Prepared { installed, vfio_user, kernel: kernel.image, initramfs, binaries, cache })
+    }
+
+    fn stage<'a>(
+        &'a self,
+        accelerator: qemu::Accelerator,
+        progress: &'a progress::Progress,
+    ) -> session::Stage<'a> {
+        session::Stage {
+            accelerator,
+            qemu: &self.installed,
+            kernel: &self.kernel,
+            initramfs: &self.initramfs,
+            binaries: &self.binaries,
+            scratch: &self.cache,
+            progress,
+        }
+    }
+}
+
 fn write(options: &DemoOptions, name: &str, content: &str) -> Result<()> {
     let path = options.target.join(name);
     std::fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))
@@ -181,28 +219,23 @@ fn json(findings: &impl Serialize) -> Result<String> {
     Ok(serde_json::to_string_pretty(findings)? + "\n")
 }
 
-/// Builds the daemon and its command line tool as a user would.
-fn build_daemon(options: &DemoOptions, progress: &progress::Progress) -> Result<PathBuf> {
-    progress.say("building sidecored and sidecore (cargo build --release)");
+/// Builds programs of this workspace as a user would.
+fn build(
+    options: &DemoOptions,
+    packages: &[&str],
+    progress: &progress::Progress,
+) -> Result<PathBuf> {
+    progress.say(format!("building {} (cargo build --release)", packages.join(", ")));
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = std::process::Command::new(cargo)
-        .args([
-            "build",
-            "--release",
-            "--package",
-            "sidecored",
-            "--package",
-            "sidecore",
-            "--target-dir",
-        ])
+        .args(["build", "--release"])
+        .args(packages.iter().flat_map(|package| ["--package", package]))
+        .arg("--target-dir")
         .arg(&options.target)
         .current_dir(&options.workspace)
         .status()
         .context("cannot run cargo; is Rust installed?")?;
-    ensure!(
-        status.success(),
-        "the daemon does not build ({status}); cargo's messages above say why"
-    );
+    ensure!(status.success(), "they do not build ({status}); cargo's messages above say why");
     Ok(options.target.join("release"))
 }
 

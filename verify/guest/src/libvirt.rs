@@ -17,7 +17,7 @@ use sidecore_kit::interrupt;
 
 use crate::progress::Progress;
 use crate::qemu::Accelerator;
-use crate::{DemoOptions, build_daemon, download, initramfs, install, listen, text};
+use crate::{DemoOptions, build, download, initramfs, install, listen, text};
 use domain::Domain;
 use place::Place;
 
@@ -71,7 +71,7 @@ pub fn libvirt(options: &DemoOptions, arguments: &[&str]) -> Result<()> {
     let initramfs = initramfs::build(&cache, &kernel, &busybox, &progress)?;
     let binaries = match &options.binaries {
         Some(binaries) => binaries.clone(),
-        None => build_daemon(options, &progress)?,
+        None => build(options, &["sidecored"], &progress)?,
     };
     interrupt::check()?;
 

@@ -6,7 +6,7 @@ use crate::console::{self, Edge, Message, Window};
 use crate::guest::{FIRST_SLOT, MEASURED};
 use crate::measure::{self, Ios};
 use crate::overhead::{Overhead, WRITES};
-use crate::qemu::{Disk, Equipment};
+use crate::qemu::{Backend, Disk, Equipment};
 use crate::report::{Mode, Row};
 use crate::session::{Session, Stage};
 use crate::sidecore::Counters;
@@ -45,7 +45,12 @@ fn converse(
         .iter()
         .zip(&sockets)
         .zip(FIRST_SLOT..)
-        .map(|((name, socket), slot)| Disk { name, socket, slot, packed: *name == RAM })
+        .map(|((name, socket), slot)| Disk {
+            name,
+            backend: Backend::Daemon(socket),
+            slot,
+            packed: *name == RAM,
+        })
         .collect();
     let slots: Vec<String> =
         disks.iter().map(|disk| format!("{}:{:02x}", disk.name, disk.slot)).collect();

@@ -2,7 +2,7 @@
 //! vfio-user.
 
 mod commands;
-mod log;
+pub(crate) mod log;
 mod manage;
 mod unplug;
 mod ways;
@@ -86,7 +86,7 @@ pub(crate) fn run(stage: &Stage<'_>, emulator: &Emulator, window: Duration) -> R
         let ports = [(PORT, Some(function)), (OTHER_PORT, None), (MANAGER_PORT, None)];
         let ports = ports.map(|(slot, device)| Port { slot, device });
         let can_unplug = unplug::can_unplug(session, emulator)?;
-        let guest = Guest::boot_nvme(session, emulator, &ports)?;
+        let guest = Guest::boot_nvme(session, emulator, &ports, true)?;
         let qmp = session.qmp(NVME)?;
         let steps = Steps { session, guest, qmp, checks: &mut checks, can_unplug };
         let ways = steps.all(daemon, window)?;

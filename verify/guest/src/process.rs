@@ -19,7 +19,8 @@ pub(crate) enum Source {
     Guest(&'static str),
     /// The QEMU of that guest.
     Qemu(&'static str),
-    Daemon,
+    /// A program on the host, by its name.
+    Host(&'static str),
 }
 
 #[derive(Debug)]
@@ -167,6 +168,16 @@ impl Running {
             .write_all(text.as_bytes())
             .and_then(|()| stdin.flush())
             .with_context(|| format!("cannot write to {}", self.name))
+    }
+
+    /// The number of the program's process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Ends the program at once.
+    pub(crate) fn kill(&self) -> Result<()> {
+        self.signal(Signal::KILL)
     }
 
     /// Asks the program to end.

@@ -45,12 +45,51 @@ fn has_virtualization(cpuinfo: &str) -> bool {
 /// A virtio disk of the guest.
 pub(crate) struct Disk<'a> {
     pub(crate) name: &'a str,
-    pub(crate) socket: &'a Path,
+    pub(crate) backend: Backend<'a>,
     /// The PCI slot, which tells the guest its disks apart.
     pub(crate) slot: u8,
     /// Whether the rings are packed.
     pub(crate) packed: bool,
 }
+
+/// The part of a host that executes a disk's requests.
+#[derive(Clone, Copy)]
+pub(crate) enum Backend<'a> {
+    /// A daemon, at this socket of vhost-user.
+    Daemon(&'a Path),
+    /// QEMU itself, on this file.
+    Qemu(&'a Path),
+}
+
+impl Disk<'_> {
+    /// QEMU's options for the backend, and the beginning of the device's.
+    fn options(&self) -> Result<(Vec<(&'static str, String)>, String)> {
+        let name = self.name;
+        Ok(match self.backend {
+            Backend::Daemon(socket) => {
+                let socket = format!("socket,id=socket-{name},path={}", text(socket)?);
+                (vec![("-chardev", socket)], format!("vhost-user-blk-pci,chardev=socket-{name}"))
+            }
+            Backend::Qemu(file) => {
+                let file = text(file)?;
+                let drive = format!("if=none,id=drive-{name},format=raw,file={file}");
+                // Only kicks that QEMU handles in the virtual CPU's thread are in its trace.
+                let device = format!("virtio-blk-pci,drive=drive-{name},ioeventfd=off");
+                let trace = vec![
+                    ("-drive", drive),
+                    ("-trace", KICK.to_owned()),
+                    ("-D", format!("{file}{TRACE}")),
+                ];
+                (trace, device)
+            }
+        })
+    }
+}
+
+/// QEMU's trace event for a kick of a virtio queue.
+pub(crate) const KICK: &str = "virtio_queue_notify";
+/// The end of the name of the trace's file, which begins with that of the disk's file.
+pub(crate) const TRACE: &str = ".trace";
 
 /// A PCI Express port, into which a device can be plugged, also while the guest runs.
 pub(crate) struct Port {
@@ -154,14 +193,11 @@ impl Machine<'_> {
         add("-serial", "chardev:dialogue".to_owned());
         add("-serial", format!("file:{}", text(self.kernel_log)?));
         for disk in self.equipment.disks {
-            let name = disk.name;
-            add("-chardev", format!("socket,id=socket-{name},path={}", text(disk.socket)?));
+            let (backend, device) = disk.options()?;
+            backend.iter().for_each(|(option, value)| add(option, value.clone()));
             let (queues, slot) = (QUEUES, disk.slot);
             let packed = if disk.packed { "on" } else { "off" };
-            let device = format!(
-                "vhost-user-blk-pci,chardev=socket-{name},num-queues={queues},packed={packed}"
-            );
-            add("-device", format!("{device},addr={slot:#x}"));
+            add("-device", format!("{device},num-queues={queues},packed={packed},addr={slot:#x}"));
         }
         for port in self.equipment.ports {
             add("-device", Port::description(port.slot));
@@ -212,11 +248,25 @@ mod tests {
 
     #[test]
     fn each_disk_gets_a_socket_and_a_slot() {
-        let disks = [Disk { name: "ram", socket: Path::new("/t/ram.sock"), slot: 6, packed: true }];
+        let backend = Backend::Daemon(Path::new("/t/ram.sock"));
+        let disks = [Disk { name: "ram", backend, slot: 6, packed: true }];
         let words = [
             "socket,id=socket-ram,path=/t/ram.sock",
             "vhost-user-blk-pci,chardev=socket-ram,num-queues=2,packed=on,addr=0x6",
             "tcg",
+        ];
+        has(&Equipment { polled: false, disks: &disks, ports: &[] }, &words);
+    }
+
+    #[test]
+    fn a_disk_of_qemu_is_a_drive_whose_kicks_are_traced() {
+        let backend = Backend::Qemu(Path::new("/t/own.img"));
+        let disks = [Disk { name: "own", backend, slot: 5, packed: false }];
+        let words = [
+            "if=none,id=drive-own,format=raw,file=/t/own.img",
+            "virtio-blk-pci,drive=drive-own,ioeventfd=off,num-queues=2,packed=off,addr=0x5",
+            "virtio_queue_notify",
+            "/t/own.img.trace",
         ];
         has(&Equipment { polled: false, disks: &disks, ports: &[] }, &words);
     }

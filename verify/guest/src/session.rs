@@ -37,7 +37,7 @@ fn matters(event: &Event, name: &str, gone: &[&str]) -> bool {
             *speaker == name || failed()
         }
         Event::Line(..) => false,
-        Event::Closed(Source::Daemon) => true,
+        Event::Closed(Source::Host(_)) => true,
         Event::Closed(Source::Guest(ended) | Source::Qemu(ended)) => !gone.contains(ended),
     }
 }
@@ -88,6 +88,11 @@ impl<'a> Session<'a> {
 
     pub(crate) fn say(&self, what: impl AsRef<str>) {
         self.stage.progress.say(format!("{}: {}", self.title, what.as_ref()));
+    }
+
+    /// Lets guests have all CPUs: the run has more daemons than it could keep CPUs for.
+    pub(crate) fn share_cores(&mut self) {
+        self.cores.sidecore = None;
     }
 
     /// Starts the daemon with a configuration for this run's paths.
@@ -155,8 +160,8 @@ impl<'a> Session<'a> {
                     _ => {}
                 },
                 Some(Event::Line(..)) => {}
-                Some(Event::Closed(Source::Daemon)) => {
-                    bail!("sidecored ended while a guest was using it")
+                Some(Event::Closed(Source::Host(name))) => {
+                    bail!("{name} ended while a guest was using it")
                 }
                 Some(Event::Closed(Source::Guest(gone) | Source::Qemu(gone))) => {
                     bail!("the {gone} guest's QEMU ended before the guest had finished")

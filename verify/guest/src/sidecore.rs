@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+/// The command for counters. Without the last word it takes a second, for latencies.
+const STATS: [&str; 3] = ["stats", "--json", "--since-start"];
+
 /// The tool, with the path of the daemon's control socket.
 pub(crate) struct Sidecore {
     program: PathBuf,
@@ -24,8 +27,17 @@ pub(crate) struct Counters {
     pub(crate) misses: u64,
 }
 
+/// A sidecore's sleeps since the daemon's start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+pub(crate) struct Sleeps {
+    pub(crate) sleeps: u64,
+    /// Sleeps that a notification ended which a queue or a link had asked for.
+    pub(crate) wakeups: u64,
+}
+
 #[derive(Deserialize)]
 struct Stats {
+    sidecores: Vec<Sleeps>,
     devices: Vec<DeviceStats>,
 }
 
@@ -126,7 +138,7 @@ impl Sidecore {
 
     /// A device's counts, with the misses of its virtual function.
     pub(crate) fn counters(&self, controller: &str, device: &str) -> Result<Counters> {
-        let stats: Stats = self.json(&["stats", "--json"])?;
+        let stats: Stats = self.json(&STATS)?;
         let function = self
             .controller(controller)?
             .functions
@@ -141,7 +153,7 @@ impl Sidecore {
 
     /// The number of requests that a device has served.
     pub(crate) fn requests(&self, device: &str) -> Result<u64> {
-        Ok(self.json::<Stats>(&["stats", "--json"])?.counters(device)?.requests)
+        Ok(self.served(device)?.requests)
     }
 
     pub(crate) fn controller(&self, controller: &str) -> Result<Controller> {
@@ -170,7 +182,24 @@ impl Sidecore {
         Ok(self.json::<Mapping>(&arguments)?.within(first, count))
     }
 
-    fn json<T: DeserializeOwned>(&self, arguments: &[&str]) -> Result<T> {
+    /// The requests and kicks of a device.
+    pub(crate) fn served(&self, device: &str) -> Result<Counters> {
+        self.json::<Stats>(&STATS)?.counters(device)
+    }
+
+    /// The answer of `sidecore remote list`.
+    pub(crate) fn remote(&self) -> Result<serde_json::Value> {
+        self.json(&["remote", "--json", "list"])
+    }
+
+    /// The sleeps of all sidecores, and the wake-ups among their ends.
+    pub(crate) fn sleeps(&self) -> Result<Sleeps> {
+        let stats: Stats = self.json(&STATS)?;
+        let sum = |of: fn(&Sleeps) -> u64| stats.sidecores.iter().map(of).sum();
+        Ok(Sleeps { sleeps: sum(|of| of.sleeps), wakeups: sum(|of| of.wakeups) })
+    }
+
+    pub(crate) fn json<T: DeserializeOwned>(&self, arguments: &[&str]) -> Result<T> {
         let said = self.run(arguments)?;
         serde_json::from_str(&said)
             .with_context(|| format!("cannot read the output of {}", command(arguments)))
@@ -240,7 +269,8 @@ mod tests {
 
     #[test]
     fn counters_are_summed_over_the_queues_of_the_device() {
-        let json = r#"{"devices":[{"name":"ram","queues":[{"index":0,"kicks":9,"requests":9}]},
+        let json = r#"{"sidecores":[{"sleeps":5,"wakeups":4}],"devices":[
+            {"name":"ram","queues":[{"index":0,"kicks":9,"requests":9}]},
             {"name":"file","queues":[{"index":0,"kicks":1,"interrupts":7,"requests":10},
             {"index":1,"kicks":2,"requests":20}]}]}"#;
         let stats: Stats = serde_json::from_str(json).unwrap();

@@ -10,13 +10,13 @@ const WARNING: u32 = 4;
 const ORDERED_RESET: &str = ": resetting controller";
 
 /// The number of lines.
-pub(super) fn lines(said: &str) -> usize {
+pub(crate) fn lines(said: &str) -> usize {
     said.split(SEPARATOR).filter(|line| !line.trim().is_empty()).count()
 }
 
 /// The lines that are errors. Each line begins with its level: `<4>[    1.234567] nvme nvme0:
 /// text`.
-pub(super) fn faults(said: &str) -> Vec<String> {
+pub(crate) fn faults(said: &str) -> Vec<String> {
     said.split(SEPARATOR).map(str::trim).filter(|line| is_fault(line)).map(str::to_owned).collect()
 }
 
