@@ -9,12 +9,12 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use quanta::Clock;
 use sidecore_bench::fill::{self, Order};
-use sidecore_bench::load::{self, BLOCK_BYTES, Work};
+use sidecore_bench::load::{self, BLOCK_BYTES, Sample, Work};
 use sidecore_bench::{
     cores, fresh_writes, guest_cost, local_block, nested, nvme_vf, plot, remote_block, shares,
     stop, translation, verdicts,
 };
-use sidecore_driver::{BlkClient, ClientOptions, Notify};
+use sidecore_driver::{BlkClient, ClientOptions, Notify, NvmeClient, NvmeOptions};
 use sidecore_units::SECTOR_BYTES;
 
 #[derive(Parser)]
@@ -47,18 +47,27 @@ enum Command {
     RemoteBlock(remote_block::Options),
     /// Put the verdicts of several experiments into docs/bench.md; fails unless every bound holds.
     Verdicts(verdicts::Options),
-    /// Drive one vhost-user disk and print its speed.
+    /// Drive one disk and print its speed.
     Socket(Socket),
 }
+
+/// The size of the requests that fill an NVMe function: less than each controller's MDTS.
+const NVME_FILL_BYTES: u32 = 128 << 10;
 
 #[derive(clap::Args)]
 struct Socket {
     /// The disk's socket.
     path: PathBuf,
+    /// The disk is an NVMe function (vfio-user), and not a virtio disk (vhost-user).
+    #[arg(long, conflicts_with_all = ["packed", "indirect", "no_event_idx"])]
+    nvme: bool,
+    /// Queue pairs of the NVMe function.
+    #[arg(long, default_value_t = 1, requires = "nvme")]
+    queues: u16,
     /// Write instead of read: destroys what is on the disk.
     #[arg(long)]
     write: bool,
-    /// Requests in flight.
+    /// Requests in flight in each queue.
     #[arg(long, default_value_t = 32)]
     depth: u16,
     /// Length of the run in seconds.
@@ -114,35 +123,9 @@ fn main() -> ExitCode {
 fn socket(options: &Socket) -> Result<()> {
     stop::listen()?;
     cores::pin(cores::CLIENT)?;
-    let client_options = ClientOptions {
-        slots: options.depth,
-        slot_bytes: options.bytes,
-        packed: options.packed,
-        indirect: options.indirect,
-        event_idx: !options.no_event_idx,
-        notify: if options.interrupt { Notify::Interrupt } else { Notify::Polled },
-        ..ClientOptions::default()
-    };
-    let mut client = BlkClient::connect(&options.path, &client_options)?;
-    let sectors = client.config().capacity_sectors;
-    if options.fill {
-        drop(client);
-        fill::fill(&options.path, sectors * SECTOR_BYTES, 1 << 20, Order::Sequential)?;
-        client = BlkClient::connect(&options.path, &client_options)?;
-    }
-    println!("features {:#x}, {:?}", client.features(), client.config());
-    let work = Work {
-        write: options.write,
-        depth: options.depth,
-        bytes: options.bytes,
-        blocks: sectors * SECTOR_BYTES / u64::from(options.bytes),
-        touch: options.touch,
-        duration: Duration::try_from_secs_f64(options.seconds).context("not a time")?,
-        ..Work::default()
-    };
-    let sample = load::run(client.queue(0).context("no queue")?, &work, &Clock::new())?;
+    let sample = if options.nvme { drive_nvme(options)? } else { drive_virtio(options)? };
     println!("{}, {:.0} ns mean", plot::per_second(sample.iops), sample.latency_mean_ns);
-    if options.depth == 1 {
+    if sample.latency_p50_ns > 0.0 {
         println!("{:.0} ns median, {:.0} ns at 99 %", sample.latency_p50_ns, sample.latency_p99_ns);
     }
     println!(
@@ -150,6 +133,67 @@ fn socket(options: &Socket) -> Result<()> {
         sample.kicks_per_request, sample.interrupts_per_request
     );
     Ok(())
+}
+
+fn drive_virtio(options: &Socket) -> Result<Sample> {
+    let client_options = ClientOptions {
+        slots: options.depth,
+        slot_bytes: options.bytes,
+        packed: options.packed,
+        indirect: options.indirect,
+        event_idx: !options.no_event_idx,
+        notify: options.notify(),
+        ..ClientOptions::default()
+    };
+    let mut client = BlkClient::connect(&options.path, &client_options)?;
+    let disk_bytes = client.config().capacity_sectors * SECTOR_BYTES;
+    if options.fill {
+        drop(client);
+        fill::fill(&options.path, disk_bytes, 1 << 20, Order::Sequential)?;
+        client = BlkClient::connect(&options.path, &client_options)?;
+    }
+    println!("features {:#x}, {:?}", client.features(), client.config());
+    let work = options.work(disk_bytes)?;
+    load::run(client.queue(0).context("no queue")?, &work, &Clock::new())
+}
+
+fn drive_nvme(options: &Socket) -> Result<Sample> {
+    let connect = |slots, slot_bytes| {
+        let (queues, notify) = (options.queues, options.notify());
+        let nvme = NvmeOptions { queues, slots, slot_bytes, notify, ..NvmeOptions::default() };
+        NvmeClient::connect(&options.path, &nvme)
+    };
+    if options.fill {
+        let mut client = connect(1, NVME_FILL_BYTES)?;
+        let namespace = client.namespace();
+        let bytes = namespace.blocks * u64::from(namespace.block_bytes);
+        fill::fill_queue(client.queue(0).context("no queue")?, bytes, NVME_FILL_BYTES)?;
+    }
+    let mut client = connect(options.depth, options.bytes)?;
+    let namespace = client.namespace();
+    println!("{namespace:?}");
+    let work = options.work(namespace.blocks * u64::from(namespace.block_bytes))?;
+    let mut queues: Vec<_> = (0..options.queues).map_while(|at| client.take_queue(at)).collect();
+    load::run_all(&mut queues, &work, &Clock::new())
+}
+
+impl Socket {
+    fn notify(&self) -> Notify {
+        if self.interrupt { Notify::Interrupt } else { Notify::Polled }
+    }
+
+    /// The load on a disk of this size.
+    fn work(&self, disk_bytes: u64) -> Result<Work> {
+        Ok(Work {
+            write: self.write,
+            depth: self.depth,
+            bytes: self.bytes,
+            blocks: disk_bytes / u64::from(self.bytes),
+            touch: self.touch,
+            duration: Duration::try_from_secs_f64(self.seconds).context("not a time")?,
+            ..Work::default()
+        })
+    }
 }
 
 #[cfg(test)]
