@@ -31,6 +31,11 @@ pub const LIMIT: f64 = 0.98;
 /// The longest run of a pair: more pairs narrow the interval more than longer runs do.
 const MAX_RUN: Duration = Duration::from_millis(100);
 
+/// The pairs for which `nvme-vf` has both daemons run before it starts them again: a process's
+/// memory lies elsewhere at each start, which changes its speed by some percent, more than the
+/// difference that a comparison is to find.
+pub const PAIRS_PER_START: usize = 4;
+
 /// The number of pairs of each case.
 fn pairs(scale: Scale) -> usize {
     match scale {

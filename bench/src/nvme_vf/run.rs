@@ -1,5 +1,6 @@
 //! Stores, operations, depths and queues: the systems in turn, between near cores.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -7,6 +8,7 @@ use quanta::Clock;
 use sidecore_driver::{
     BlkClient, BlkQueue, ClientOptions, Notify, NvmeClient, NvmeOptions, NvmeQueue, Queue,
 };
+use tempfile::TempDir;
 
 use super::{Bench, Medium, NVME, VIRTIO};
 use crate::experiment::wants;
@@ -65,6 +67,33 @@ struct System {
     runs: Runs,
     /// Whether the system failed in this case, which is not measured any further then.
     is_silent: bool,
+}
+
+/// The running programs.
+struct Servers {
+    daemon: Sidecored,
+    /// The other build's.
+    before: Option<Sidecored>,
+    theirs: Option<StorageDaemon>,
+    /// Has the peer's disk.
+    _tmpfs: TempDir,
+}
+
+impl Servers {
+    fn process(&mut self, program: usize) -> Option<&mut Process> {
+        if program == OURS {
+            return Some(&mut self.daemon.process);
+        }
+        let before = self.before.as_mut().map(|before| &mut before.process);
+        before.or_else(|| self.theirs.as_mut().map(|theirs| &mut theirs.process))
+    }
+
+    fn end(self) -> Result<()> {
+        if let Some(before) = self.before {
+            before.process.end()?;
+        }
+        self.daemon.process.end()
+    }
 }
 
 /// A connection with its queues taken out. The client must live as long as the queues are used.
@@ -162,27 +191,58 @@ impl Bench {
         Ok(())
     }
 
+    /// Measures all cases on one medium. Two builds are started again after some pairs.
     fn measure_on(&mut self, medium: Medium, peer: Option<&Program>) -> Result<()> {
-        let (mut daemon, mut before) = self.start_ours(medium)?;
+        let (cases, rounds) = (self.cases(medium), self.plan.rounds);
+        let per_start = if self.builds() { against::PAIRS_PER_START } else { rounds };
+        // Of each case, the runs of the systems so far.
+        let mut kept = vec![Vec::new(); cases.len()];
+        for (start, first) in (0..rounds).step_by(per_start).enumerate() {
+            let of_start = first..rounds.min(first + per_start);
+            let (mut servers, mut systems) = self.start(medium, peer, start)?;
+            for (case, runs) in cases.iter().zip(&mut kept) {
+                runs.resize_with(systems.len(), Runs::default);
+                for (system, runs) in systems.iter_mut().zip(&mut *runs) {
+                    (system.runs, system.is_silent) = (std::mem::take(runs), false);
+                }
+                self.rounds(case, of_start.clone(), &mut systems, &mut servers)?;
+                if of_start.end == rounds {
+                    self.record_case(case, &systems);
+                }
+                if systems.iter().any(|system| system.is_silent)
+                    && let Some(theirs) = &mut servers.theirs
+                {
+                    theirs.restart()?;
+                }
+                for (system, runs) in systems.iter_mut().zip(runs) {
+                    *runs = std::mem::take(&mut system.runs);
+                }
+            }
+            servers.end()?;
+        }
+        Ok(())
+    }
+
+    fn builds(&self) -> bool {
+        self.options.programs.common.against.is_some()
+    }
+
+    /// Starts the programs for the `start`-th time, frozen, with filled volumes.
+    fn start(
+        &self,
+        medium: Medium,
+        peer: Option<&Program>,
+        start: usize,
+    ) -> Result<(Servers, Vec<System>)> {
+        let (mut daemon, mut before) = self.start_ours(medium, start)?;
         let mut systems = Vec::new();
         let wanted = |(_, front_end): &_| wants(&self.options.front_ends, front_end);
         for (name, front_end) in FRONT_ENDS.into_iter().filter(wanted) {
-            systems.push(System::new(
-                name,
-                OURS,
-                front_end,
-                daemon.socket(name),
-                self.common_params(),
-            ));
+            let socket = daemon.socket(name);
+            systems.push(System::new(name, OURS, front_end, socket, self.common_params()));
             if let Some(before) = &before {
-                let params = self.common_params();
-                systems.push(System::new(
-                    &against::before(name),
-                    THEIRS,
-                    front_end,
-                    before.socket(name),
-                    params,
-                ));
+                let (name, socket) = (against::before(name), before.socket(name));
+                systems.push(System::new(&name, THEIRS, front_end, socket, self.common_params()));
             }
         }
         if medium == Medium::Volume {
@@ -197,40 +257,22 @@ impl Bench {
         }
         // The peer has no store in memory; its fastest store that keeps data is a file on tmpfs.
         let tmpfs = directory_in_memory()?;
-        let mut theirs = match peer {
-            Some(program) => Some((program, self.start_peer(program, medium, tmpfs.path())?)),
-            None => None,
-        };
-        if let Some((program, theirs)) = &theirs {
+        let mut theirs = None;
+        if let Some(program) = peer {
+            let started = self.start_peer(program, medium, tmpfs.path())?;
             let mut params = self.common_params();
-            params.extend(theirs.params(program));
-            systems.push(System::new(
-                peer::NAME,
-                THEIRS,
-                FrontEnd::VirtioBlk,
-                theirs.socket.clone(),
-                params,
-            ));
+            params.extend(started.params(program));
+            let socket = started.socket.clone();
+            let front_end = FrontEnd::VirtioBlk;
+            systems.push(System::new(peer::NAME, THEIRS, front_end, socket, params));
+            theirs = Some(started);
         }
-        for case in self.cases(medium) {
-            let mut programs: Vec<&mut Process> = vec![&mut daemon.process];
-            programs.extend(before.as_mut().map(|before| &mut before.process));
-            programs.extend(theirs.as_mut().map(|(_, theirs)| &mut theirs.process));
-            self.case(&case, &mut systems, &mut programs)?;
-            if systems.iter().any(|system| system.is_silent)
-                && let Some((_, theirs)) = &mut theirs
-            {
-                theirs.restart()?;
-            }
-        }
-        if let Some(before) = before {
-            before.process.end()?;
-        }
-        daemon.process.end()
+        Ok((Servers { daemon, before, theirs, _tmpfs: tmpfs }, systems))
     }
 
-    /// Starts this build's daemon, and the daemon of `--against` if the option is set.
-    fn start_ours(&self, medium: Medium) -> Result<(Sidecored, Option<Sidecored>)> {
+    /// Starts this build's daemon, and the daemon of `--against` if the option is set: one of them
+    /// first at one start, and the other one at the next.
+    fn start_ours(&self, medium: Medium, start: usize) -> Result<(Sidecored, Option<Sidecored>)> {
         let bytes = self.plan.disk_bytes;
         let volume = |volume| Store::Volume { controller: POOL, volume, bytes };
         let stores = match medium {
@@ -251,8 +293,15 @@ impl Bench {
         let store = Store::Ram { bytes: controller_bytes(bytes).next_multiple_of(1 << 20) };
         let pool = [Controller { name: POOL, store, block_bytes: 1024 }];
         let controllers: &[Controller] = if medium == Medium::Volume { &pool } else { &[] };
-        let ours = self.experiment.start_ours(medium.name(), controllers, &devices)?;
-        Ok((ours, self.experiment.start_before(medium.name(), controllers, &devices)?))
+        let name = format!("{}-{start}", medium.name());
+        let ours = || self.experiment.start_ours(&name, controllers, &devices);
+        let before = || self.experiment.start_before(&name, controllers, &devices);
+        if against::index(0, start) == OURS {
+            let ours = ours()?;
+            return Ok((ours, before()?));
+        }
+        let before = before()?;
+        Ok((ours()?, before))
     }
 
     fn start_peer(&self, program: &Program, medium: Medium, tmpfs: &Path) -> Result<StorageDaemon> {
@@ -284,26 +333,23 @@ impl Bench {
         cases
     }
 
-    fn case(
+    /// Runs rounds of a case, each system in turn.
+    fn rounds(
         &mut self,
         case: &Case,
+        rounds: Range<usize>,
         systems: &mut [System],
-        programs: &mut [&mut Process],
+        servers: &mut Servers,
     ) -> Result<()> {
-        let name = case.name();
-        for system in &mut *systems {
-            system.runs = Runs::default();
-            system.is_silent = false;
-        }
-        let builds = self.options.programs.common.against.is_some();
-        for round in 0..self.plan.rounds {
+        let (name, builds) = (case.name(), self.builds());
+        for round in rounds {
             for turn in 0..systems.len() {
                 let index = if builds { against::index(turn, round) } else { turn };
                 let system = systems.get_mut(index).context("no such system")?;
                 if system.is_silent {
                     continue;
                 }
-                let process = programs.get_mut(system.program).context("no program")?;
+                let process = servers.process(system.program).context("no program")?;
                 let result = self.round(case, system, process);
                 stop::check()?;
                 match result.with_context(|| format!("measuring {}, {name}", system.name)) {
@@ -316,6 +362,12 @@ impl Bench {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Records the runs of all systems.
+    fn record_case(&mut self, case: &Case, systems: &[System]) {
+        let name = case.name();
         let mut line = format!("  {name:<26}");
         for system in systems.iter().filter(|system| !system.is_silent) {
             self.record(&name, case, system);
@@ -326,7 +378,7 @@ impl Bench {
             ));
         }
         eprintln!("{line}");
-        if builds {
+        if self.builds() {
             let named: Vec<_> =
                 systems.iter().map(|system| (system.name.as_str(), &system.runs)).collect();
             against::record_pairs(&mut self.experiment.records, &name, &case.work, &named);
@@ -344,7 +396,6 @@ impl Bench {
                 );
             }
         }
-        Ok(())
     }
 
     fn round(&mut self, case: &Case, system: &mut System, process: &mut Process) -> Result<()> {
