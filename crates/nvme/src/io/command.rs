@@ -90,7 +90,9 @@ impl Rules {
     ///
     /// # Errors
     /// The status that says what is wrong.
-    #[inline]
+    // Reads and writes are parsed within the loop that takes commands, all others out of it: a
+    // function for all of them cost a read or a write 32 instructions more, of 240.
+    #[inline(always)]
     pub(super) fn parse(
         &self,
         command: &Command,
@@ -99,10 +101,22 @@ impl Rules {
         hint: &mut RegionHint,
         request: &mut BlockRequest,
     ) -> Result<Verdict, Status> {
-        let opcode = command.opcode();
-        match opcode {
+        match command.opcode() {
             opcode::READ => self.parse_read(command, memory, hint, request),
             opcode::WRITE => self.parse_write(command, write_through, memory, hint, request),
+            _ => self.parse_other(command, write_through, request),
+        }
+    }
+
+    /// Parses a command that is neither a read nor a write.
+    #[inline(never)]
+    fn parse_other(
+        &self,
+        command: &Command,
+        write_through: bool,
+        request: &mut BlockRequest,
+    ) -> Result<Verdict, Status> {
+        match command.opcode() {
             opcode::FLUSH => {
                 // Identify Controller, VWC: all namespaces are this one, or none.
                 if command.nsid() != BROADCAST_NSID {
@@ -141,7 +155,7 @@ impl Rules {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn parse_read(
         &self,
         command: &Command,
@@ -162,7 +176,7 @@ impl Rules {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn parse_write(
         &self,
         command: &Command,
