@@ -4,7 +4,6 @@ mod common;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use sidecore_assembly::Assembly;
@@ -15,7 +14,7 @@ use sidecore_assembly::spec::{
 };
 use sidecore_driver::Status;
 use sidecore_kit::guest::{connect, flush, read, write};
-use sidecore_skip::run;
+use sidecore_kit::mount::Mount;
 
 use common::device;
 
@@ -23,40 +22,17 @@ const FILESYSTEM_BYTES: u64 = 16 << 20;
 const STORE_BYTES: u64 = 256 << 20;
 const VOLUME_BYTES: u64 = 64 << 20;
 
-/// A small mounted tmpfs, which is unmounted by `drop`.
-struct Small(tempfile::TempDir);
-
-impl Small {
-    /// `None`, with a skip in the log, if the machine permits no mounts.
-    fn mount() -> Option<Self> {
-        let directory = tempfile::tempdir().unwrap();
-        let options = format!("size={FILESYSTEM_BYTES}");
-        run("mount", &["-t", "tmpfs", "-o", &options, "tmpfs", directory.path().to_str()?])?;
-        Some(Self(directory))
+/// Takes all free space of a filesystem but `left` pages.
+fn fill(filesystem: &Mount, left: usize) -> PathBuf {
+    let ballast = filesystem.path().join("ballast");
+    let mut file = std::fs::File::create(&ballast).unwrap();
+    let page = [1; 4096];
+    let mut pages = 0;
+    while file.write_all(&page).is_ok() {
+        pages += 1;
     }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    /// Takes all free space but `left` pages.
-    fn fill(&self, left: usize) -> PathBuf {
-        let ballast = self.path().join("ballast");
-        let mut file = std::fs::File::create(&ballast).unwrap();
-        let page = [1; 4096];
-        let mut pages = 0;
-        while file.write_all(&page).is_ok() {
-            pages += 1;
-        }
-        file.set_len((pages - left as u64) * 4096).unwrap();
-        ballast
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.path()).status();
-    }
+    file.set_len((pages - left as u64) * 4096).unwrap();
+    ballast
 }
 
 fn spec(pool: &Path, sockets: &Path) -> Spec {
@@ -89,7 +65,7 @@ fn spec(pool: &Path, sockets: &Path) -> Spec {
 
 #[test]
 fn a_full_filesystem_stops_fresh_writes_alone_until_it_has_space() {
-    let Some(small) = Small::mount() else { return };
+    let Some(small) = Mount::tmpfs(FILESYSTEM_BYTES) else { return };
     let sockets = tempfile::tempdir().unwrap();
     let pool = small.path().join("pool.img");
     let spec = spec(&pool, sockets.path());
@@ -104,7 +80,7 @@ fn a_full_filesystem_stops_fresh_writes_alone_until_it_has_space() {
     flush(&mut root);
     flush(&mut other);
 
-    let ballast = small.fill(0);
+    let ballast = fill(&small, 0);
     // Writes to fresh blocks fail sooner or later: the pool still has some free pages.
     let mut refused = None;
     for index in 0..4096 {

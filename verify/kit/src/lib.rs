@@ -6,6 +6,7 @@ pub mod guest;
 pub mod headers;
 pub mod interrupt;
 pub mod loop_device;
+pub mod mount;
 pub mod namespace;
 pub mod pages;
 pub mod process;

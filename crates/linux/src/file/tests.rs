@@ -1,11 +1,11 @@
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
-use std::process::Command;
 
 use sidecore_block::contract::{self, Harness};
 use sidecore_block::{Batch, BlockError, BlockRequest, Operation, dropped_tags};
 use sidecore_kit::loop_device::LoopDevice;
+use sidecore_kit::mount::Mount;
 use sidecore_memory::{GuestAddress, GuestMemory, RegionSpec, UserAddress};
 use sidecore_reactor::{CoreContext, Sleeper, WakeKey};
 use sidecore_stage_fault::{Affected, Fault, FaultPlan, FaultRule, FaultStore, When};
@@ -33,8 +33,8 @@ fn tmpfs() -> Option<TempDir> {
     found
 }
 
-fn image(directory: &TempDir, name: &str, len_bytes: u64) -> PathBuf {
-    let path = directory.path().join(name);
+fn image(directory: impl AsRef<Path>, name: &str, len_bytes: u64) -> PathBuf {
+    let path = directory.as_ref().join(name);
     File::create(&path).unwrap().set_len(len_bytes).unwrap();
     path
 }
@@ -78,35 +78,21 @@ impl Loop {
 }
 
 /// A mounted filesystem. Unmounted when dropped, before the loop device below it.
-struct Mount {
-    directory: TempDir,
+struct Mounted {
+    directory: Mount,
     _device: Option<Loop>,
 }
 
-impl Mount {
-    fn tmpfs(size: &str) -> Option<Self> {
-        let directory = tempfile::tempdir().unwrap();
-        let options = format!("size={size}");
-        run(
-            "mount",
-            &["-t", "tmpfs", "-o", &options, "sidecore-test", directory.path().to_str()?],
-        )?;
-        Some(Self { directory, _device: None })
+impl Mounted {
+    fn tmpfs(len_bytes: u64) -> Option<Self> {
+        Some(Self { directory: Mount::tmpfs(len_bytes)?, _device: None })
     }
 
     fn ext4(len_bytes: u64) -> Option<Self> {
         let device = Loop::new(len_bytes, &[])?;
-        run("mkfs.ext4", &["-q", device.device.path().to_str()?])?;
-        let directory = tempfile::tempdir().unwrap();
-        run("mount", &[device.device.path().to_str()?, directory.path().to_str()?])?;
-        Some(Self { directory, _device: Some(device) })
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        // A ring's files are closed some time after the ring, hence lazily.
-        let _ = Command::new("umount").arg("--lazy").arg(self.directory.path()).status();
+        let node = device.device.path().to_str()?;
+        run("mkfs.ext4", &["-q", node])?;
+        Some(Self { directory: Mount::new(&[node])?, _device: Some(device) })
     }
 }
 
@@ -143,7 +129,7 @@ fn a_file_on_a_disk_keeps_the_contract() {
 
 #[test]
 fn a_file_on_ext4_keeps_the_contract_and_bounces_unaligned_requests() {
-    let Some(mount) = Mount::ext4(64 * MIB) else { return };
+    let Some(mount) = Mounted::ext4(64 * MIB) else { return };
     let path = image(&mount.directory, "disk", 4 * MIB);
     let store = open(&path);
     assert!(store.is_direct());
@@ -233,7 +219,7 @@ fn a_block_devices_block_size_is_found_out() {
 
 #[test]
 fn a_mounted_device_is_busy() {
-    let Some(mount) = Mount::ext4(16 * MIB) else { return };
+    let Some(mount) = Mounted::ext4(16 * MIB) else { return };
     let device = mount._device.as_ref().unwrap().device.path();
     let error = FileStore::open(&FileOptions::new(device)).unwrap_err();
     assert!(matches!(error, FileError::Busy { .. }), "{error}");
@@ -241,7 +227,7 @@ fn a_mounted_device_is_busy() {
 
 #[test]
 fn unaligned_memory_works_under_direct_io() {
-    let Some(mount) = Mount::ext4(64 * MIB) else { return };
+    let Some(mount) = Mounted::ext4(64 * MIB) else { return };
     let mut harness = harness(&image(&mount.directory, "disk", 4 * MIB));
     // Larger than the bounce buffer, at an odd address, and across regions.
     let bytes = contract::pattern(1, 300 << 10);
@@ -286,7 +272,7 @@ fn written_data_is_in_the_file() {
 
 #[test]
 fn a_discard_frees_blocks_and_a_zeroing_need_not() {
-    let Some(mount) = Mount::ext4(64 * MIB) else { return };
+    let Some(mount) = Mounted::ext4(64 * MIB) else { return };
     let directories = [tmpfs().unwrap(), tempfile::tempdir_in(mount.directory.path()).unwrap()];
     for (directory, keeps) in directories.iter().zip([true, true]) {
         let path = image(directory, "disk", 4 * MIB);
@@ -315,7 +301,7 @@ fn a_discard_frees_blocks_and_a_zeroing_need_not() {
 
 #[test]
 fn a_full_filesystem_is_distinguished_from_a_broken_one() {
-    let mounts = [Mount::tmpfs("1M"), Mount::ext4(8 * MIB)];
+    let mounts = [Mounted::tmpfs(MIB), Mounted::ext4(8 * MIB)];
     for mount in mounts.into_iter().flatten() {
         let mut harness = harness(&image(&mount.directory, "disk", 64 * MIB));
         let results: Vec<_> = (0..64)

@@ -5,10 +5,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
 
+use sidecore_kit::mount::Mount;
 use sidecore_skip::{run, skip};
-use tempfile::TempDir;
 
 /// The way to make a filesystem.
 #[derive(Clone, Copy, Debug)]
@@ -37,8 +36,9 @@ pub const XFS: Recipe =
 pub struct Rig {
     pub device: PathBuf,
     /// The kernel removes the device after its last use: its number may be another test's by then.
-    is_detached: AtomicBool,
-    directory: TempDir,
+    is_detached: bool,
+    /// `None` until the device has its filesystem.
+    mount: Option<Mount>,
 }
 
 impl Rig {
@@ -54,8 +54,8 @@ impl Rig {
                 run("tune2fs", &[recipe.tune, &[device]].concat())?;
             }
             Some(())
-        })
-        .filter(|rig| rig.mount(recipe.mount))
+        })?
+        .mount(recipe.mount)
     }
 
     /// Returns the device as after a crash at this moment, mounted anew.
@@ -82,7 +82,7 @@ impl Rig {
             at += read as u64;
         }
         content.set_len(at).unwrap();
-        Self::over(&content, |_| Some(())).filter(|rig| rig.mount(mount))
+        Self::over(&content, |_| Some(()))?.mount(mount)
     }
 
     fn over(content: &File, prepare: impl FnOnce(&str) -> Option<()>) -> Option<Self> {
@@ -94,27 +94,21 @@ impl Rig {
         let name =
             format!("/proc/{}/fd/{}", std::process::id(), std::os::fd::AsRawFd::as_raw_fd(content));
         let device = PathBuf::from(run("losetup", &["--find", "--show", &name])?);
-        let rig = Self {
-            device,
-            is_detached: AtomicBool::new(false),
-            directory: tempfile::tempdir().unwrap(),
-        };
+        let rig = Self { device, is_detached: false, mount: None };
         prepare(rig.device.to_str()?)?;
         Some(rig)
     }
 
-    fn mount(&self, options: &str) -> bool {
-        let (device, directory) =
-            (self.device.to_str().unwrap(), self.directory.path().to_str().unwrap());
-        if run("mount", &["-o", options, device, directory]).is_none() {
-            return false;
-        }
-        self.is_detached.store(true, Ordering::Relaxed);
-        run("losetup", &["--detach", device]).is_some()
+    fn mount(mut self, options: &str) -> Option<Self> {
+        let device = self.device.to_str()?;
+        self.mount = Some(Mount::new(&["-o", options, device])?);
+        self.is_detached = true;
+        run("losetup", &["--detach", device])?;
+        Some(self)
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
+        self.mount.as_ref().expect("a mounted filesystem").path().join(name)
     }
 
     /// Makes a file of `len_bytes` that is one hole.
@@ -134,9 +128,8 @@ impl Rig {
 
 impl Drop for Rig {
     fn drop(&mut self) {
-        // A ring's files are closed some time after the ring, hence lazily.
-        let _ = Command::new("umount").arg("--lazy").arg(self.directory.path()).output();
-        if !*self.is_detached.get_mut() {
+        drop(self.mount.take());
+        if !self.is_detached {
             let _ = Command::new("losetup").arg("--detach").arg(&self.device).output();
         }
     }
