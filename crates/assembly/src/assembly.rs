@@ -15,7 +15,7 @@ use crate::disk::Disk;
 use crate::graph::{Graph, Lists, Occasion, listen_early, lock, open_alone, serve_created};
 use crate::left::LeftDevice;
 use crate::operation::OperationError;
-use crate::plan::{bottom, check, find_store, may_not_answer};
+use crate::plan::{bottom, check, find_store, has_far_bottom};
 use crate::remote::GivenUp;
 use crate::report::{
     ClosedControllerReport, DeviceReport, DeviceState, RemoteReport, SidecoreReport, Stats,
@@ -186,7 +186,7 @@ impl Assembly {
         loop {
             let (mut graph, next) = self.with(&mut device, store)?;
             let is_file =
-                |bottom: &&StoreSpec| may_not_answer(bottom) && bottom.kind.remote().is_none();
+                |bottom: &&StoreSpec| has_far_bottom(bottom) && bottom.kind.remote().is_none();
             let file = bottom(&next, &device.store).filter(is_file);
             if let Some(file) = file.filter(|file| graph.stores.get(&file.name).is_none()) {
                 if graph.stores.is_opening(&file.name) {

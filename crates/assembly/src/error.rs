@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use sidecore_block::StageError;
 use sidecore_controller::ControllerError;
 use sidecore_linux::cpu::PinError;
 use sidecore_linux::{FileError, HostFileError};
@@ -178,6 +179,14 @@ pub enum AssemblyError {
         /// The error of the function.
         error: ControllerError,
     },
+    /// A stage of a store cannot be opened.
+    #[error("store \"{name}\": {error}")]
+    Stage {
+        /// The store with the stage.
+        name: String,
+        /// The reason, with the stage.
+        error: StageError,
+    },
     /// The kernel has too little memory for a store.
     #[error("store \"{name}\": no memory for {size_bytes} bytes: {error}; choose a smaller size")]
     Memory {
@@ -272,6 +281,7 @@ impl AssemblyError {
     pub(crate) fn is_of_a_store(&self) -> bool {
         match self {
             Self::Controller { error, .. } => error.kind == ErrorKind::Failed,
+            Self::Stage { .. } => true,
             Self::File { error, .. } => matches!(error, FileError::Predecessor { .. }),
             Self::HostFile { error, .. } => {
                 matches!(error, HostFileError::InUse { may_have_ended: true, .. })
@@ -305,7 +315,7 @@ impl AssemblyError {
             Self::NoPhysicalFunction { .. } | Self::Server { .. } | Self::File { .. } => {
                 ErrorKind::Invalid
             }
-            Self::HostFile { .. } => ErrorKind::Invalid,
+            Self::HostFile { .. } | Self::Stage { .. } => ErrorKind::Invalid,
             Self::Controller { error, .. } => error.kind,
             Self::Memory { .. } => ErrorKind::NoSpace,
             Self::Pin { .. } | Self::Sidecore { .. } | Self::HostFunction { .. } => {

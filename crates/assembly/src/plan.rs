@@ -16,8 +16,8 @@ use std::fmt;
 
 use crate::AssemblyError;
 use crate::spec::{
-    ClientSpec, ControllerSpec, DeviceSpec, IohostSpec, LinkSpec, SidecoreSpec, Spec, StoreKind,
-    StoreSpec,
+    ClientSpec, ControllerSpec, DeviceSpec, IohostSpec, LinkSpec, SidecoreSpec, Spec, StageSpec,
+    StoreKind, StoreSpec,
 };
 
 pub(crate) use check::check;
@@ -174,6 +174,11 @@ pub(crate) fn stages(spec: &Spec, name: &str) -> Vec<String> {
 
 /// Whether a store is opened on a thread of its own, because it may not answer.
 pub(crate) fn may_not_answer(store: &StoreSpec) -> bool {
+    has_far_bottom(store) || store.stages.iter().any(StageSpec::may_not_answer)
+}
+
+/// Whether the bottom of a store may not answer: a file, or a device of an IOhost.
+pub(crate) fn has_far_bottom(store: &StoreSpec) -> bool {
     matches!(store.kind, StoreKind::File(_) | StoreKind::HostFile(_) | StoreKind::Remote(_))
 }
 

@@ -12,8 +12,8 @@ use crate::controllers::Controllers;
 use crate::flush::flush;
 use crate::host::MappedFile;
 use crate::machine;
-use crate::plan::{Part, Phase, may_not_answer};
-use crate::spec::{FileOptions, HostFileOptions, StageSpec, StoreKind, StoreSpec};
+use crate::plan::{Part, Phase, has_far_bottom};
+use crate::spec::{FileOptions, HostFileOptions, StoreKind, StoreSpec};
 
 /// A part that is being opened, or the result.
 pub(crate) enum Progress<T> {
@@ -111,7 +111,7 @@ impl Stores {
             let mut flushing = Vec::new();
             for (spec, progress) in &stores {
                 if let Progress::Open(store) = progress
-                    && may_not_answer(spec)
+                    && has_far_bottom(spec)
                     && !store.geometry().read_only
                     && can_flush(&spec.name)
                 {
@@ -133,7 +133,16 @@ impl Stores {
         spec: &StoreSpec,
         controllers: &Controllers,
     ) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
-        let StoreSpec { name, kind, stages } = spec;
+        behind(spec, self.bottom(spec, controllers)?)
+    }
+
+    /// The bottom of a store whose parts below are open, without the store's stages.
+    pub(crate) fn bottom(
+        &self,
+        spec: &StoreSpec,
+        controllers: &Controllers,
+    ) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
+        let StoreSpec { name, kind, .. } = spec;
         let user = format!("store \"{name}\"");
         let inner = |inner: &String| {
             let unknown = || AssemblyError::Unknown {
@@ -143,7 +152,7 @@ impl Stores {
             };
             self.get(inner).cloned().ok_or_else(unknown)
         };
-        let bottom: Arc<dyn BlockDevice> = match kind {
+        Ok(match kind {
             StoreKind::Store { store } => inner(store)?,
             StoreKind::Volume(volume) => controllers.open_function(&user, volume)?,
             StoreKind::PhysicalFunction { controller } => {
@@ -154,33 +163,38 @@ impl Stores {
                 Arc::new(NullStore::new(Geometry::new(*size_bytes, *block_bytes)))
             }
             StoreKind::File(_) | StoreKind::HostFile(_) | StoreKind::Remote(_) => {
-                return open_file(spec);
+                return open_bottom_file(spec);
             }
-        };
-        Ok(behind(stages, bottom))
+        })
     }
 }
 
 /// Opens a store whose bottom is a file. Blocks the calling thread: see [`FileStore::open`] and
 /// [`HostFile::open`].
 pub(crate) fn open_file(spec: &StoreSpec) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
-    let bottom = match &spec.kind {
-        StoreKind::HostFile(options) => host_file(&spec.name, options)?,
-        StoreKind::File(options) => file(&spec.name, options)?,
-        _ => {
-            return Err(AssemblyError::Unknown {
-                user: "this".to_owned(),
-                kind: "file",
-                name: spec.name.clone(),
-            });
-        }
-    };
-    Ok(behind(&spec.stages, bottom))
+    behind(spec, open_bottom_file(spec)?)
+}
+
+fn open_bottom_file(spec: &StoreSpec) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
+    match &spec.kind {
+        StoreKind::HostFile(options) => host_file(&spec.name, options),
+        StoreKind::File(options) => file(&spec.name, options),
+        _ => Err(AssemblyError::Unknown {
+            user: "this".to_owned(),
+            kind: "file",
+            name: spec.name.clone(),
+        }),
+    }
 }
 
 /// A store with its stages in front of its bottom.
-pub(crate) fn behind(stages: &[StageSpec], bottom: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
-    stages.iter().rev().fold(bottom, |below, stage| stage.open(below))
+pub(crate) fn behind(
+    spec: &StoreSpec,
+    bottom: Arc<dyn BlockDevice>,
+) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
+    let mut stages = spec.stages.iter().rev();
+    let opened = stages.try_fold(bottom, |below, stage| stage.open(below));
+    opened.map_err(|error| AssemblyError::Stage { name: spec.name.clone(), error })
 }
 
 fn ram(

@@ -67,5 +67,5 @@ pub use limits::{Gate, Limit, Limits};
 pub use null::NullStore;
 pub use ram::RamStore;
 pub use request::{Batch, BlockRequest, Detour, Operation, Tag, dropped_tags};
-pub use stage::Stage;
+pub use stage::{Stage, StageError};
 pub use stats::{QueueCounts, QueueStats};

@@ -63,6 +63,13 @@ impl Tag {
         Self(bits)
     }
 
+    /// The bits that the tag was made of.
+    #[must_use]
+    #[inline]
+    pub const fn bits(&self) -> u64 {
+        self.0
+    }
+
     /// Ends the tag's life as it should end.
     #[inline]
     pub const fn into_bits(self) -> u64 {

@@ -15,6 +15,9 @@ pub trait Stage: Sized {
     const MEANING: &'static str;
     /// Its keys.
     const KEYS: &'static [Key];
+    /// Whether [`open`](Self::open) reads files or takes long, so that a thread of its own calls
+    /// it.
+    const MAY_NOT_ANSWER: bool = false;
 
     /// The stage with these values of its keys. Each value is one that its key allows.
     fn from_values(values: &Values) -> Self;
@@ -23,5 +26,18 @@ pub trait Stage: Sized {
     fn is_read_only(&self) -> bool;
 
     /// The device that it makes of the one below it.
-    fn open(&self, below: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice>;
+    ///
+    /// # Errors
+    /// A file that the stage needs cannot be used, or the device below does not fit the stage.
+    fn open(&self, below: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>, StageError>;
+}
+
+/// Why a stage cannot be opened.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("stage \"{stage}\": {reason}")]
+pub struct StageError {
+    /// The stage's word.
+    pub stage: &'static str,
+    /// The file or value at fault, the rule, and the remedy.
+    pub reason: String,
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sidecore_block::{BlockDevice, Stage};
+use sidecore_block::{BlockDevice, Stage, StageError};
 use sidecore_keys::{Key, Kind, Values, keys};
 use sidecore_units::Nanos;
 
@@ -37,7 +37,7 @@ impl Stage for DelayStage {
         false
     }
 
-    fn open(&self, below: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
-        Arc::new(DelayStore::new(below, Nanos::from_micros(self.delay_us)))
+    fn open(&self, below: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>, StageError> {
+        Ok(Arc::new(DelayStore::new(below, Nanos::from_micros(self.delay_us))))
     }
 }

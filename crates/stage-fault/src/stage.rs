@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use sidecore_block::{BlockDevice, Stage};
+use sidecore_block::{BlockDevice, Stage, StageError};
 use sidecore_keys::{FromValue, Key, Kind, Value, Values, keys};
 use sidecore_units::Sector;
 
@@ -47,8 +47,8 @@ impl Stage for FaultPlan {
         false
     }
 
-    fn open(&self, below: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
-        Arc::new(FaultStore::new(below, self.clone()))
+    fn open(&self, below: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>, StageError> {
+        Ok(Arc::new(FaultStore::new(below, self.clone())))
     }
 }
 

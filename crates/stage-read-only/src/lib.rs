@@ -21,7 +21,7 @@ use std::io;
 use std::sync::Arc;
 
 use sidecore_block::{
-    BlockChannel, BlockDevice, BlockError, BlockRequest, FilterChannel, Geometry, Stage,
+    BlockChannel, BlockDevice, BlockError, BlockRequest, FilterChannel, Geometry, Stage, StageError,
 };
 use sidecore_keys::{Key, Values};
 use sidecore_reactor::CoreContext;
@@ -44,8 +44,8 @@ impl Stage for ReadOnlyStage {
         true
     }
 
-    fn open(&self, below: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
-        Arc::new(ReadOnlyStore { inner: below })
+    fn open(&self, below: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>, StageError> {
+        Ok(Arc::new(ReadOnlyStore { inner: below }))
     }
 }
 

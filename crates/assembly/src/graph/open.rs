@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::{Graph, Occasion, Opened, PATIENCE};
 use crate::AssemblyError;
 use crate::controllers::ControllerHandle;
-use crate::plan::{Part, Phase, bottom, may_not_answer};
+use crate::plan::{Part, Phase, bottom, has_far_bottom, may_not_answer};
 use crate::spec::{ControllerSpec, Spec, StoreSpec};
 use crate::stores::{Progress, behind, open_file};
 
@@ -21,43 +21,46 @@ impl Graph {
             let opening = self.lists.remote.open_store(&spec.name, remote)?;
             return Ok(Box::new(move || match opening.wait() {
                 Some(store) => {
-                    let store = behind(&spec.stages, store);
-                    Opened::Store(spec, Ok(store))
+                    let store = behind(&spec, store);
+                    Opened::Store(spec, store)
                 }
                 None => Opened::GivenUp,
             }));
         }
+        if has_far_bottom(&spec) {
+            return Ok(Box::new(move || {
+                let opened = open_file(&spec);
+                Opened::Store(spec, opened)
+            }));
+        }
+        let bottom = self.stores.bottom(&spec, &self.lists.controllers)?;
         Ok(Box::new(move || {
-            let opened = open_file(&spec);
+            let opened = behind(&spec, bottom);
             Opened::Store(spec, opened)
         }))
     }
 
-    /// Opens a store, or starts a thread that opens a file. False if the store was refused.
+    /// Opens a store, or starts a thread that opens one that may not answer. The caller who adds a
+    /// device waits for its stages. False if the store was refused.
     pub(super) fn open_store(
         &mut self,
         spec: &StoreSpec,
         occasion: Occasion,
     ) -> Result<bool, AssemblyError> {
-        if may_not_answer(spec) {
-            let open = self.opening(spec)?;
-            let progress = match self.spawn(&spec.name, open) {
-                Ok(()) => Progress::Opening,
-                Err(error) if occasion.tolerates(&error) => Progress::Refused(error.to_string()),
-                Err(error) => return Err(error),
-            };
-            let is_opening = progress.phase() == Phase::Opening;
-            self.stores.set(spec, progress);
-            return Ok(is_opening);
-        }
-        let progress = match self.stores.open(spec, &self.lists.controllers) {
-            Ok(store) => Progress::Open(store),
-            Err(error) if occasion.tolerates(&error) => Progress::Refused(error.to_string()),
-            Err(error) => return Err(error),
+        let waits = occasion == Occasion::Addition && !has_far_bottom(spec);
+        let opened = if may_not_answer(spec) && !waits {
+            let spawned = self.opening(spec).and_then(|open| self.spawn(&spec.name, open));
+            spawned.map(|()| Progress::Opening)
+        } else {
+            self.stores.open(spec, &self.lists.controllers).map(Progress::Open)
         };
-        let is_open = progress.phase() == Phase::Open;
+        let progress = match opened {
+            Err(error) if occasion.tolerates(&error) => Progress::Refused(error.to_string()),
+            opened => opened?,
+        };
+        let is_refused = progress.phase() == Phase::Refused;
         self.stores.set(spec, progress);
-        Ok(is_open)
+        Ok(!is_refused)
     }
 
     pub(super) fn open_controller(

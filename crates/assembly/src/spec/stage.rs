@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sidecore_block::{BlockDevice, Stage};
+use sidecore_block::{BlockDevice, Stage, StageError};
 use sidecore_keys::{Key, Kind, Values, Variant};
 
 /// The key of a store for the stages in front of it.
@@ -67,8 +67,18 @@ macro_rules! stages {
                 }
             }
 
+            /// Whether a thread of its own opens it.
+            pub(crate) const fn may_not_answer(&self) -> bool {
+                match self {
+                    $( Self::$name(_) => <$stage as Stage>::MAY_NOT_ANSWER, )*
+                }
+            }
+
             /// The device that it makes of the one below it.
-            pub(crate) fn open(&self, below: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+            pub(crate) fn open(
+                &self,
+                below: Arc<dyn BlockDevice>,
+            ) -> Result<Arc<dyn BlockDevice>, StageError> {
                 match self {
                     $( Self::$name(stage) => stage.open(below), )*
                 }
