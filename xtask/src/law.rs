@@ -21,6 +21,7 @@ const PEER_FACING: &[&str] = &[
     "spec-virtio",
     "ring",
     "block",
+    "luks",
     "extent",
     "volume",
     "controller",

@@ -1,4 +1,4 @@
-//! The command line: `sidecore list|stats|top|device|volume|controller|remote|check|keep`. See
+//! The command line: `sidecore list|stats|top|device|volume|controller|remote|luks|check|keep`. See
 //! docs/sidecore.md.
 #![forbid(unsafe_code)]
 
@@ -13,6 +13,7 @@ mod import;
 mod interrupt;
 mod keep;
 mod list;
+mod luks;
 mod pick;
 mod progress;
 mod qemu;
@@ -102,6 +103,8 @@ enum Command {
     Controller(controller::Arguments),
     /// Show links and remote devices, and manage the clients that use devices of this host.
     Remote(remote::Arguments),
+    /// Make and check headers of encrypted disks.
+    Luks(luks::Arguments),
     /// Check a configuration without starting anything, and list all faults.
     Check {
         /// The configuration file.
@@ -136,6 +139,7 @@ fn main() -> ExitCode {
         Command::Check { config, text_only, plan } => {
             return check(&config, if text_only { Depth::Text } else { Depth::Machine }, plan);
         }
+        Command::Luks(arguments) => luks::run(&arguments),
         Command::List { json } => with(&arguments.socket, |client| list::run(client, json)),
         Command::Stats(stats) => with(&arguments.socket, |client| stats::run(client, &stats)),
         Command::Top { interval } => with(&arguments.socket, |client| top::run(client, interval)),
