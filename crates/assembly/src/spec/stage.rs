@@ -89,6 +89,7 @@ macro_rules! stages {
 
 stages! {
     Delay(sidecore_stage_delay::DelayStage);
+    Encrypt(sidecore_stage_encrypt::EncryptStage);
     Fault(sidecore_stage_fault::FaultPlan);
     ReadOnly(sidecore_stage_read_only::ReadOnlyStage);
 }

@@ -124,7 +124,7 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
         "a stage of an unknown type",
         "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = 512\n[[store.stage]]\ntype = \"null\"\n",
         "6:8",
-        &["\"null\" is not one of \"delay\", \"fault\""],
+        &["\"null\" is not one of \"delay\", \"encrypt\", \"fault\""],
     ),
     (
         "a stage without a key that it needs",

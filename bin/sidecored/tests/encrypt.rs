@@ -1,0 +1,118 @@
+//! Encrypted disks of a daemon: their guests' data at rest, and a wrong key.
+
+mod common;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use common::Daemon;
+use rustix::process::Signal;
+use sidecore_driver::{BlkClient, ClientOptions, Status};
+use sidecore_kit::wait;
+use sidecore_units::Sector;
+
+const DATA_BYTES: usize = 64 << 10;
+
+const CONFIG: &str = r#"
+control_socket = "control.sock"
+[[sidecore]]
+name = "sc0"
+[[store]]
+name = "disk"
+type = "file"
+path = "disk.img"
+[[store.stage]]
+type = "encrypt"
+header = "disk.luks"
+key_file = "disk.key"
+[[store]]
+name = "wrong"
+type = "ram"
+size = "1MiB"
+[[store.stage]]
+type = "encrypt"
+header = "disk.luks"
+key_file = "wrong.key"
+[[device]]
+name = "vd0"
+store = "disk"
+socket = "vd0.sock"
+[[device]]
+name = "vd1"
+store = "wrong"
+socket = "vd1.sock"
+"#;
+
+fn write_key(path: &Path, bytes: &[u8]) {
+    std::fs::write(path, bytes).unwrap();
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).unwrap();
+}
+
+/// Runs one request, and returns the data of the buffer.
+fn run(client: &mut BlkClient, write: Option<&[u8]>) -> Vec<u8> {
+    let queue = client.queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    match write {
+        Some(data) => {
+            queue.write_data(slot, 0, data);
+            queue.submit_write(slot, Sector(8), data.len() as u32).unwrap();
+        }
+        None => queue.submit_read(slot, Sector(8), DATA_BYTES as u32).unwrap(),
+    }
+    queue.publish().unwrap();
+    let mut completions = Vec::new();
+    while queue.poll_completions(&mut completions).unwrap() == 0 {
+        assert!(queue.wait(Duration::from_secs(60)).unwrap());
+    }
+    assert_eq!(completions[0].status, Status::Ok);
+    let slot = completions.remove(0).slot;
+    let mut data = vec![0; DATA_BYTES];
+    queue.read_data(slot, 0, &mut data);
+    queue.release_slot(slot);
+    data
+}
+
+#[test]
+fn cryptsetup_decrypts_what_a_guest_wrote_and_a_wrong_key_refuses_its_own_disk() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let text = |name: &str| path(name).to_str().unwrap().to_owned();
+    write_key(&path("disk.key"), b"right");
+    write_key(&path("wrong.key"), b"wrong");
+    std::fs::File::create(path("disk.img")).unwrap().set_len(1 << 20).unwrap();
+    let (image, header, key) = (text("disk.img"), text("disk.luks"), text("disk.key"));
+    let format = ["luksFormat", "--batch-mode", "--type", "luks2", "--pbkdf-memory", "1024"];
+    let cost = ["--pbkdf-force-iterations", "4", "--key-file", &key, "--header", &header, &image];
+    sidecore_skip::run("cryptsetup", &[format.as_slice(), &cost].concat()).unwrap();
+
+    let data: Vec<u8> = (0..DATA_BYTES).map(|at| (at * 13 + at / 251) as u8).collect();
+    let mut daemon = Daemon::start(directory, CONFIG);
+    let state = |name: &str| {
+        let devices = daemon.client().devices().unwrap();
+        devices.into_iter().find(|device| device.name == name).unwrap()
+    };
+    wait::succeed(Duration::from_secs(60), || {
+        let (right, wrong) = (state("vd0"), state("vd1"));
+        let reason = wrong.reason.unwrap_or_default();
+        let is_done = right.state.word() == "waiting" && reason.contains("no key slot opens");
+        if is_done { Ok(()) } else { Err(format!("{} and {reason}", right.state.word())) }
+    });
+    assert_eq!(state("vd0").stages, ["encrypt"]);
+    let options = ClientOptions { huge_pages: false, ..ClientOptions::default() };
+    let socket = daemon.directory.path().join("vd0.sock");
+    let mut client = BlkClient::connect(socket, &options).unwrap();
+    run(&mut client, Some(&data));
+    assert!(run(&mut client, None) == data);
+    drop(client);
+    daemon.signal(Signal::TERM);
+    assert!(daemon.wait().0.success());
+
+    let stored = std::fs::read(&image).unwrap();
+    assert!(stored[4096..][..DATA_BYTES] != data);
+    let decrypt = ["reencrypt", "--decrypt", "--batch-mode", "--force-offline-reencrypt"];
+    let files = ["--key-file", &key, "--header", &header, &image];
+    sidecore_skip::run("cryptsetup", &[decrypt.as_slice(), &files].concat()).unwrap();
+    let decrypted = std::fs::read(&image).unwrap();
+    assert!(decrypted[4096..][..DATA_BYTES] == data);
+}
