@@ -287,8 +287,9 @@ fn model(
 ///
 /// With one request at a time and nothing polled, each step of a request ends a sleep: a kick, the
 /// guest's interrupt, the kick and the answer at the VMhost, the request at the IOhost. A step that
-/// comes before its receiver has gone to sleep again ends none, and needs no kick: the scheduler of
-/// a busy machine can make that so for a few requests of a hundred.
+/// comes before its receiver has gone to sleep again ends none, and needs no kick. On a busy
+/// machine the guest's next request can come before the VMhost's sidecore sleeps, so that half of
+/// the kicks and of its wake-ups must be there. The IOhost's has the round trip to go to sleep.
 fn verdict(kind: Kind, model: &Model) -> (bool, String) {
     let Model { requests, kicks, interrupts, vmhost_wakeups, iohost_wakeups, .. } = model;
     let iohost = iohost_wakeups.unwrap_or_default();
@@ -297,9 +298,9 @@ fn verdict(kind: Kind, model: &Model) -> (bool, String) {
         is(*kicks, 0.0) && is(*interrupts, 0.0) && is(*vmhost_wakeups, 0.0) && is(iohost, 0.0)
     } else {
         let at_vmhost = if kind == Kind::RemoteInterrupts { 2.0 } else { 1.0 };
-        (0.9..=1.0 + STRAY).contains(kicks)
+        (0.5..=1.0 + STRAY).contains(kicks)
             && is(*interrupts, 1.0)
-            && (*vmhost_wakeups > 0.9 * at_vmhost)
+            && (*vmhost_wakeups > 0.5 * at_vmhost)
             && (!kind.is_remote() || iohost > 0.9)
     };
     let found = format!(
@@ -388,7 +389,8 @@ mod tests {
             assert!(!ok(Kind::RemotePolled, model));
         }
         assert!(ok(Kind::RemoteInterrupts, counted(1.0, 1.0, 2.0, 1.0)));
-        assert!(!ok(Kind::RemoteInterrupts, counted(0.77, 1.0, 2.0, 1.0)));
+        assert!(!ok(Kind::RemoteInterrupts, counted(0.4, 1.0, 2.0, 1.0)));
+        assert!(!ok(Kind::RemoteInterrupts, counted(1.1, 1.0, 2.0, 1.0)));
         assert!(!ok(Kind::RemoteInterrupts, counted(1.0, 1.0, 1.0, 1.0)));
         assert!(!ok(Kind::RemoteInterrupts, counted(1.0, 1.0, 2.0, 0.0)));
         assert!(ok(Kind::Qemu, Model { iohost_wakeups: None, ..counted(1.0, 1.0, 1.1, 0.0) }));
