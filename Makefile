@@ -1,6 +1,6 @@
 # Shortcuts for `cargo xtask`, which holds all the logic but that of `make install`: installing needs
 # neither Rust nor the network.
-.PHONY: help demo test bench lint build install uninstall
+.PHONY: help demo demo-remote test bench lint build install uninstall
 
 PREFIX ?= /usr/local
 SYSCONFDIR ?= /etc
@@ -13,10 +13,13 @@ CARGO_TARGET_DIR ?= target
 BUILD ?= $(CARGO_TARGET_DIR)/release
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## Boot real guests on thin volumes, interrupt-driven and polled, and clone one under load
 	cargo xtask demo $(ARGS)
+
+demo-remote: ## Two hosts' guests on disks of a third host, over a bad network (root)
+	cargo xtask demo-remote $(ARGS)
 
 test: ## Everything that must pass before a commit: lint, tests, guests, fuzzing, tiny benches
 	cargo xtask test
