@@ -12,7 +12,8 @@ use sidecore_driver::{BlkClient, ClientOptions, Status};
 use sidecore_kit::wait;
 use sidecore_units::Sector;
 
-const DATA_BYTES: usize = 64 << 10;
+/// The size of a slot of the client.
+const DATA_BYTES: usize = 4096;
 
 const CONFIG: &str = r#"
 control_socket = "control.sock"
