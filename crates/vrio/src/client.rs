@@ -60,7 +60,9 @@ impl Default for Timing {
             min_timeout: Nanos::from_micros(50),
             max_timeout: Nanos::from_millis(1_000),
             ask_after: Nanos::from_millis(100),
-            hello: Nanos::from_millis(400),
+            // A restarted IOhost is found within a second though one frame in ten is lost: a HELLO
+            // and its answer may be lost several times.
+            hello: Nanos::from_millis(100),
             // Each one wakes an idle client and its IOhost. There is time for five tries between it
             // and `dead_after`.
             keepalive: Nanos::from_millis(700),

@@ -334,12 +334,13 @@ impl Core {
                     self.try_largest_again(now);
                     return Ok(None);
                 }
-                if let Phase::Hello { challenge, next_at, tries, .. } = &mut self.phase {
+                if let Phase::Hello { challenge, next_at, tries, timeout, .. } = &mut self.phase {
                     // The path carries frames of this size to the IOhost.
                     *tries = 0;
                     // While the IOhost waits for its store, each HELLO is challenged again.
                     if challenge.1 == 0 {
-                        *next_at = now;
+                        // The IOhost is there: a lost HELLO is repeated soon.
+                        (*next_at, *timeout) = (now, Nanos::ZERO);
                     }
                     if challenge.1 != cookie {
                         // The message has the cookie in it. Until the next one is made, a WELCOME
