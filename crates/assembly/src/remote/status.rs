@@ -28,8 +28,8 @@ const PERIOD: Duration = Duration::from_millis(500);
 /// A sidecore that does not answer in this time is shown as it was.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// A client that was not heard of for this time is away: it sends a PING more than twice as often
-/// (docs/vrio.md). Its session lasts, and continues if the client comes back.
+/// A client that was not heard of for this time is away: it sends PINGs more often, and repeats one
+/// that is lost (docs/vrio.md). Its session lasts, and continues if the client comes back.
 const SILENCE: Nanos = Nanos::from_millis(1_000);
 
 /// A thread that refreshes the report, until its drop.
