@@ -31,6 +31,11 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     steps.step("guests", "run it alone: cargo xtask demo", || {
         demo::run(workspace, &demo::Options { seconds: 1, update_readme: false })
     })?;
+    let report =
+        steps.step("guests of remote disks", "run it alone: cargo xtask demo-remote", || {
+            remote_guests(workspace)
+        })?;
+    steps.add(report);
     steps.step("a guest of libvirt's", "run it alone: cargo xtask libvirt", || {
         libvirt::run(workspace)
     })?;
@@ -46,6 +51,17 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     )?;
     steps.summarise();
     Ok(())
+}
+
+/// Runs the demo of remote disks, whose hosts are network namespaces.
+fn remote_guests(workspace: &Workspace) -> Result<Report> {
+    let mut report = Report::default();
+    if tools::am_root()? {
+        demo::run_remote(workspace, &demo::RemoteOptions { seconds: 1 })?;
+    } else {
+        report.skipped.push("cargo xtask demo-remote: network namespaces take root".to_owned());
+    }
+    Ok(report)
 }
 
 /// Runs the integration tests that bear a mark in release mode: their result depends on code that

@@ -73,10 +73,14 @@ pub fn ensure_cargo_deny() -> Result<()> {
     shell::run(shell::cargo().args(["install", "--locked", "--debug", CARGO_DENY]))
 }
 
+/// Whether this process runs as root.
+pub fn am_root() -> Result<bool> {
+    Ok(shell::read(Command::new("id").arg("-u"))?.trim() == "0")
+}
+
 /// An `apt-get` command that runs as root and asks no questions.
 fn apt() -> Result<Command> {
-    let am_root = shell::read(Command::new("id").arg("-u"))?.trim() == "0";
-    let mut command = if am_root { Command::new("env") } else { Command::new("sudo") };
+    let mut command = if am_root()? { Command::new("env") } else { Command::new("sudo") };
     command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "--quiet"]);
     Ok(command)
 }
