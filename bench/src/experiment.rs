@@ -312,11 +312,17 @@ impl Experiment {
         StorageDaemon::start_best(program, self.directory(), name, disk, queues, trial)
     }
 
+    /// Whether the options leave peers in.
+    #[must_use]
+    pub fn measures_peers(&self) -> bool {
+        !self.options.tiny && !self.no_peer && self.options.against.is_none()
+    }
+
     /// Finds the peer's program, unless the options exclude the peer.
     #[must_use]
     pub fn find_peer(&self) -> Option<Program> {
-        let without = self.options.tiny || self.no_peer || self.options.against.is_some();
-        if without { None } else { Program::find_beside(&self.daemon, !self.options.quick) }
+        let find = || Program::find_beside(&self.daemon, !self.options.quick);
+        self.measures_peers().then(find).flatten()
     }
 
     /// The parameters of every measurement.

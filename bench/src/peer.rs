@@ -76,7 +76,15 @@ impl Program {
         }
     }
 
-    fn params(&self) -> Params {
+    /// The words that start the program.
+    #[must_use]
+    pub fn command(&self) -> &[String] {
+        &self.command
+    }
+
+    /// The parameters of the program's measurements.
+    #[must_use]
+    pub fn params(&self) -> Params {
         let remark = self.remark.iter().map(|remark| ("remark".to_owned(), remark.clone().into()));
         remark.chain([("version".to_owned(), self.version.clone().into())]).collect()
     }

@@ -12,6 +12,7 @@ mod exchange;
 mod handover;
 mod iohost;
 mod matrix;
+mod nbd;
 mod report;
 mod sealing;
 mod wire;
@@ -23,6 +24,7 @@ use anyhow::Result;
 use crate::against;
 use crate::bounds::{Bound, Limit, Of};
 use crate::experiment::{Experiment, Programs, Report, Scale};
+use crate::peer;
 use crate::publish::Headline;
 use crate::record::OURS;
 
@@ -103,7 +105,7 @@ const fn bound(case: &'static str, of: Of<'static>, limit: Limit) -> Bound<'stat
     Bound { case, of, limit }
 }
 
-const BOUNDS: [Bound<'static>; 19] = {
+const BOUNDS: [Bound<'static>; 31] = {
     const LATENCY: Of<'static> = Of::Ratio("latency_p50", LOCAL);
     const IOPS: Of<'static> = Of::Ratio("iops", LOCAL);
     const FLOOR_LATENCY: Of<'static> = Of::FloorRatio("latency_p50");
@@ -112,6 +114,10 @@ const BOUNDS: [Bound<'static>; 19] = {
     const SEALING: Of<'static> = Of::Ratio(sealing::METRIC, sealing::LIBRARY);
     const HANDOVER_LATENCY: Of<'static> = Of::Ratio("latency_p50", HANDOVER);
     const HANDOVER_IOPS: Of<'static> = Of::Ratio("iops", HANDOVER);
+    const NBDKIT_LATENCY: Of<'static> = Of::Ratio("latency_p50", nbd::NBDKIT);
+    const NBDKIT_IOPS: Of<'static> = Of::Ratio("iops", nbd::NBDKIT);
+    const QSD_LATENCY: Of<'static> = Of::Ratio("latency_p50", peer::NAME);
+    const QSD_IOPS: Of<'static> = Of::Ratio("iops", peer::NAME);
     [
         bound("memory/null/randread512/qd1", LATENCY, Limit::AtMost(2.5)),
         bound("memory/null/randwrite512/qd1", LATENCY, Limit::AtMost(2.5)),
@@ -132,6 +138,18 @@ const BOUNDS: [Bound<'static>; 19] = {
         bound("packet/null/randwrite/qd32/aead", SEALED_IOPS, Limit::AtLeast(0.65)),
         bound("packet/null/randread/qd1/aead", SEALING, Limit::AtMost(1.3)),
         bound("packet/null/randwrite/qd1/aead", SEALING, Limit::AtMost(1.3)),
+        bound("packet/null/randread/qd1", NBDKIT_LATENCY, Limit::AtMost(0.1)),
+        bound("packet/null/randwrite/qd1", NBDKIT_LATENCY, Limit::AtMost(0.1)),
+        bound("packet/null/randread/qd1", QSD_LATENCY, Limit::AtMost(0.1)),
+        bound("packet/null/randwrite/qd1", QSD_LATENCY, Limit::AtMost(0.1)),
+        bound("packet/null/randread/qd32", NBDKIT_IOPS, Limit::AtLeast(3.0)),
+        bound("packet/null/randwrite/qd32", NBDKIT_IOPS, Limit::AtLeast(3.0)),
+        bound("packet/null/randread/qd32", QSD_IOPS, Limit::AtLeast(3.0)),
+        bound("packet/null/randwrite/qd32", QSD_IOPS, Limit::AtLeast(3.0)),
+        bound("packet/null/randread64k/qd32", NBDKIT_IOPS, Limit::AtLeast(1.3)),
+        bound("packet/null/randwrite64k/qd32", NBDKIT_IOPS, Limit::AtLeast(1.3)),
+        bound("packet/ram/randread64k/qd32", NBDKIT_IOPS, Limit::AtLeast(1.3)),
+        bound("packet/ram/randwrite64k/qd32", NBDKIT_IOPS, Limit::AtLeast(1.3)),
     ]
 };
 

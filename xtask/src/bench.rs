@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::shell;
+use crate::{shell, tools};
 
 /// In the order of docs/bench.md.
 const EXPERIMENTS: &str =
@@ -19,6 +19,7 @@ const VERDICTS: &str = "target/verdicts.jsonl";
 /// a failed experiment does not keep the next one from running.
 pub fn run(arguments: &[String]) -> Result<()> {
     build_what_ships()?;
+    install_peers(arguments);
     if arguments.first().is_some_and(|first| !first.starts_with('-')) {
         return shell::run(bench().args(arguments));
     }
@@ -41,6 +42,21 @@ pub fn run(arguments: &[String]) -> Result<()> {
     // An experiment that ended early has written no verdicts.
     anyhow::ensure!(failed.is_empty(), "{}", failed.join("; "));
     Ok(())
+}
+
+/// Installs the peers of the experiments that these arguments select. An experiment says which
+/// peers it lacks.
+fn install_peers(arguments: &[String]) {
+    let has = |option: &str| arguments.iter().any(|argument| argument == option);
+    let of_remote_block =
+        arguments.first().is_none_or(|first| first.starts_with('-') || first == "remote-block");
+    let without = ["--tiny", "--no-peer", "--against", "--help"].into_iter().any(has);
+    if of_remote_block
+        && !without
+        && let Err(error) = tools::ensure(tools::OF_BENCHES)
+    {
+        eprintln!("    a peer is missing: {error:#}");
+    }
 }
 
 /// Runs each experiment for a moment, to show that all of them still work.

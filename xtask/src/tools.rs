@@ -39,6 +39,10 @@ pub const OF_TESTS: &[Tool] = &[
     },
 ];
 
+/// The programs that experiments compare with, beside those that they fetch on their own.
+pub const OF_BENCHES: &[Tool] =
+    &[Tool { program: "nbdkit", package: "nbdkit", purpose: "a peer of remote-block" }];
+
 /// Installs the missing tools, and prints their names.
 pub fn ensure(tools: &[Tool]) -> Result<()> {
     let missing: Vec<Tool> =

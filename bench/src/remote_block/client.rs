@@ -274,7 +274,7 @@ impl Silence {
     fn lose_patience(&mut self) -> Result<()> {
         stop::check()?;
         let since = *self.since.get_or_insert_with(Instant::now);
-        ensure!(since.elapsed() < PATIENCE, "the IOhost does not answer");
+        ensure!(since.elapsed() < PATIENCE, "the server does not answer");
         Ok(())
     }
 }

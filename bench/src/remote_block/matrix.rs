@@ -6,6 +6,7 @@ use sidecore_driver::{BlkClient, ClientOptions};
 
 use super::exchange::Exchange;
 use super::iohost::{Build, Disk, Iohost, Setting};
+use super::nbd::{self, NbdServer, Peer};
 use super::wire::Wire;
 use super::{Bench, CLIENTS, HANDOVER, LOCAL, ONE_CLIENT, PLAIN, handover, sealing};
 use crate::against;
@@ -86,6 +87,11 @@ impl Case {
         if wire == Wire::Memory && self.disk == Disk::Null && self.work.bytes == BLOCK_BYTES {
             add(HANDOVER, Kind::Handover);
         }
+        if wire != Wire::Memory && self.work.bytes != SMALL_BYTES {
+            for peer in Peer::ALL.into_iter().filter(|peer| peer.has(self.disk)) {
+                add(peer.name(), Kind::Nbd(peer));
+            }
+        }
         kinds
     }
 }
@@ -101,6 +107,8 @@ enum Kind {
     Exchange,
     /// The data alone.
     Handover,
+    /// A server of NBD.
+    Nbd(Peer),
 }
 
 /// The programs and links of all cases.
@@ -109,6 +117,21 @@ struct Systems {
     local: Sidecored,
     disks: Vec<(Disk, BlkClient)>,
     exchanges: Vec<(Wire, Exchange)>,
+    nbd_servers: Vec<NbdServer>,
+}
+
+impl Systems {
+    fn nbd_server(&mut self, peer: Peer, disk: Disk) -> Option<&mut NbdServer> {
+        self.nbd_servers.iter_mut().find(|server| (server.peer, server.disk) == (peer, disk))
+    }
+
+    /// Whether this machine has the system.
+    fn have(&mut self, case: &Case, kind: Kind) -> bool {
+        match kind {
+            Kind::Nbd(peer) => self.nbd_server(peer, case.disk).is_some(),
+            _ => true,
+        }
+    }
 }
 
 impl Bench {
@@ -133,8 +156,9 @@ impl Bench {
         for case in cases {
             self.case(&case, builds, &mut systems)?;
         }
-        let Systems { iohosts, local, disks, .. } = systems;
+        let Systems { iohosts, local, disks, nbd_servers, .. } = systems;
         drop(disks);
+        nbd_servers.into_iter().try_for_each(NbdServer::end)?;
         for Iohost { clients, mut daemon, .. } in iohosts {
             daemon.process.thaw()?;
             drop(clients);
@@ -165,6 +189,8 @@ impl Bench {
         }
         let plain = Setting::plain(Wire::Memory);
         LONG_DEPTHS.into_iter().for_each(|depth| add(Disk::Ram, plain, BLOCK_BYTES, depth));
+        let wired = Setting::plain(Wire::Packet);
+        LONG_DEPTHS.into_iter().for_each(|depth| add(Disk::Ram, wired, LONG_BYTES, depth));
         let several = Setting { clients: CLIENTS, ..plain };
         add(Disk::Null, several, SMALL_BYTES, SHARED_DEPTH);
         add(Disk::Null, several, BLOCK_BYTES, SHARED_DEPTH);
@@ -201,12 +227,37 @@ impl Bench {
         };
         let disks = Disk::ALL.into_iter().map(connect).collect::<Result<_>>()?;
         local.process.freeze()?;
-        Ok(Systems { iohosts, local, disks, exchanges })
+        let nbd_servers = self.start_nbd(cases, builds)?;
+        Ok(Systems { iohosts, local, disks, exchanges, nbd_servers })
+    }
+
+    /// Starts the servers of NBD that the cases need and this machine has.
+    fn start_nbd(&self, cases: &[Case], builds: bool) -> Result<Vec<NbdServer>> {
+        let mut wanted: Vec<(Peer, Disk)> = Vec::new();
+        for case in cases {
+            for (_, kind) in case.kinds(builds) {
+                let Kind::Nbd(peer) = kind else { continue };
+                if !wanted.contains(&(peer, case.disk)) {
+                    wanted.push((peer, case.disk));
+                }
+            }
+        }
+        if wanted.is_empty() || !self.experiment.measures_peers() {
+            return Ok(Vec::new());
+        }
+        let programs = nbd::Programs::find(self.experiment.find_peer());
+        let directory = self.experiment.directory();
+        let (bytes, trial) = (self.plan.disk_bytes, self.plan.run);
+        let found = wanted.into_iter().filter(|(peer, _)| programs.has(*peer));
+        found
+            .map(|which| NbdServer::start_best(&programs, directory, which, bytes, trial))
+            .collect()
     }
 
     fn case(&mut self, case: &Case, builds: bool, systems: &mut Systems) -> Result<()> {
         let name = case.name();
-        let kinds = case.kinds(builds);
+        let mut kinds = case.kinds(builds);
+        kinds.retain(|(_, kind)| systems.have(case, *kind));
         let mut runs: Vec<Runs> = kinds.iter().map(|_| Runs::default()).collect();
         for round in 0..self.plan.rounds {
             for turn in 0..kinds.len() {
@@ -254,6 +305,14 @@ impl Bench {
                     load::run(client.queue(0).context("no queue")?, work, clock)
                 };
                 self.experiment.round(&mut systems.local.process, warm_up, &work, load)
+            }
+            Kind::Nbd(peer) => {
+                let server = systems.nbd_server(peer, case.disk).context("no such server")?;
+                let NbdServer { client, process, .. } = server;
+                let load = |work: &Work, clock: &Clock| client.run(work, clock);
+                // Its threads sleep and wake each other: that they wait is no disturbance.
+                let work = Work { yields: true, ..work };
+                self.experiment.round(process, warm_up, &work, load)
             }
             Kind::Exchange => self.exchange(case, systems, &clock),
             Kind::Handover => handover::run(&mut self.experiment.gate, &work, &clock),

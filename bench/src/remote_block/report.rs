@@ -2,11 +2,11 @@
 
 use std::fmt::Write as _;
 
-use super::{HANDOVER, LOCAL, ONE_CLIENT, PLAIN, breakdown};
-use crate::cells;
+use super::{HANDOVER, LOCAL, ONE_CLIENT, PLAIN, breakdown, nbd};
 use crate::record::{FLOOR, OURS, Record, Records};
+use crate::{cells, peer};
 
-const PEERS: [&str; 5] = [LOCAL, HANDOVER, FLOOR, ONE_CLIENT, PLAIN];
+const PEERS: [&str; 7] = [LOCAL, HANDOVER, FLOOR, nbd::NBDKIT, peer::NAME, ONE_CLIENT, PLAIN];
 
 /// All results, in Markdown.
 pub(super) fn table(records: &Records) -> String {

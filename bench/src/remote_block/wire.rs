@@ -1,6 +1,7 @@
 //! The kinds of links, and the namespaces that those over Ethernet are between.
 
 use std::fmt::Write as _;
+use std::net::TcpStream;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -29,7 +30,7 @@ const INTERFACE: &str = "eth0";
 const CLIENT_MAC: &str = "02:00:00:00:00:01";
 const HOST_MAC: &str = "02:00:00:00:00:02";
 const CLIENT_IP: &str = "10.9.0.1";
-const HOST_IP: &str = "10.9.0.2";
+pub(super) const HOST_IP: &str = "10.9.0.2";
 /// The socket of a link through shared memory.
 const SOCKET: &str = "wire.sock";
 
@@ -122,15 +123,30 @@ impl Cable {
     /// # Errors
     /// The machine has no namespaces or no virtual wires, or the process no privilege.
     pub(super) fn for_wire(wire: Wire) -> Result<Self> {
-        if wire == Wire::Memory {
-            return Ok(Self(None));
-        }
+        if wire == Wire::Memory { Ok(Self(None)) } else { Self::ethernet() }
+    }
+
+    /// A virtual wire.
+    ///
+    /// # Errors
+    /// As [`for_wire`](Self::for_wire).
+    pub(super) fn ethernet() -> Result<Self> {
         let (client, host) = (Namespace::new()?, Namespace::new()?);
         let end = |address| End { interface: INTERFACE, address };
         client.connect(&end(CLIENT_MAC), &host, &end(HOST_MAC), MTU)?;
         client.ip(&format!("addr add {CLIENT_IP}/24 dev {INTERFACE}"))?;
         host.ip(&format!("addr add {HOST_IP}/24 dev {INTERFACE}"))?;
         Ok(Self(Some((client, host))))
+    }
+
+    /// Connects the client's end with a TCP server at the IOhost's.
+    ///
+    /// # Errors
+    /// The server does not listen; the cable is none.
+    pub(super) fn connect(&self, port: u16) -> Result<TcpStream> {
+        let (client, _) = self.0.as_ref().context("a cable without ends")?;
+        let connected = client.within(|| TcpStream::connect((HOST_IP, port)))?;
+        connected.with_context(|| format!("cannot connect to {HOST_IP}:{port}"))
     }
 
     /// The words in front of a command that runs at the IOhost's end.
