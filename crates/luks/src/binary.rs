@@ -4,7 +4,7 @@
 use sha2::Sha256;
 use sha2::digest::Digest;
 
-use crate::error::LuksError;
+use crate::error::{LuksError, excerpt};
 use crate::header::Source;
 
 pub(crate) const BINARY_BYTES: usize = 4096;
@@ -120,7 +120,7 @@ fn read_copy(source: &impl Source, offset: u64, magic: &[u8; 6]) -> Result<Copy,
     Ok(Copy {
         size_bytes,
         sequence: u64::from_be_bytes(field(&bytes, SEQUENCE)),
-        uuid: text::<40>(&bytes, UUID),
+        uuid: excerpt(&text::<40>(&bytes, UUID)),
         json,
     })
 }

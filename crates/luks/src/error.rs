@@ -3,6 +3,25 @@
 use std::io;
 use std::path::PathBuf;
 
+/// Characters of a header's texts that a message shows.
+const EXCERPT_CHARS: usize = 120;
+
+/// The beginning of a text from a header, for a message: a terminal or a log shows it, so control
+/// characters are escaped.
+pub(crate) fn excerpt(text: &str) -> String {
+    let mut shown = String::new();
+    for character in text.chars().take(EXCERPT_CHARS) {
+        match character {
+            '"' | '\'' => shown.push(character),
+            other => shown.extend(other.escape_debug()),
+        }
+    }
+    if text.chars().nth(EXCERPT_CHARS).is_some() {
+        shown.push_str("...");
+    }
+    shown
+}
+
 /// Why a header gives no key. The message follows the name of the header's file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

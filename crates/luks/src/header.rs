@@ -9,7 +9,7 @@ use base64ct::{Base64, Encoding as _};
 use zeroize::Zeroizing;
 
 use crate::binary;
-use crate::error::LuksError;
+use crate::error::{LuksError, excerpt};
 use crate::kdf::Derivation;
 use crate::metadata::{Digest, KdfEntry, Keyslot, KeyslotEntry, Metadata, SegmentEntry};
 use crate::split::{Hash, merge};
@@ -115,12 +115,13 @@ impl Header {
     /// There is no header, or it is damaged, or needs a feature that is not supported.
     pub fn read(source: &impl Source) -> Result<Self, LuksError> {
         let (copy, is_damaged) = binary::read(source)?;
-        let malformed = |error: serde_json::Error| LuksError::Malformed(error.to_string());
+        let malformed =
+            |error: serde_json::Error| LuksError::Malformed(excerpt(&error.to_string()));
         let metadata: Metadata = serde_json::from_slice(&copy.json).map_err(malformed)?;
         if let Some(name) = metadata.config.requirements.mandatory.first() {
             return Err(LuksError::Unsupported {
                 what: "the requirement",
-                value: name.clone(),
+                value: excerpt(name),
                 rule: "none is supported; finish the re-encryption that has set it with \
                        `cryptsetup reencrypt`",
             });
@@ -227,7 +228,7 @@ fn decode(name: &str, text: &str) -> Result<Vec<u8>, LuksError> {
 fn hash(name: &str) -> Result<Hash, LuksError> {
     Hash::from_name(name).ok_or_else(|| LuksError::Unsupported {
         what: "the hash",
-        value: name.to_owned(),
+        value: excerpt(name),
         rule: "sha256 and sha512 are supported; change it with `cryptsetup luksConvertKey`",
     })
 }
@@ -236,7 +237,7 @@ fn check(digest: &Digest) -> Result<Check, LuksError> {
     if digest.kind != "pbkdf2" {
         return Err(LuksError::Unsupported {
             what: "the digest",
-            value: digest.kind.clone(),
+            value: excerpt(&digest.kind),
             rule: "only pbkdf2 is supported; make the header with cryptsetup 2",
         });
     }
@@ -263,7 +264,8 @@ fn slots(metadata: &Metadata, header_bytes: u64) -> (Vec<Slot>, Vec<(String, Luk
 fn slot_of(name: &str, entry: &KeyslotEntry, header_bytes: u64) -> Result<Slot, LuksError> {
     is_supported(Some(&entry.area.encryption), entry.area.key_size)?;
     is_supported(Some(CIPHER), entry.key_size)?;
-    let malformed = |why: &str| Err(LuksError::Malformed(format!("key slot {name}: {why}")));
+    let malformed =
+        |why: &str| Err(LuksError::Malformed(format!("key slot {}: {why}", excerpt(name))));
     if entry.area.kind != "raw" || entry.af.kind != "luks1" {
         return malformed("its area is not raw, or its splitter not luks1");
     }
@@ -308,7 +310,7 @@ fn is_supported(encryption: Option<&str>, key_bytes: u32) -> Result<(), LuksErro
         what: "the encryption",
         value: format!(
             "{}, {} bits",
-            encryption.unwrap_or("none"),
+            excerpt(encryption.unwrap_or("none")),
             u64::from(key_bytes).saturating_mul(8)
         ),
         rule: "aes-xts-plain64 with 512 bits is supported, which is cryptsetup's default",
@@ -319,7 +321,7 @@ fn segment(entry: &SegmentEntry) -> Result<Segment, LuksError> {
     if entry.kind != "crypt" || entry.integrity.is_some() {
         return Err(LuksError::Unsupported {
             what: "a segment of type",
-            value: entry.kind.clone(),
+            value: excerpt(&entry.kind),
             rule: "only crypt without integrity is supported",
         });
     }
@@ -327,6 +329,7 @@ fn segment(entry: &SegmentEntry) -> Result<Segment, LuksError> {
     is_supported(entry.encryption.as_deref(), KEY_BYTES as u32)?;
     let number = |name: &str, text: &str| -> Result<u64, LuksError> {
         text.parse().map_err(|_| {
+            let text = excerpt(text);
             LuksError::Malformed(format!("the segment's {name} \"{text}\" is no number"))
         })
     };

@@ -137,6 +137,46 @@ fn unknown_features_are_refused() {
     }
 }
 
+/// A terminal and a log show these texts, so no control sequence of a header may get there.
+#[test]
+fn texts_from_a_header_are_short_and_have_no_control_characters() {
+    let hostile = format!("\\u001b[2Jx\\n\u{7f}{}", "long ".repeat(500));
+    let places = [
+        ("\"keyslots_size\"", "\"requirements\":{\"mandatory\":[\"X\"]},\"keyslots_size\""),
+        ("\"type\":\"crypt\"", "\"type\":\"X\""),
+        (
+            "\"encryption\":\"aes-xts-plain64\",\"sector_size\"",
+            "\"encryption\":\"X\",\"sector_size\"",
+        ),
+        ("\"type\":\"pbkdf2\",\"keyslots\"", "\"type\":\"X\",\"keyslots\""),
+        ("\"hash\":\"sha256\",\"iterations\"", "\"hash\":\"X\",\"iterations\""),
+        ("\"size\":\"dynamic\"", "\"size\":\"X\""),
+        ("\"offset\":\"0\"", "\"offset\":\"X\""),
+        (
+            "\"keyslots\":{\"0\":{\"type\":\"luks2\"",
+            "\"keyslots\":{\"0\":{\"type\":\"luks2\",\"kdf\":{\"type\":\"X\"}",
+        ),
+        (
+            "\"keyslots\":{\"0\":{\"type\":\"luks2\",\"key_size\":64,\"af\":{\"type\":\"luks1\"",
+            "\"keyslots\":{\"X\":{\"type\":\"luks2\",\"key_size\":64,\"af\":{\"type\":\"luks2\"",
+        ),
+    ];
+    for (from, to) in places {
+        let bytes = changed(from, &to.replace('X', &hostile));
+        let unlocked = read(&bytes).and_then(|header| header.unlock(&&*bytes, KEY));
+        let text = unlocked.map(drop).unwrap_err().to_string();
+        assert!(text.len() < 500 && !text.contains(char::is_control), "{to}: {text:?}");
+    }
+    let mut bytes = header();
+    for copy in 0..2 {
+        let uuid = COPY_BYTES * copy + 168;
+        bytes[uuid..uuid + 4].copy_from_slice(b"\x1b[2J");
+        rewrite(&mut bytes, copy, 2, |text| text);
+    }
+    let header = read(&bytes).unwrap();
+    assert!(!header.uuid().contains(char::is_control), "{:?}", header.uuid());
+}
+
 #[test]
 fn slots_beyond_the_limits_are_not_tried_and_name_the_limit() {
     let refused = |from: &str, to: &str| {
