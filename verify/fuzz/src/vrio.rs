@@ -1,12 +1,124 @@
 //! The parts that the targets of the remote channel share.
 
-use sidecore_vrio::Peer;
-use sidecore_vrio::handshake::code;
-use sidecore_vrio::slices::{Data, Transmit};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use sidecore_units::Nanos;
+use sidecore_vrio::handshake::{HostHandshake, code};
+use sidecore_vrio::slices::{Arrived, Data, SlicePort, Transmit};
 use sidecore_vrio::wire::{
     BODY_BYTES, DEVICE_NAME_BYTES, DeviceEntry, FrameHeader, Greeting, Kind, MIN_FRAME_BYTES,
     VERSION, device_flag,
 };
+use sidecore_vrio::{
+    Client, ClientOptions, Event, Host, HostOptions, Member, Peer, Plain, Request, VrioStats,
+};
+
+/// The client's name.
+pub const CLIENT: [u8; 16] = *b"the fuzzed one..";
+/// The incarnation of the IOhost.
+pub const INCARNATION: u64 = 77;
+/// The session of a hostile IOhost.
+pub const SESSION: u64 = 0x1234_5678_0000;
+/// The IOhost's address, for the client.
+pub const HOST: Peer = Peer(1);
+/// The honest client's address, for the IOhost.
+const HONEST: Peer = Peer(8);
+
+/// The client of this life, which has opened the first device.
+#[must_use]
+pub fn client(life: u64) -> Client<Plain> {
+    let options = ClientOptions {
+        client: CLIENT,
+        life,
+        slots: 4,
+        depth: 8,
+        receive_frames: 64,
+        frame_bytes: MIN_FRAME_BYTES,
+        replay_bytes: 128 << 10,
+        ..ClientOptions::default()
+    };
+    let mut client = Client::new(options, HOST, Plain, Arc::new(VrioStats::default()));
+    client.open(&device(0).name);
+    client
+}
+
+/// An IOhost that knows the client, and has these devices for it.
+#[must_use]
+pub fn host<H: HostHandshake>(
+    options: HostOptions,
+    handshake: H,
+    now: Nanos,
+    devices: &[DeviceEntry],
+) -> Host<H> {
+    let stats = Arc::new(VrioStats::default());
+    let mut host = Host::new(options, handshake, Arc::clone(&stats));
+    host.add(Member { client: CLIENT, queue: 0 }, stats);
+    host.set_devices(now, 0, devices);
+    host
+}
+
+/// The structure that a frame has at this offset of its payload.
+///
+/// # Panics
+/// The frame is shorter.
+#[must_use]
+pub fn part<const BYTES: usize>(frame: &[u8], offset: usize) -> &[u8; BYTES] {
+    frame[FrameHeader::BYTES + offset..].first_chunk().expect("as long as it is")
+}
+
+/// Requests of a client, each of which ends once at most.
+#[derive(Debug, Default)]
+pub struct Requests {
+    submitted: u64,
+    unanswered: HashSet<u64>,
+}
+
+impl Requests {
+    /// The number of requests that were submitted.
+    #[must_use]
+    pub const fn submitted(&self) -> u64 {
+        self.submitted
+    }
+
+    /// Submits a request, if the client takes it.
+    pub fn submit(&mut self, client: &mut Client<Plain>, request: Request) {
+        if client.submit(self.submitted, 0, request).is_ok() {
+            self.unanswered.insert(self.submitted);
+            self.submitted += 1;
+        }
+    }
+
+    /// Takes the client's events.
+    ///
+    /// # Panics
+    /// A request has ended that was not in flight.
+    pub fn complete(&mut self, client: &mut Client<Plain>) {
+        while let Some(event) = client.next_event() {
+            if let Event::Completed { tag, .. } = event {
+                assert!(self.unanswered.remove(&tag), "request {tag} ends twice");
+            }
+        }
+    }
+}
+
+/// One round of frames on a perfect path: from the client to the IOhost, and back.
+pub fn converse<H: HostHandshake>(
+    client: &mut Client<Plain>,
+    host: &mut Host<H>,
+    now: Nanos,
+    port: &mut SlicePort<'_, Wire, Buffers>,
+) {
+    port.wire.room = 64;
+    client.poll(now, port);
+    for frame in port.wire.take() {
+        port.to_host(host, (now, HONEST), &mut Arrived::new(frame));
+    }
+    host.poll(now, port);
+    for frame in port.wire.take() {
+        port.to_client(client, (now, HOST), &mut Arrived::new(frame));
+    }
+}
 
 /// Frames that were sent.
 #[derive(Debug)]

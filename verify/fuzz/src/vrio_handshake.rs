@@ -7,30 +7,22 @@
 //! The input is a side (1 byte) and steps, whose numbers are those of `Input`.
 #![no_main]
 
-use std::collections::HashSet;
-use std::sync::Arc;
-
 use libfuzzer_sys::fuzz_target;
 use sidecore_block::Operation;
 use sidecore_fuzz::Input;
-use sidecore_fuzz::vrio::{Buffers, Wire, device, greeting, write_frame};
+use sidecore_fuzz::vrio::{
+    Buffers, CLIENT, HOST, INCARNATION, Requests, SESSION, Wire, client, converse, device,
+    greeting, host, part, write_frame,
+};
 use sidecore_units::Nanos;
 use sidecore_vrio::handshake::{HostHandshake, code};
 use sidecore_vrio::port::Plain;
 use sidecore_vrio::slices::{Arrived, SlicePort};
 use sidecore_vrio::wire::{
-    DeviceEntry, Ending, FrameHeader, Greeting, Hello, Kind, MIN_FRAME_BYTES, Pong, VERSION,
-    Welcome,
+    DeviceEntry, Ending, Greeting, Hello, Kind, MIN_FRAME_BYTES, Pong, VERSION, Welcome,
 };
-use sidecore_vrio::{
-    Client, ClientOptions, Event, Host, HostOptions, Member, Peer, Request, ServerOptions,
-    VrioStats,
-};
+use sidecore_vrio::{Client, HostOptions, Peer, Request, ServerOptions};
 
-const CLIENT: [u8; 16] = *b"the fuzzed one..";
-const INCARNATION: u64 = 77;
-const SESSION: u64 = 0x1234_5678_0000;
-const HOST: Peer = Peer(1);
 const BURST: u32 = 4;
 const LIST_MAX: usize = 256;
 /// Steps of an input: more show nothing new.
@@ -64,11 +56,6 @@ impl HostHandshake for Counted {
 
 thread_local! {
     static COUNT: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
-}
-
-/// The structure that a frame has at this offset of its payload.
-fn part<const BYTES: usize>(frame: &[u8], offset: usize) -> &[u8; BYTES] {
-    frame[FrameHeader::BYTES + offset..].first_chunk().expect("as long as it is")
 }
 
 /// A greeting of any kind in a frame of the smallest size; the message may be said to be longer.
@@ -120,10 +107,7 @@ fn greet_host(input: &mut Input<'_>) {
         ..HostOptions::default()
     };
     COUNT.with(|count| count.set(0));
-    let stats = Arc::new(VrioStats::default());
-    let mut host = Host::new(options, Counted::default(), Arc::clone(&stats));
-    host.add(Member { client: CLIENT, queue: 0 }, stats);
-    host.set_devices(Nanos(1), 0, &[device(0)]);
+    let mut host = host(options, Counted::default(), Nanos(1), &[device(0)]);
     let (mut wire, mut buffers) = (Wire::default(), Buffers::default());
     let mut port = SlicePort { wire: &mut wire, data: &mut buffers };
     let begin = Nanos::from_millis(1_000);
@@ -154,40 +138,15 @@ fn greet_host(input: &mut Input<'_>) {
         assert!(COUNT.with(std::cell::Cell::get) <= limit, "too many handshakes");
     }
     // An honest client of a later life is served.
-    let mut client = client(HOST, 99);
+    let mut client = client(99);
     for _ in 0..100 {
         now = now.after(Nanos::from_millis(50));
-        let mut port = SlicePort { wire: &mut wire, data: &mut buffers };
-        port.wire.room = 64;
-        client.poll(now, &mut port);
-        for frame in port.wire.take() {
-            port.to_host(&mut host, (now, Peer(8)), &mut Arrived::new(frame));
-        }
-        host.poll(now, &mut port);
-        for frame in port.wire.take() {
-            port.to_client(&mut client, (now, HOST), &mut Arrived::new(frame));
-        }
+        converse(&mut client, &mut host, now, &mut port);
         if client.is_connected() {
             return;
         }
     }
     panic!("an honest client gets no session");
-}
-
-fn client(host: Peer, life: u64) -> Client<Plain> {
-    let options = ClientOptions {
-        client: CLIENT,
-        life,
-        slots: 4,
-        depth: 8,
-        receive_frames: 64,
-        frame_bytes: MIN_FRAME_BYTES,
-        replay_bytes: 128 << 10,
-        ..ClientOptions::default()
-    };
-    let mut client = Client::new(options, host, Plain, Arc::new(VrioStats::default()));
-    client.open(&device(0).name);
-    client
 }
 
 /// The session that a client believes in.
@@ -301,22 +260,19 @@ fn any_message(
 
 /// Sends a client the frames of the input.
 fn greet_client(input: &mut Input<'_>) {
-    let mut client = client(HOST, 1);
+    let mut client = client(1);
     let (mut wire, mut buffers) = (Wire::default(), Buffers::default());
     let mut now = Nanos(1);
     let mut wanted = Hello::default();
     let mut believed = Believed::default();
-    let (mut submitted, mut unanswered) = (0, HashSet::new());
+    let mut requests = Requests::default();
     for _ in 0..STEPS {
         let Some(step) = input.byte() else { break };
         now =
             now.after(Nanos::from_micros(input.number(&[400_000, 800_000]).unwrap_or(0) % 900_000));
         let operation = if step & 128 == 0 { Operation::Read } else { Operation::Write };
         let request = Request { operation, offset_bytes: 0, len_bytes: 4096, fua: false };
-        if client.submit(submitted, 0, request).is_ok() {
-            unanswered.insert(submitted);
-            submitted += 1;
-        }
+        requests.submit(&mut client, request);
         let mut port = SlicePort { wire: &mut wire, data: &mut buffers };
         port.wire.room = 16;
         client.poll(now, &mut port);
@@ -332,11 +288,7 @@ fn greet_client(input: &mut Input<'_>) {
             any_message(step, (now, &wanted), &mut believed, input)
         };
         port.to_client(&mut client, (now, HOST), &mut Arrived::new(arrived));
-        while let Some(event) = client.next_event() {
-            if let Event::Completed { tag, .. } = event {
-                assert!(unanswered.remove(&tag), "request {tag} ends twice");
-            }
-        }
+        requests.complete(&mut client);
         assert!(client.listed().len() <= LIST_MAX);
         if let Some(entry) = client.device(0) {
             assert!(entry.block_bytes.is_power_of_two() && entry.block_bytes <= 4096);
@@ -350,22 +302,11 @@ fn greet_client(input: &mut Input<'_>) {
 /// An honest IOhost takes the place of the hostile one.
 fn honest(client: &mut Client<Plain>, mut now: Nanos, (wire, buffers): (&mut Wire, &mut Buffers)) {
     let options = HostOptions { incarnation: 5, secret: [3, 4], ..HostOptions::default() };
-    let stats = Arc::new(VrioStats::default());
-    let mut host = Host::new(options, Plain, Arc::clone(&stats));
-    host.add(Member { client: CLIENT, queue: 0 }, stats);
-    host.set_devices(now, 0, &[device(0)]);
+    let mut host = host(options, Plain, now, &[device(0)]);
+    let mut port = SlicePort { wire, data: buffers };
     for _ in 0..400 {
         now = now.after(Nanos::from_millis(20));
-        let mut port = SlicePort { wire: &mut *wire, data: &mut *buffers };
-        port.wire.room = 64;
-        client.poll(now, &mut port);
-        for frame in port.wire.take() {
-            port.to_host(&mut host, (now, Peer(8)), &mut Arrived::new(frame));
-        }
-        host.poll(now, &mut port);
-        for frame in port.wire.take() {
-            port.to_client(client, (now, HOST), &mut Arrived::new(frame));
-        }
+        converse(client, &mut host, now, &mut port);
         while client.next_event().is_some() {}
         if client.is_connected() && client.incarnation() == 5 {
             return;

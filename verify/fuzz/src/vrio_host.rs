@@ -10,16 +10,14 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use sidecore_block::BlockError;
-use sidecore_fuzz::vrio::{Buffers, Wire, device, greeting, next_frame, write_frame};
+use sidecore_fuzz::vrio::{
+    Buffers, CLIENT, INCARNATION, Wire, device, greeting, host, next_frame, part, write_frame,
+};
 use sidecore_units::Nanos;
 use sidecore_vrio::slices::{Arrived, SlicePort};
-use sidecore_vrio::wire::{
-    Attach, FrameHeader, Greeting, Hello, Kind, MIN_FRAME_BYTES, VERSION, Welcome,
-};
-use sidecore_vrio::{Execute, Host, HostOptions, Member, Peer, Plain, ServerOptions, VrioStats};
+use sidecore_vrio::wire::{Attach, Greeting, Hello, Kind, MIN_FRAME_BYTES, VERSION, Welcome};
+use sidecore_vrio::{Execute, HostOptions, Member, Peer, Plain, ServerOptions, VrioStats};
 
-const CLIENT: [u8; 16] = *b"the fuzzed one..";
-const INCARNATION: u64 = 77;
 const SLOTS: u16 = 8;
 
 fn hello(challenge: Greeting) -> Arrived {
@@ -38,18 +36,10 @@ fn hello(challenge: Greeting) -> Arrived {
     Arrived::new(write_frame(Kind::Hello, (0, 0, 0), 0, &payload))
 }
 
-/// The structure that a frame has at this offset of its payload.
-fn part<const BYTES: usize>(frame: &[u8], offset: usize) -> &[u8; BYTES] {
-    frame[FrameHeader::BYTES + offset..].first_chunk().expect("as long as it is")
-}
-
 fuzz_target!(|input: &[u8]| {
     let server = ServerOptions { slots: SLOTS, ..ServerOptions::default() };
     let options = HostOptions { incarnation: INCARNATION, server, ..HostOptions::default() };
-    let stats = Arc::new(VrioStats::default());
-    let mut host = Host::new(options, Plain, Arc::clone(&stats));
-    host.add(Member { client: CLIENT, queue: 0 }, stats);
-    host.set_devices(Nanos(1), 0, &[device(0), device(3)]);
+    let mut host = host(options, Plain, Nanos(1), &[device(0), device(3)]);
     let (mut wire, mut buffers) = (Wire::default(), Buffers::default());
     let mut port = SlicePort { wire: &mut wire, data: &mut buffers };
     let mut now = Nanos(1);
