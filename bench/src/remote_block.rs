@@ -7,13 +7,14 @@
 //! that hand the data over in shared memory, and the link alone with frames of the same sizes.
 
 mod breakdown;
-mod client;
+pub(crate) mod client;
 mod exchange;
 mod handover;
-mod iohost;
+pub(crate) mod iohost;
 mod matrix;
 mod nbd;
 mod report;
+pub(crate) mod rig;
 mod sealing;
 mod wire;
 

@@ -11,13 +11,13 @@ pub struct Load(AtomicU32);
 impl Load {
     /// Adds requests that the sidecore was given.
     #[inline]
-    pub(crate) fn add(&self, requests: u32) {
+    pub fn add(&self, requests: u32) {
         self.0.fetch_add(requests, Ordering::Relaxed);
     }
 
     /// Takes off requests that have ended.
     #[inline]
-    pub(crate) fn sub(&self, requests: u32) {
+    pub fn sub(&self, requests: u32) {
         self.0.fetch_sub(requests, Ordering::Relaxed);
     }
 
@@ -31,7 +31,7 @@ impl Load {
 
 /// The sidecore that has a device's unfinished requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Assigned {
+pub struct Assigned {
     /// Index of the sidecore; 0 is the one that polls the link.
     pub sidecore: usize,
     /// Requests that have not ended.
