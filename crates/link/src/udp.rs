@@ -29,6 +29,9 @@ const SEGMENTS_MAX: usize = 64;
 const BATCH: usize = 64;
 const COUNT_INTERVAL: Nanos = Nanos::from_millis(10);
 const RETRY_INTERVAL: Nanos = Nanos::from_micros(50);
+/// A link that is awake for so many receives is watched no longer: the kernel would tell the watch
+/// of each datagram.
+const WATCHED_RECEIVES: u32 = 8;
 
 /// The options of a UDP link.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,8 +58,7 @@ pub struct UdpLink {
     stats: Arc<LinkStats>,
     local: SocketAddr,
     socket: DatagramSocket,
-    wake: WakeSet,
-    watched: bool,
+    watch: Watch,
     receiving: Receiving,
     transmit_shape: SlotShape,
     /// Where the transmit slots begin.
@@ -71,6 +73,47 @@ pub struct UdpLink {
     retry_at: Nanos,
     count_at: Nanos,
     seen_drops: u32,
+    /// Frames have arrived since the drops were counted: a full buffer drops others, and has some.
+    owes_count: bool,
+}
+
+/// The descriptor that wakes the link, and whether the socket is in it. A link that wakes for a
+/// keepalive stays watched, since a change costs a system call.
+#[derive(Debug)]
+struct Watch {
+    wake: WakeSet,
+    is_on: bool,
+    /// Receives since the last sleep, up to [`WATCHED_RECEIVES`].
+    receives: u32,
+}
+
+impl Watch {
+    fn new() -> Result<Self, LinkError> {
+        let wake = WakeSet::new().map_err(LinkError::kernel("make an epoll descriptor"))?;
+        Ok(Self { wake, is_on: false, receives: 0 })
+    }
+
+    /// Returns whether the socket is watched.
+    fn on(&mut self, socket: &DatagramSocket) -> bool {
+        self.receives = 0;
+        self.is_on = self.is_on || self.wake.add(socket.as_fd()).is_ok();
+        self.is_on
+    }
+
+    fn off(&mut self, socket: &DatagramSocket) {
+        if std::mem::take(&mut self.is_on) {
+            self.wake.remove(socket.as_fd());
+        }
+    }
+
+    fn received(&mut self, socket: &DatagramSocket) {
+        if self.receives < WATCHED_RECEIVES {
+            self.receives = self.receives.saturating_add(1);
+            if self.receives == WATCHED_RECEIVES {
+                self.off(socket);
+            }
+        }
+    }
 }
 
 /// A frame on its way to the kernel.
@@ -289,8 +332,7 @@ impl UdpLink {
             stats: Arc::default(),
             local: address,
             socket,
-            wake: WakeSet::new().map_err(LinkError::kernel("make an epoll descriptor"))?,
-            watched: false,
+            watch: Watch::new()?,
             receiving: Receiving::new(receive_shape, room_bytes, receive_frames),
             transmit_shape,
             transmit_at: as_u32(transmit_at),
@@ -302,6 +344,7 @@ impl UdpLink {
             retry_at: Nanos::ZERO,
             count_at: Nanos::ZERO,
             seen_drops: 0,
+            owes_count: false,
         })
     }
 
@@ -403,6 +446,7 @@ impl UdpLink {
     }
 
     fn count_drops(&mut self) {
+        self.owes_count = false;
         if let Ok(drops) = self.socket.drops() {
             self.stats.dropped_full.add(u64::from(drops.wrapping_sub(self.seen_drops)));
             self.seen_drops = drops;
@@ -459,11 +503,13 @@ impl Link for UdpLink {
             self.stats.received.add(count as u64);
             self.stats.received_bytes.add(bytes);
             self.stats.received_batches.add(1);
+            self.owes_count = true;
         }
-        if now >= self.count_at {
+        if self.owes_count && now >= self.count_at {
             self.count_at = now.after(COUNT_INTERVAL);
             self.count_drops();
         }
+        self.watch.received(&self.socket);
         if !self.queue.is_empty() && now >= self.retry_at {
             self.flush(now);
         }
@@ -518,38 +564,31 @@ impl Link for UdpLink {
     }
 
     fn arm(&mut self) -> Arm {
-        self.count_drops();
+        if self.owes_count {
+            self.count_drops();
+        }
         if !self.receiving.arrived.is_empty() {
             return Arm::WorkPending;
         }
         if self.receiving.free.is_empty() {
             // Nothing can be received before a frame is given back.
+            self.watch.off(&self.socket);
             return Arm::Armed;
         }
-        if !self.watched {
-            self.watched = self.wake.add(self.socket.as_fd()).is_ok();
-        }
-        if !self.watched {
+        if !self.watch.on(&self.socket) {
             return Arm::CannotSleep;
         }
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
         match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&zero)) {
             Ok(0) => Arm::Armed,
-            _ => {
-                self.disarm();
-                Arm::WorkPending
-            }
+            _ => Arm::WorkPending,
         }
     }
 
-    fn disarm(&mut self) {
-        if std::mem::take(&mut self.watched) {
-            self.wake.remove(self.socket.as_fd());
-        }
-    }
+    fn disarm(&mut self) {}
 
     fn wake_fd(&self) -> BorrowedFd<'_> {
-        self.wake.as_fd()
+        self.watch.wake.as_fd()
     }
 
     fn on_wake(&mut self) {}

@@ -2,10 +2,14 @@
 
 use std::net::SocketAddr;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidecore_link::{LinkAddress, LinkError, LinkOptions, UdpLink, UdpOptions, contract};
+use sidecore_reactor::Arm;
 
 mod veth;
 use veth::{LEFT, RIGHT, Veth};
+
+const ZERO: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 fn options(address: &str, frame_bytes: usize, coalesce: bool) -> UdpOptions {
     let link = LinkOptions {
@@ -111,6 +115,39 @@ fn datagrams_for_which_there_is_no_room_are_counted() {
     right.link.arm();
     let dropped = right.counts().dropped_full;
     assert!(dropped > 0 && received + dropped == total, "{received} received, {dropped} dropped");
+}
+
+/// Whether the link's descriptor is readable, once a frame is there.
+fn is_watched(end: &contract::End) -> bool {
+    poll(&mut [PollFd::new(&end.link.wake_fd(), PollFlags::IN)], Some(&ZERO)).unwrap() > 0
+}
+
+#[test]
+fn a_link_is_watched_while_it_wakes_now_and_then() {
+    let link = || UdpLink::open(&options("127.0.0.1:0", 8_100, false)).unwrap();
+    let contract::Pair { mut left, mut right } = contract::Pair::new(link(), link());
+    // As for keepalives: each change of the watch would be a system call.
+    for round in 0..20 {
+        assert_eq!(right.link.arm(), Arm::Armed, "round {round}");
+        right.link.disarm();
+        left.send_one(&[round; 100]);
+        assert!(is_watched(&right), "round {round}");
+        assert_eq!(right.take(1), [[round; 100]]);
+        assert!(!is_watched(&right), "round {round}");
+    }
+    // The kernel does not tell the watch of the frames of a link that stays awake.
+    (0..8).for_each(|_| assert!(right.receive(8).is_empty()));
+    left.send_one(&[1; 100]);
+    assert!(!is_watched(&right));
+    assert_eq!(right.link.arm(), Arm::WorkPending);
+    assert!(is_watched(&right));
+    right.link.disarm();
+    let mut frames = right.receive(8);
+    assert_eq!(frames.len(), 1);
+    (0..8).for_each(|_| assert!(right.receive(8).is_empty()));
+    right.link.give_back(&mut frames);
+    left.send_one(&[2; 100]);
+    assert!(!is_watched(&right));
 }
 
 #[test]

@@ -75,6 +75,32 @@ fn an_idle_client_costs_a_frame_each_way_and_keepalive() {
 }
 
 #[test]
+fn clients_of_one_clock_send_their_keepalives_at_once() {
+    let mut rigs: Vec<Rig> = (0..5_u64)
+        .map(|number| {
+            let mut rig = Rig::new(options(), ServerOptions::default());
+            // They have started at any time.
+            rig.now = Nanos::from_millis(1 + 137 * number);
+            rig.run_for(Nanos::from_millis(3_000).since(rig.now));
+            rig
+        })
+        .collect();
+    for _ in 0..20 {
+        // Each sleeps until its deadline: one wake-up at the end of this time serves all of them.
+        let at = rigs[0].client.deadline();
+        for rig in &mut rigs {
+            assert!(rig.client.is_connected());
+            assert_eq!(rig.client.deadline(), at, "a keepalive at a time of its own");
+            let before = rig.client_counts().frames_sent;
+            rig.now = at;
+            // The answer takes a hop more than the PING, and nothing else follows.
+            (0..4).for_each(|_| rig.step());
+            assert_eq!(rig.client_counts().frames_sent, before + 1);
+        }
+    }
+}
+
+#[test]
 fn a_lost_keepalive_is_repeated_before_the_iohost_counts_as_away() {
     let mut rig = rig();
     rig.run_for(Nanos::from_millis(1_000));

@@ -24,6 +24,14 @@ const WIDEN_MAX: Nanos = Nanos::from_millis(60_000);
 /// Entries of the IOhost's list that a client keeps.
 const LIST_MAX: u16 = 256;
 
+/// The first multiple of `interval` after `now`. All clients of a process have one clock, so their
+/// keepalives fall on the same instants, and an interrupt of the timer, a turn of the IOhost and
+/// warm caches serve all of them.
+fn next_multiple(now: Nanos, interval: Nanos) -> Nanos {
+    let past = now.0.checked_rem(interval.0).unwrap_or(0);
+    now.after(Nanos(interval.0.saturating_sub(past)))
+}
+
 /// Whether there is a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -486,7 +494,7 @@ impl Core {
         let keepalive = self.options.timing.keepalive;
         if is_full {
             self.full_heard_at = now;
-            self.keepalive = Keepalive { tries: 0, next_at: now.after(keepalive) };
+            self.keepalive = Keepalive { tries: 0, next_at: next_multiple(now, keepalive) };
         }
         if payload_bytes <= Ping::BYTES {
             self.round_trip.sample(Nanos(taken.saturating_sub(pong.held_ns.into())));
