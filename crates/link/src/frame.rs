@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sidecore_memory::{GuestAddress, GuestMemory, MemoryError, RegionHint, Segments};
+use sidecore_memory::{GuestAddress, GuestMemory, MemoryError, RegionHint, Segments, Span};
 
 use crate::LinkAddress;
 
@@ -52,10 +52,10 @@ pub struct Pieces {
 }
 
 impl Pieces {
-    pub(crate) fn one(piece: Piece) -> Self {
-        let mut pieces = Self::default();
-        pieces.push(piece);
-        pieces
+    #[inline]
+    pub(crate) const fn one(piece: Piece) -> Self {
+        let none = Piece::new(0, 0);
+        Self { pieces: [piece, none, none, none], len_bytes: piece.len_bytes }
     }
 
     /// Appends a piece; false if there is no room for it.
@@ -72,6 +72,15 @@ impl Pieces {
     #[must_use]
     pub const fn len_bytes(&self) -> usize {
         self.len_bytes as usize
+    }
+
+    /// The frame's memory, if it is in one piece.
+    #[inline]
+    #[must_use]
+    pub fn span<'a>(&self, memory: &'a GuestMemory, hint: &mut RegionHint) -> Option<Span<'a>> {
+        let [piece, ..] = self.pieces;
+        let is_one = piece.len_bytes == self.len_bytes;
+        is_one.then(|| memory.span(piece.address(), piece.len_bytes(), hint)).flatten()
     }
 
     /// The pieces of `len_bytes` from byte `skip_bytes` on, or of fewer if the frame ends before.
@@ -209,6 +218,10 @@ impl Frame {
     #[must_use]
     pub const fn pieces(&self) -> &Pieces {
         &self.pieces
+    }
+
+    pub(crate) const fn slot(&self) -> u32 {
+        self.slot.number()
     }
 
     pub(crate) fn into_slot(self) -> u32 {

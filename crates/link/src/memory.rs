@@ -61,6 +61,8 @@ pub struct MemoryLink {
     receives: u32,
     /// Frames were published, and their receivers were not asked whether they sleep.
     owes_wakes: bool,
+    /// The same for slots that were given back.
+    owes_looks: bool,
     post: Arc<Post>,
     outbox: Vec<ToService>,
 }
@@ -133,6 +135,7 @@ impl MemoryLink {
             down: CONNECTING,
             receives: 0,
             owes_wakes: false,
+            owes_looks: false,
             post,
             outbox: Vec::new(),
         }
@@ -218,7 +221,7 @@ impl MemoryLink {
 
     /// Wakes peers that wait for what was published.
     fn ring_doorbells(&mut self) {
-        self.owes_wakes = false;
+        (self.owes_wakes, self.owes_looks) = (false, false);
         let mut wakes = 0_u64;
         for place in &self.open {
             if let Some(Some(channel)) = self.channels.get_mut(usize::from(*place)) {
@@ -235,27 +238,16 @@ impl MemoryLink {
         self.open.iter().filter_map(channel)
     }
 
-    /// Takes frames of the open channel at a position, up to `limit` in all.
-    fn take(&mut self, position: usize, limit: usize, frames: &mut Vec<Frame>) -> (usize, u64) {
-        let (mut count, mut bytes) = (0_usize, 0_u64);
-        let Some(place) = self.open.get(position).copied() else {
-            return (0, 0);
-        };
-        let Some(channel) = self.channel(place) else {
-            return (0, 0);
-        };
-        while count < limit
-            && let Some(taken) = channel.take()
-        {
-            let Ok(frame) = taken else {
-                self.close(place, BROKEN);
-                break;
-            };
-            count = count.saturating_add(1);
-            bytes = bytes.saturating_add(frame.len_bytes() as u64);
-            frames.push(frame);
+    /// Takes frames of the open channel at a position, up to `limit` in all. Returns their bytes.
+    #[inline]
+    fn take(&mut self, position: usize, limit: usize, frames: &mut Vec<Frame>) -> u64 {
+        let Some(place) = self.open.get(position).copied() else { return 0 };
+        let Some(channel) = self.channel(place) else { return 0 };
+        let taken = channel.take(limit, frames);
+        if taken.is_err() {
+            self.close(place, BROKEN);
         }
-        (count, bytes)
+        taken.unwrap_or(0)
     }
 }
 
@@ -283,21 +275,22 @@ impl Link for MemoryLink {
         if self.has_messages() {
             self.exchange_messages();
         }
-        let (mut count, mut bytes) = (0_usize, 0_u64);
+        let (before, mut bytes) = (frames.len(), 0_u64);
+        let taken = |frames: &[Frame]| frames.len().saturating_sub(before);
         let channels = self.open.len();
         for _ in 0..channels {
-            if count >= limit {
+            let limit = limit.saturating_sub(taken(frames));
+            if limit == 0 {
                 break;
             }
             if self.next >= self.open.len() {
                 self.next = 0;
             }
-            let (taken, size) = self.take(self.next, limit.saturating_sub(count), frames);
-            count = count.saturating_add(taken);
-            bytes = bytes.saturating_add(size);
+            bytes = bytes.saturating_add(self.take(self.next, limit, frames));
             // The next receive begins with the next client: one that floods delays no other.
             self.next = self.next.saturating_add(1);
         }
+        let count = taken(frames);
         if count > 0 {
             self.stats.received.add(count as u64);
             self.stats.received_bytes.add(bytes);
@@ -305,27 +298,31 @@ impl Link for MemoryLink {
         }
         self.receives = self.receives.wrapping_add(1);
         // A client that waits for its slots is woken although others keep this side busy.
-        if count == 0 || self.owes_wakes || self.receives.is_multiple_of(RING_INTERVAL) {
+        let looks = count == 0 || self.receives.is_multiple_of(RING_INTERVAL);
+        if self.owes_wakes || (self.owes_looks && looks) {
             self.ring_doorbells();
         }
     }
 
     fn give_back(&mut self, frames: &mut Vec<Frame>) {
-        let mut last = None;
-        for frame in frames.drain(..) {
-            let (place, slot) = Channel::split(frame.into_slot());
-            if let Some(before) = last.replace(place)
-                && before != place
-            {
-                self.publish_returned(before);
+        for run in frames.chunk_by(|one, next| place_of(one.slot()) == place_of(next.slot())) {
+            let Some(first) = run.first() else { continue };
+            let place = place_of(first.slot());
+            let Some(channel) = self.channel(place) else { continue };
+            for frame in run {
+                channel.give_back(Channel::split(frame.slot()).1);
             }
-            if let Some(channel) = self.channel(place) {
-                channel.give_back(slot);
+            // The peer sees the slots that came back.
+            channel.publish_returned();
+            let is_open = channel.is_open;
+            self.owes_looks = true;
+            if !is_open {
+                self.release(place);
             }
         }
-        if let Some(last) = last {
-            self.publish_returned(last);
-        }
+        frames.drain(..).for_each(|frame| {
+            frame.into_slot();
+        });
     }
 
     fn buffers(&mut self, to: LinkAddress, count: usize, buffers: &mut Vec<Buffer>) {
@@ -340,38 +337,42 @@ impl Link for MemoryLink {
 
     fn send(&mut self, _now: Nanos, buffers: &mut Vec<Buffer>) {
         let (mut count, mut bytes) = (0_u64, 0_u64);
-        let mut last = None;
-        for buffer in buffers.drain(..) {
-            let frame = buffer.frame();
-            let (place, slot) = Channel::split(buffer.into_slot());
-            if let Some(before) = last.replace(place)
-                && before != place
-            {
-                self.publish_filled(before);
-            }
-            let Some(channel) =
-                self.channels.get_mut(usize::from(place)).and_then(Option::as_deref_mut)
-            else {
-                continue;
-            };
-            let reason = match frame {
-                Some((to, len_bytes)) if to == channel.address() => {
-                    if channel.is_open {
-                        channel.send(slot, u32::try_from(len_bytes).unwrap_or(u32::MAX));
-                        count = count.saturating_add(1);
-                        bytes = bytes.saturating_add(len_bytes as u64);
-                        continue;
+        for run in buffers.chunk_by(|one, next| place_of(one.slot()) == place_of(next.slot())) {
+            let Some(first) = run.first() else { continue };
+            let place = place_of(first.slot());
+            let channel = self.channels.get_mut(usize::from(place)).and_then(Option::as_deref_mut);
+            let Some(channel) = channel else { continue };
+            for buffer in run {
+                let (_, slot) = Channel::split(buffer.slot());
+                let reason = match buffer.frame() {
+                    Some((LinkAddress::Peer(to), len_bytes)) if to == channel.place.number => {
+                        if channel.is_open {
+                            channel.send(slot, u32::try_from(len_bytes).unwrap_or(u32::MAX));
+                            count = count.saturating_add(1);
+                            bytes = bytes.saturating_add(len_bytes as u64);
+                            continue;
+                        }
+                        &self.stats.dropped_refused
                     }
-                    &self.stats.dropped_refused
-                }
-                _ => &self.stats.dropped_unsendable,
-            };
-            reason.add(1);
-            channel.cancel(slot);
+                    _ => &self.stats.dropped_unsendable,
+                };
+                reason.add(1);
+                channel.cancel(slot);
+            }
+            channel.publish_filled();
+            // A peer that sleeps is woken now. Whether it is just going to sleep is a question that
+            // has to wait for the caches, and is asked in the next receive.
+            if channel.seems_asleep() && channel.ring() {
+                self.stats.wakes.add(1);
+            }
+            self.owes_wakes = true;
+            if !channel.is_open {
+                self.release(place);
+            }
         }
-        if let Some(last) = last {
-            self.publish_filled(last);
-        }
+        buffers.drain(..).for_each(|buffer| {
+            buffer.into_slot();
+        });
         if count > 0 {
             self.stats.sent.add(count);
             self.stats.sent_bytes.add(bytes);
@@ -419,28 +420,10 @@ impl Link for MemoryLink {
     }
 }
 
-impl MemoryLink {
-    /// The peer sees the slots that came back.
-    fn publish_returned(&mut self, place: u16) {
-        if let Some(channel) = self.channel(place) {
-            channel.publish_returned();
-        }
-        self.release(place);
-    }
-
-    /// The peer sees the frames that were sent, and wakes.
-    fn publish_filled(&mut self, place: u16) {
-        if let Some(channel) = self.channel(place) {
-            channel.publish_filled();
-            // A peer that sleeps is woken now. Whether it is just going to sleep is a question that
-            // has to wait for the caches, and is asked in the next receive.
-            if channel.seems_asleep() && channel.ring() {
-                self.stats.wakes.add(1);
-            }
-            self.owes_wakes = true;
-        }
-        self.release(place);
-    }
+/// The place of the channel that a frame's or a buffer's slot is of.
+#[inline]
+fn place_of(slot: u32) -> u16 {
+    Channel::split(slot).0
 }
 
 impl Drop for MemoryLink {

@@ -96,6 +96,26 @@ macro_rules! move_one {
     };
 }
 
+/// Moves 16 bytes from one address to the other, and adds the size to both.
+#[cfg(target_arch = "x86_64")]
+macro_rules! move_sixteen {
+    ($to:ident, $from:ident) => {
+        // SAFETY: the caller has as many bytes left; SSE2 is part of x86-64.
+        unsafe {
+            core::arch::asm!(
+                "movdqu {value}, xmmword ptr [{from}]",
+                "movdqu xmmword ptr [{to}], {value}",
+                from = in(reg) $from,
+                to = in(reg) $to,
+                value = out(xmm_reg) _,
+                options(nostack, preserves_flags)
+            );
+            $to = $to.add(16);
+            $from = $from.add(16);
+        }
+    };
+}
+
 /// Copies fewer than [`SHORT_BYTES`], each byte once.
 ///
 /// # Safety
@@ -103,7 +123,7 @@ macro_rules! move_one {
 #[cfg(target_arch = "x86_64")]
 #[inline]
 unsafe fn copy_short(mut to: *mut u8, mut from: *const u8, len_bytes: usize) {
-    let blocks = len_bytes / 32;
+    let blocks = len_bytes / 64;
     if blocks > 0 {
         // SAFETY: the caller's, for the whole blocks; SSE2 is part of x86-64.
         unsafe {
@@ -111,10 +131,14 @@ unsafe fn copy_short(mut to: *mut u8, mut from: *const u8, len_bytes: usize) {
                 "2:",
                 "movdqu xmm0, xmmword ptr [{from}]",
                 "movdqu xmm1, xmmword ptr [{from} + 16]",
+                "movdqu xmm2, xmmword ptr [{from} + 32]",
+                "movdqu xmm3, xmmword ptr [{from} + 48]",
                 "movdqu xmmword ptr [{to}], xmm0",
                 "movdqu xmmword ptr [{to} + 16], xmm1",
-                "add {from}, 32",
-                "add {to}, 32",
+                "movdqu xmmword ptr [{to} + 32], xmm2",
+                "movdqu xmmword ptr [{to} + 48], xmm3",
+                "add {from}, 64",
+                "add {to}, 64",
                 "dec {blocks}",
                 "jnz 2b",
                 from = inout(reg) from,
@@ -122,13 +146,18 @@ unsafe fn copy_short(mut to: *mut u8, mut from: *const u8, len_bytes: usize) {
                 blocks = inout(reg) blocks => _,
                 out("xmm0") _,
                 out("xmm1") _,
+                out("xmm2") _,
+                out("xmm3") _,
                 options(nostack)
             );
         }
     }
+    if len_bytes & 32 != 0 {
+        move_sixteen!(to, from);
+        move_sixteen!(to, from);
+    }
     if len_bytes & 16 != 0 {
-        move_one!(to, from, 8, reg, "");
-        move_one!(to, from, 8, reg, "");
+        move_sixteen!(to, from);
     }
     if len_bytes & 8 != 0 {
         move_one!(to, from, 8, reg, "");
@@ -152,9 +181,9 @@ unsafe fn copy_short(mut to: *mut u8, mut from: *const u8, len_bytes: usize) {
 #[inline]
 pub unsafe fn zero(to: *mut u8, len_bytes: usize) {
     #[cfg(target_arch = "x86_64")]
-    if len_bytes < SHORT_BYTES && len_bytes.is_multiple_of(32) {
+    if len_bytes < SHORT_BYTES && len_bytes.is_multiple_of(64) {
         // SAFETY: the caller's.
-        return unsafe { zero_blocks(to, len_bytes / 32) };
+        return unsafe { zero_blocks(to, len_bytes / 64) };
     }
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the caller's; the direction flag is clear by the ABI.
@@ -174,7 +203,7 @@ pub unsafe fn zero(to: *mut u8, len_bytes: usize) {
     }
 }
 
-/// Writes zeros to blocks of 32 bytes.
+/// Writes zeros to blocks of 64 bytes.
 ///
 /// # Safety
 /// The range must be valid.
@@ -191,7 +220,9 @@ unsafe fn zero_blocks(to: *mut u8, blocks: usize) {
             "2:",
             "movdqu xmmword ptr [{to}], xmm0",
             "movdqu xmmword ptr [{to} + 16], xmm0",
-            "add {to}, 32",
+            "movdqu xmmword ptr [{to} + 32], xmm0",
+            "movdqu xmmword ptr [{to} + 48], xmm0",
+            "add {to}, 64",
             "dec {blocks}",
             "jnz 2b",
             to = inout(reg) to => _,
@@ -325,9 +356,11 @@ mod tests {
 
     #[test]
     fn zero_writes_exactly_the_bytes_asked_for() {
-        let mut to = [7_u8; 10];
-        // SAFETY: in range.
-        unsafe { zero(to.as_mut_ptr().add(1), 8) };
-        assert_eq!(to, [7, 0, 0, 0, 0, 0, 0, 0, 0, 7]);
+        for len in [0, 1, 8, 32, 63, 64, 65, 512, 544, 1024, 4096] {
+            let mut to = vec![7_u8; len + 2];
+            // SAFETY: in range.
+            unsafe { zero(to.as_mut_ptr().add(1), len) };
+            assert!((to[0], to[len + 1]) == (7, 7) && to[1..=len].iter().all(|byte| *byte == 0));
+        }
     }
 }

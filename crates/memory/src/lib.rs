@@ -1,6 +1,6 @@
 //! Memory that a sidecore shares with an untrusted peer.
 //!
-//! This crate has five types, and contains everything `unsafe` about them:
+//! This crate has six types, and contains everything `unsafe` about them:
 //!
 //! * [`GuestMemory`]: the regions of a guest's RAM that are mapped into this process. The table is
 //!   immutable; a change makes a new table. A clone is a reference count.
@@ -8,6 +8,7 @@
 //!   to the table that it was translated with, so that the memory under a request in flight cannot
 //!   be unmapped by anything that the VMM does. The list is reused from request to request: binding
 //!   it to the same table again costs one comparison.
+//! * [`Span`]: a contiguous piece of a table, borrowed for a copy.
 //! * [`Arena`]: this process's own memory (a RAM disk, a bounce pool), on huge pages if possible.
 //! * [`SharedPages`]: this process's own memory that a peer maps (doorbells).
 //! * [`Words`]: atomics at a place in such memory, of which rings are made.
@@ -45,6 +46,7 @@ pub mod reaper;
 mod segments;
 mod shared_pages;
 pub mod sigbus;
+mod span;
 mod table;
 mod window;
 mod words;
@@ -53,6 +55,7 @@ pub use arena::{Arena, PageKind, Part};
 pub use reaper::MemoryFile;
 pub use segments::{Segment, Segments};
 pub use shared_pages::SharedPages;
+pub use span::Span;
 pub use table::{
     GuestAddress, GuestMemory, MAX_REGIONS, MemoryError, RegionHint, RegionSpec, UserAddress,
 };

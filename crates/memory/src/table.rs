@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::mapping::Mapping;
+use crate::span::Span;
 use crate::window::Window;
 
 /// The most regions in a table: QEMU's limit of memory slots for one vhost-user device with
@@ -309,6 +310,20 @@ impl GuestMemory {
             regions.partition_point(|region| region.guest_base <= address.0).checked_sub(1)?;
         hint.0 = index;
         regions.get(index)?.slice(address, len_bytes)
+    }
+
+    /// The `len_bytes` at `address`, if all of them are in one region.
+    #[inline]
+    #[must_use]
+    pub fn span(
+        &self,
+        address: GuestAddress,
+        len_bytes: usize,
+        hint: &mut RegionHint,
+    ) -> Option<Span<'_>> {
+        let (host, count) = self.locate(address, len_bytes as u64, hint)?;
+        // SAFETY: `locate` returned `count` mapped bytes at `host`, and the table is borrowed.
+        (count == len_bytes as u64).then(|| unsafe { Span::new(host, len_bytes) })
     }
 
     /// Reads `N` bytes once.

@@ -58,6 +58,12 @@ impl Peers {
         }
     }
 
+    /// Whether a name is its station's address, and so never invalid.
+    #[inline]
+    pub(crate) const fn is_lasting(peer: Peer) -> bool {
+        matches!(peer.0 >> KIND_SHIFT, KIND_NUMBER | KIND_ETHERNET | KIND_IPV4)
+    }
+
     /// The name of a station.
     #[inline]
     pub fn name(&mut self, address: LinkAddress) -> Peer {

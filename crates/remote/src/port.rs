@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use sidecore_link::{Buffer, Frame, Link, LinkAddress, LinkState, LinkStats, Pieces, Properties};
-use sidecore_memory::{GuestMemory, Part, Segments};
+use sidecore_memory::{GuestMemory, Part, RegionHint, Segments, Span};
 use sidecore_reactor::Arm;
 use sidecore_units::Nanos;
 use sidecore_vrio::port::{Payload, Peer, Port, Seal};
@@ -49,7 +49,10 @@ pub struct LinkPort<D> {
     /// The data of the engine's requests.
     pub data: D,
     link: Box<dyn Link>,
+    /// The link's, as [`Properties`] says.
+    frame_bytes: usize,
     memory: GuestMemory,
+    hint: RegionHint,
     peers: Peers,
     now: Nanos,
     /// The batch of received frames, of which those from `next` on have not been handed out.
@@ -57,9 +60,8 @@ pub struct LinkPort<D> {
     next: usize,
     /// Empty buffers, the first one last: they are used in the order in which they were lent.
     empty: Vec<Buffer>,
-    /// The address that they were asked for.
-    empty_for: LinkAddress,
-    lent: Vec<Buffer>,
+    /// The station that they were asked for.
+    empty_for: Option<(Peer, LinkAddress)>,
     /// Frames to be sent.
     outgoing: Vec<Buffer>,
     /// Frames that are sent together.
@@ -132,15 +134,16 @@ impl<D: RequestData> LinkPort<D> {
         let batch = properties.batch_frames.clamp(1, BATCH);
         Self {
             data,
+            frame_bytes: properties.frame_bytes,
             memory: link.memory().clone(),
+            hint: RegionHint::default(),
             link,
             peers: Peers::default(),
             now: Nanos::ZERO,
             received: Vec::with_capacity(frames),
             next: 0,
             empty: Vec::with_capacity(BATCH),
-            empty_for: LinkAddress::Peer(0),
-            lent: Vec::with_capacity(BATCH),
+            empty_for: None,
             outgoing: Vec::with_capacity(BATCH),
             batch,
             wanted: 1,
@@ -209,7 +212,7 @@ impl<D: RequestData> LinkPort<D> {
         let pieces = *frame.pieces();
         let from = self.peers.name(frame.from);
         let mut head = [0; DATA_HEADER_BYTES];
-        let head_bytes = pieces.read(&self.memory, 0, &mut head);
+        let head_bytes = Place::of(&pieces, &self.memory, &mut self.hint).read(0, &mut head);
         let received = Received { pieces, payload_at: 0, payload_bytes: 0, is_in_scratch: false };
         Some(Arrived { from, head, head_bytes, frame_bytes: pieces.len_bytes(), received })
     }
@@ -263,19 +266,32 @@ impl<D: RequestData> LinkPort<D> {
         self.link.deadline()
     }
 
-    /// An empty buffer for a frame to `to`. The buffers of a link through memory are each for one
-    /// peer, those of others for any.
+    /// The address of a station; `None` if its name has become invalid. The buffers of a link
+    /// through memory are each for one peer, those of others for any.
     #[inline]
-    fn buffer(&mut self, to: LinkAddress) -> Option<Buffer> {
-        if self.empty_for != to {
-            if matches!(to, LinkAddress::Peer(_)) {
+    fn turn_to(&mut self, to: Peer) -> Option<LinkAddress> {
+        if let Some((peer, address)) = self.empty_for
+            && peer == to
+            && Peers::is_lasting(to)
+        {
+            return Some(address);
+        }
+        let address = self.peers.address(to)?;
+        if self.empty_for.is_none_or(|(_, before)| before != address) {
+            if matches!(address, LinkAddress::Peer(_)) {
                 self.link.cancel(&mut self.empty);
             }
-            self.empty_for = to;
+            self.empty_for = Some((to, address));
         }
+        Some(address)
+    }
+
+    /// An empty buffer for a frame to the address that the port has turned to.
+    #[inline]
+    fn buffer(&mut self, to: LinkAddress) -> Option<Buffer> {
         if self.empty.is_empty() {
-            self.link.buffers(to, self.wanted, &mut self.lent);
-            self.empty.extend(self.lent.drain(..).rev());
+            self.link.buffers(to, self.wanted, &mut self.empty);
+            self.empty.reverse();
         }
         self.empty.pop()
     }
@@ -284,21 +300,25 @@ impl<D: RequestData> LinkPort<D> {
     #[inline]
     fn put(&mut self, pieces: &Pieces, at: usize, payload: Payload<'_>) {
         let end = at.saturating_add(payload.len_bytes());
+        let frame = Place::of(pieces, &self.memory, &mut self.hint);
         let done = match payload {
-            Payload::Message { message, .. } => pieces.write(&self.memory, at, message),
+            Payload::Message { message, .. } => frame.write(at, message),
             Payload::Kept(kept) => kept.fold(0, |done: usize, piece| {
-                let done_here = pieces.write(&self.memory, at.saturating_add(done), piece);
-                done.saturating_add(done_here)
+                done.saturating_add(frame.write(at.saturating_add(done), piece))
             }),
-            Payload::Data { request, offset_bytes, .. } => {
-                self.list.bind(&self.memory);
-                let place = place(&self.data, request, offset_bytes);
-                match (place, pieces.push_to(&mut self.list, at, payload.len_bytes())) {
-                    (Some((segments, skip_bytes)), Ok(())) => {
-                        let part = Part { skip_bytes, len_bytes: payload.len_bytes() };
-                        segments.copy_to(part, &self.list, 0)
+            Payload::Data { request, offset_bytes, len_bytes } => {
+                let len_bytes = len_bytes as usize;
+                match (place(&self.data, request, offset_bytes), &frame) {
+                    (Some((segments, from)), Place::Span(span)) => {
+                        span.copy_from((at, len_bytes), segments, from)
                     }
-                    _ => 0,
+                    (Some((segments, skip_bytes)), Place::Pieces(pieces, memory)) => {
+                        self.list.bind(memory);
+                        let part = Part { skip_bytes, len_bytes };
+                        let is_bound = pieces.push_to(&mut self.list, at, len_bytes).is_ok();
+                        if is_bound { segments.copy_to(part, &self.list, 0) } else { 0 }
+                    }
+                    (None, _) => 0,
                 }
             }
         };
@@ -306,7 +326,7 @@ impl<D: RequestData> LinkPort<D> {
         while let Some(zeros) = ZEROS.get(..end.saturating_sub(at).min(ZEROS.len()))
             && !zeros.is_empty()
         {
-            let written = pieces.write(&self.memory, at, zeros);
+            let written = frame.write(at, zeros);
             if written == 0 {
                 break;
             }
@@ -333,6 +353,37 @@ impl<D: RequestData> LinkPort<D> {
     }
 }
 
+/// The bytes of a frame: in one piece on most links.
+enum Place<'a> {
+    Span(Span<'a>),
+    Pieces(&'a Pieces, &'a GuestMemory),
+}
+
+impl<'a> Place<'a> {
+    #[inline]
+    fn of(pieces: &'a Pieces, memory: &'a GuestMemory, hint: &mut RegionHint) -> Self {
+        pieces.span(memory, hint).map_or(Self::Pieces(pieces, memory), Self::Span)
+    }
+
+    /// Reads from byte `at` on. Returns the number of bytes.
+    #[inline]
+    fn read(&self, at: usize, to: &mut [u8]) -> usize {
+        match self {
+            Self::Span(span) => span.read(at, to),
+            Self::Pieces(pieces, memory) => pieces.read(memory, at, to),
+        }
+    }
+
+    /// Writes to byte `at` and after. Returns the number of bytes.
+    #[inline]
+    fn write(&self, at: usize, from: &[u8]) -> usize {
+        match self {
+            Self::Span(span) => span.write(at, from),
+            Self::Pieces(pieces, memory) => pieces.write(memory, at, from),
+        }
+    }
+}
+
 /// Copies as much as there is in one and room in the other.
 fn copy(to: &mut [u8], from: &[u8]) -> usize {
     let len = to.len().min(from.len());
@@ -356,22 +407,22 @@ impl<D: RequestData> Port for LinkPort<D> {
         let (head_bytes, tag_bytes) = (head.len(), seal.tag_bytes());
         let sealed_bytes = payload.len_bytes().saturating_add(tag_bytes);
         let frame_bytes = head_bytes.saturating_add(sealed_bytes);
-        let is_short = frame_bytes <= self.link.properties().frame_bytes;
-        let Some(address) = self.peers.address(to).filter(|_| is_short) else {
+        let is_short = frame_bytes <= self.frame_bytes;
+        let Some(address) = self.turn_to(to).filter(|_| is_short) else {
             // As if the link had lost it: it cannot be sent later either.
             self.unsendable = self.unsendable.wrapping_add(1);
             return true;
         };
         let Some(mut buffer) = self.buffer(address) else { return false };
         let pieces = *buffer.pieces();
-        pieces.write(&self.memory, 0, head);
+        Place::of(&pieces, &self.memory, &mut self.hint).write(0, head);
         if tag_bytes == 0 {
             self.put(&pieces, head_bytes, payload);
         } else {
             self.put_in_scratch(payload);
             if let Some(sealed) = self.scratch.get_mut(..sealed_bytes) {
                 seal.seal(counter, head, sealed);
-                pieces.write(&self.memory, head_bytes, sealed);
+                Place::of(&pieces, &self.memory, &mut self.hint).write(head_bytes, sealed);
             }
         }
         buffer.address(address, frame_bytes);
@@ -401,8 +452,8 @@ impl<D: RequestData> Port for LinkPort<D> {
         let sealed_bytes = payload_bytes.saturating_add(tag_bytes);
         let Some(sealed) = self.scratch.get_mut(..sealed_bytes) else { return false };
         received.is_in_scratch = true;
-        received.pieces.read(&self.memory, head.len(), sealed) == sealed_bytes
-            && seal.open(counter, head, sealed)
+        let frame = Place::of(&received.pieces, &self.memory, &mut self.hint);
+        frame.read(head.len(), sealed) == sealed_bytes && seal.open(counter, head, sealed)
     }
 
     #[inline]
@@ -412,7 +463,8 @@ impl<D: RequestData> Port for LinkPort<D> {
         if received.is_in_scratch {
             copy(to, &self.scratch)
         } else {
-            received.pieces.read(&self.memory, received.payload_at, to)
+            let frame = Place::of(&received.pieces, &self.memory, &mut self.hint);
+            frame.read(received.payload_at, to)
         }
     }
 
@@ -426,9 +478,17 @@ impl<D: RequestData> Port for LinkPort<D> {
             }
             return;
         }
-        self.list.bind(&self.memory);
-        if received.pieces.push_to(&mut self.list, received.payload_at, len_bytes).is_ok() {
-            self.list.copy_to(Part { skip_bytes: 0, len_bytes }, segments, at);
+        let from = received.payload_at;
+        match Place::of(&received.pieces, &self.memory, &mut self.hint) {
+            Place::Span(span) => {
+                span.copy_to((from, len_bytes), segments, at);
+            }
+            Place::Pieces(pieces, memory) => {
+                self.list.bind(memory);
+                if pieces.push_to(&mut self.list, from, len_bytes).is_ok() {
+                    self.list.copy_to(Part { skip_bytes: 0, len_bytes }, segments, at);
+                }
+            }
         }
     }
 

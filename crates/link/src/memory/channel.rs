@@ -61,7 +61,6 @@ struct Incoming {
     returned: Cursor,
     /// Whether the slot of this number is on this side.
     here: Box<[bool]>,
-    scratch: Vec<Entry>,
 }
 
 /// The direction towards the peer.
@@ -76,7 +75,6 @@ struct Outgoing {
     free: Vec<u16>,
     /// Whether the last request for buffers got too few.
     starved: bool,
-    scratch: Vec<Entry>,
 }
 
 /// How the two sides wake each other.
@@ -191,15 +189,18 @@ impl Channel {
     }
 
     /// The channel and the slot of a number in a frame or a buffer.
+    #[inline]
     pub fn split(number: u32) -> (u16, u16) {
         let [slot_low, slot_high, place_low, place_high] = number.to_le_bytes();
         (u16::from_le_bytes([place_low, place_high]), u16::from_le_bytes([slot_low, slot_high]))
     }
 
+    #[inline]
     fn number(&self, slot: u16) -> u32 {
         (u32::from(self.place.index) << PLACE_SHIFT) | u32::from(slot)
     }
 
+    #[inline]
     fn piece(&self, direction: &Direction, slot: u16, len_bytes: u32) -> Pieces {
         let start = direction.frame_at(slot).saturating_add(self.place.base);
         Pieces::one(Piece::new(start, len_bytes))
@@ -218,34 +219,40 @@ impl Channel {
         self.lent > 0
     }
 
-    /// Takes the next frame.
-    pub fn take(&mut self) -> Option<Result<Frame, Violation>> {
-        let entry = self.incoming.filled.take()?;
-        if self.incoming.accept(entry, self.frame_bytes).is_err() {
-            return Some(Err(Violation));
+    /// Takes up to `limit` frames. Returns their bytes.
+    #[inline]
+    pub fn take(&mut self, limit: usize, frames: &mut Vec<Frame>) -> Result<u64, Violation> {
+        let mut bytes = 0_u64;
+        for _ in 0..limit {
+            let Some(entry) = self.incoming.filled.take() else { break };
+            self.incoming.accept(entry, self.frame_bytes)?;
+            self.lent = self.lent.saturating_add(1);
+            bytes = bytes.saturating_add(entry.len_bytes.into());
+            let pieces = self.piece(&self.incoming.direction, entry.slot, entry.len_bytes);
+            frames.push(Frame::new(self.address(), pieces, self.number(entry.slot)));
         }
-        self.lent = self.lent.saturating_add(1);
-        let pieces = self.piece(&self.incoming.direction, entry.slot, entry.len_bytes);
-        Some(Ok(Frame::new(self.address(), pieces, self.number(entry.slot))))
+        Ok(bytes)
     }
 
     /// Takes a frame back; the peer sees it after [`publish_returned`](Self::publish_returned).
+    #[inline]
     pub fn give_back(&mut self, slot: u16) {
         self.lent = self.lent.saturating_sub(1);
         if let Some(here) = self.incoming.here.get_mut(usize::from(slot)) {
             *here = false;
-            self.incoming.scratch.push(Entry { slot, len_bytes: 0 });
+            self.incoming.returned.stage(Entry { slot, len_bytes: 0 });
         }
     }
 
+    #[inline]
     pub fn publish_returned(&mut self) {
-        self.incoming.returned.publish(&self.incoming.scratch);
-        self.incoming.scratch.clear();
+        self.incoming.returned.publish();
         // A peer that waits for room is woken with the next frames, or in the next idle turn.
         self.doorbell.owed = true;
     }
 
     /// Lends buffers.
+    #[inline]
     pub fn lend(&mut self, count: usize, buffers: &mut Vec<Buffer>) -> Result<(), Violation> {
         // The slots that came back last are lent first: a ring that goes through all of its slots
         // goes through megabytes, and finds none of them in a cache.
@@ -264,6 +271,7 @@ impl Channel {
     }
 
     /// Takes a buffer back unsent.
+    #[inline]
     pub fn cancel(&mut self, slot: u16) {
         self.lent = self.lent.saturating_sub(1);
         // Its number came from `free`.
@@ -271,27 +279,30 @@ impl Channel {
     }
 
     /// Sends a frame; the peer sees it after [`publish_filled`](Self::publish_filled).
+    #[inline]
     pub fn send(&mut self, slot: u16, len_bytes: u32) {
         self.lent = self.lent.saturating_sub(1);
         if let Some(away) = self.outgoing.away.get_mut(usize::from(slot)) {
             *away = true;
         }
-        self.outgoing.scratch.push(Entry { slot, len_bytes });
+        self.outgoing.filled.stage(Entry { slot, len_bytes });
     }
 
+    #[inline]
     pub fn publish_filled(&mut self) {
-        self.outgoing.filled.publish(&self.outgoing.scratch);
-        self.outgoing.scratch.clear();
+        self.outgoing.filled.publish();
         self.doorbell.owed = true;
     }
 
     /// Wakes the peer if it sleeps and something was published since the last call. Returns whether
     /// it did.
+    #[inline]
     pub fn ring(&mut self) -> bool {
         std::mem::take(&mut self.doorbell.owed) && self.doorbell.ring()
     }
 
     /// Whether the peer sleeps, as far as this core has seen.
+    #[inline]
     pub fn seems_asleep(&self) -> bool {
         self.doorbell.seems_asleep()
     }
@@ -313,11 +324,11 @@ impl Incoming {
             filled: direction.filled(memory)?,
             returned: direction.returned(memory)?,
             here: vec![false; direction.slots].into(),
-            scratch: Vec::with_capacity(direction.slots),
         })
     }
 
     /// Checks an entry, and notes that its slot is here.
+    #[inline]
     fn accept(&mut self, entry: Entry, frame_bytes: usize) -> Result<(), Violation> {
         let len_bytes = usize::try_from(entry.len_bytes).unwrap_or(usize::MAX);
         if !(1..=frame_bytes).contains(&len_bytes) {
@@ -341,11 +352,11 @@ impl Outgoing {
             away: vec![false; direction.slots].into(),
             free: (0..slots).rev().collect(),
             starved: false,
-            scratch: Vec::with_capacity(direction.slots),
         })
     }
 
     /// Takes what the peer has given back.
+    #[inline]
     fn reclaim(&mut self) -> Result<(), Violation> {
         // Bounded: a slot comes back once for each time that it went away.
         while let Some(entry) = self.returned.take() {

@@ -160,16 +160,16 @@ pub(super) struct Direction {
     filled_at: usize,
     /// Slots on their way back.
     returned_at: usize,
-    slots_at: usize,
-    shape: SlotShape,
+    /// The frame in the first slot.
+    first_frame_at: u32,
+    slot_bytes: u32,
 }
 
 impl Direction {
     /// Where the frame in a slot begins; in range for every slot, see [`Layout::new`].
+    #[inline]
     pub fn frame_at(&self, slot: u16) -> u32 {
-        let at =
-            usize::from(slot).saturating_mul(self.shape.slot_bytes).saturating_add(self.slots_at);
-        u32::try_from(at.saturating_add(self.shape.frame_at)).unwrap_or(u32::MAX)
+        u32::from(slot).wrapping_mul(self.slot_bytes).wrapping_add(self.first_frame_at)
     }
 
     pub fn filled(&self, memory: &GuestMemory) -> Result<Cursor, LinkError> {
@@ -218,8 +218,10 @@ impl Layout {
             slots,
             filled_at: take(slots.saturating_mul(size_of::<u64>())),
             returned_at: take(slots.saturating_mul(size_of::<u64>())),
-            slots_at: take(slots.saturating_mul(shape.slot_bytes)),
-            shape,
+            first_frame_at: as_u32(
+                take(slots.saturating_mul(shape.slot_bytes)).saturating_add(shape.frame_at),
+            ),
+            slot_bytes: as_u32(shape.slot_bytes),
         };
         let (to_client, to_host) = (direction(to_client), direction(to_host));
         if u32::try_from(end).is_err() {
@@ -291,12 +293,11 @@ mod tests {
         for direction in [layout.to_client, layout.to_host] {
             ranges.push((direction.filled_at, direction.slots * 8));
             ranges.push((direction.returned_at, direction.slots * 8));
-            ranges.push((direction.slots_at, direction.slots * direction.shape.slot_bytes));
+            let (shape, first) = (SlotShape::new(&options, 0), direction.frame_at(0) as usize);
+            let (slots_at, len) = (first - shape.frame_at, direction.slots * shape.slot_bytes);
+            ranges.push((slots_at, len));
             let last = direction.frame_at(direction.slots as u16 - 1) as usize;
-            assert!(
-                last + options.frame_bytes
-                    <= direction.slots_at + direction.slots * direction.shape.slot_bytes
-            );
+            assert!(last + options.frame_bytes <= slots_at + len);
             assert_eq!((direction.frame_at(1) as usize + 82) % 4096, 0);
         }
         ranges.sort_unstable();

@@ -36,13 +36,24 @@ pub(super) struct Cursor {
     mask: u64,
     shift: u32,
     next: u64,
+    /// Entries that were staged and not published.
+    staged: u64,
+    /// The first of them.
+    first: Entry,
 }
 
 impl Cursor {
     /// The beginning of a ring of zeros. `words` are as many as a power of two.
     pub fn new(words: Words<AtomicU64>) -> Self {
         let count = words.words().len() as u64;
-        Self { words, mask: count.saturating_sub(1), shift: count.trailing_zeros(), next: 0 }
+        Self {
+            words,
+            mask: count.saturating_sub(1),
+            shift: count.trailing_zeros(),
+            next: 0,
+            staged: 0,
+            first: Entry { slot: 0, len_bytes: 0 },
+        }
     }
 
     fn word(&self, position: u64) -> Option<&AtomicU64> {
@@ -78,24 +89,30 @@ impl Cursor {
         Some(entry)
     }
 
-    /// Publishes entries, for which the ring has room: a slot is in one place only, and the ring
-    /// has as many entries as there are slots.
+    /// Adds an entry, for which the ring has room: a slot is in one place only, and the ring has as
+    /// many entries as there are slots. The consumer sees it after [`publish`](Self::publish).
     ///
     /// The first one is stored last, and by that all of them: a consumer that watches it does not
     /// take the cache line away between one entry and the next.
     #[inline]
-    pub fn publish(&mut self, entries: &[Entry]) {
-        let Some((first, rest)) = entries.split_first() else {
-            return;
-        };
-        let mut position = self.next;
-        for entry in rest {
-            position = position.wrapping_add(1);
-            self.store(position, *entry, Ordering::Relaxed);
+    pub fn stage(&mut self, entry: Entry) {
+        if self.staged == 0 {
+            self.first = entry;
+        } else {
+            self.store(self.next.wrapping_add(self.staged), entry, Ordering::Relaxed);
         }
-        // Release: everything written before is seen by a consumer that sees this entry.
-        self.store(self.next, *first, Ordering::Release);
-        self.next = position.wrapping_add(1);
+        self.staged = self.staged.wrapping_add(1);
+    }
+
+    /// Publishes the staged entries.
+    #[inline]
+    pub fn publish(&mut self) {
+        if self.staged > 0 {
+            // Release: everything written before is seen by a consumer that sees this entry.
+            self.store(self.next, self.first, Ordering::Release);
+            self.next = self.next.wrapping_add(self.staged);
+            self.staged = 0;
+        }
     }
 
     #[inline]
@@ -122,12 +139,18 @@ mod tests {
         Entry { slot: number as u16, len_bytes: !number }
     }
 
+    fn publish(producer: &mut Cursor, entries: &[Entry]) {
+        entries.iter().for_each(|entry| producer.stage(*entry));
+        producer.publish();
+    }
+
     #[test]
     fn entries_come_out_in_order_over_more_rounds_than_an_entry_can_count() {
         let (mut producer, mut consumer, _pages) = ring(2);
         for number in 0..200_000 {
             assert!(!consumer.has_next());
-            producer.publish(&[entry(number), entry(number + 1)][..1 + (number % 2) as usize]);
+            let entries = [entry(number), entry(number + 1)];
+            publish(&mut producer, &entries[..1 + (number % 2) as usize]);
             assert_eq!(consumer.take(), Some(entry(number)));
             if number % 2 == 1 {
                 assert_eq!(consumer.take(), Some(entry(number + 1)));
@@ -139,11 +162,11 @@ mod tests {
     #[test]
     fn an_empty_batch_publishes_nothing_and_a_full_ring_comes_out_whole() {
         let (mut producer, mut consumer, _pages) = ring(8);
-        producer.publish(&[]);
+        publish(&mut producer, &[]);
         assert_eq!(consumer.take(), None);
         let all: Vec<_> = (0..8).map(entry).collect();
         for _ in 0..3 {
-            producer.publish(&all);
+            publish(&mut producer, &all);
             assert!(all.iter().all(|entry| consumer.take() == Some(*entry)));
             assert_eq!(consumer.take(), None);
         }
