@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use sidecore_block::{BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation};
 use sidecore_luks::{Segment, Xts};
@@ -52,10 +53,26 @@ impl std::error::Error for Misfit {}
 pub(crate) struct Cipher {
     pub(crate) xts: Xts,
     pub(crate) segment: Segment,
-    pub(crate) geometry: Geometry,
+    /// As of the opening.
+    geometry: Geometry,
+    /// The size of the data, which grows with the store unless the header names it.
+    capacity_bytes: AtomicU64,
 }
 
 impl Cipher {
+    fn geometry(&self) -> Geometry {
+        Geometry { capacity_bytes: self.capacity_bytes.load(Ordering::Relaxed), ..self.geometry }
+    }
+
+    /// Adopts the size of the store below.
+    fn grow(&self, below: &Geometry) {
+        if self.segment.len_bytes.is_none() {
+            let room = below.capacity_bytes.saturating_sub(self.segment.offset_bytes);
+            let whole = room & !u64::from(self.geometry.block_bytes).wrapping_sub(1);
+            self.capacity_bytes.fetch_max(whole, Ordering::Relaxed);
+        }
+    }
+
     /// Whether a request can be carried out.
     #[inline]
     pub(crate) fn check(&self, request: &BlockRequest) -> Result<(), BlockError> {
@@ -68,7 +85,7 @@ impl Cipher {
             _ => {}
         }
         let (offset_bytes, len_bytes) = (request.offset_bytes, request.len_bytes);
-        self.geometry.check(offset_bytes, len_bytes).map_err(|_| BlockError::OutOfBounds)?;
+        self.geometry().check(offset_bytes, len_bytes).map_err(|_| BlockError::OutOfBounds)?;
         let has_data = matches!(request.operation, Operation::Read | Operation::Write);
         // Fewer bytes than the range would have bytes of other requests in their place.
         if has_data && request.segments.len_bytes() != len_bytes {
@@ -118,13 +135,15 @@ impl EncryptStore {
             write_zeroes: false,
             ..below
         };
-        Ok(Self { inner, cipher: Arc::new(Cipher { xts, segment, geometry }) })
+        let capacity_bytes = AtomicU64::new(capacity_bytes);
+        Ok(Self { inner, cipher: Arc::new(Cipher { xts, segment, geometry, capacity_bytes }) })
     }
 }
 
 impl BlockDevice for EncryptStore {
     fn geometry(&self) -> Geometry {
-        self.cipher.geometry
+        self.cipher.grow(&self.inner.geometry());
+        self.cipher.geometry()
     }
 
     fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {

@@ -4,10 +4,14 @@ mod common;
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use sidecore_block::contract::{Harness, pattern};
-use sidecore_block::{BlockDevice, BlockError, Geometry, Operation, RamStore, Stage as _};
+use sidecore_block::{
+    BlockChannel, BlockDevice, BlockError, Geometry, Operation, RamStore, Stage as _,
+};
 use sidecore_luks::{Kdf, NewHeader, SectorSize, Segment, Tweaks, write_header};
+use sidecore_reactor::CoreContext;
 use sidecore_stage_encrypt::{EncryptStage, EncryptStore, Misfit};
 use sidecore_stage_fault::{Affected, Fault, FaultPlan, FaultRule, FaultStore, When};
 
@@ -115,6 +119,51 @@ fn a_header_that_does_not_fit_the_store_is_refused() {
         [(4 << 20, None), (16 << 20, None), (4096, Some(4 << 20)), (0, Some(u64::MAX - 511))]
     {
         assert!(matches!(open(offset_bytes, len_bytes), Err(Misfit::Size { .. })));
+    }
+}
+
+/// A store that grows, as a volume does.
+struct Growing {
+    ram: Arc<dyn BlockDevice>,
+    capacity_bytes: AtomicU64,
+}
+
+impl BlockDevice for Growing {
+    fn geometry(&self) -> Geometry {
+        let capacity_bytes = self.capacity_bytes.load(Ordering::Relaxed);
+        Geometry { capacity_bytes, ..self.ram.geometry() }
+    }
+
+    fn open_channel(
+        &self,
+        core: &CoreContext,
+        depth: usize,
+    ) -> std::io::Result<Box<dyn BlockChannel>> {
+        self.ram.open_channel(core, depth)
+    }
+}
+
+#[test]
+fn the_data_grows_with_the_store_unless_the_header_names_its_size() {
+    for (len_bytes, grows) in [(None, true), (Some(1 << 20), false)] {
+        let capacity_bytes = AtomicU64::new(2 << 20);
+        let below = Arc::new(Growing { ram: ram(), capacity_bytes });
+        let sector = SectorSize::SMALLEST;
+        let place = Segment { offset_bytes: 4096, len_bytes, sector, first_unit: 0 };
+        let device = encrypted(Arc::clone(&below) as Arc<dyn BlockDevice>, place);
+        let before = device.geometry().capacity_bytes;
+        below.capacity_bytes.store((3 << 20) + 100, Ordering::Relaxed);
+        let after = device.geometry().capacity_bytes;
+        assert_eq!(after, if grows { (3 << 20) - 4096 } else { before });
+        let mut guest = Harness::new(&device, 8);
+        let bytes = pattern(1, 4096);
+        let write = guest.request(Operation::Write, before, &[(SCRATCH, 4096)]);
+        if grows {
+            guest.store(before, &bytes);
+            assert!(guest.load(before, 4096) == bytes);
+        } else {
+            assert_eq!(guest.run_one(write), Err(BlockError::OutOfBounds));
+        }
     }
 }
 
