@@ -9,7 +9,7 @@ use sidecore_linux::XdpMode;
 use sidecore_reactor::IdleMode;
 use sidecore_units::Nanos;
 
-use super::device::{DEFAULT_SPIN_US, is_power_of_two};
+use super::device::{DEFAULT_SPIN_US, MINUTE_US, is_power_of_two};
 use super::rules::{NAME, is_socket_path};
 
 /// The port of the remote channel, which is its ethertype too (docs/vrio.md).
@@ -44,8 +44,15 @@ pub const LINK: &[Key] = &[
         "idle",
         Kind::Word(&["poll", "adaptive", "interrupt"]),
         "`\"adaptive\"`",
-        "what its queues do without work: `poll` never sleeps, `adaptive` spins for the `spin_us` \
-         of its sidecores and then sleeps until a frame comes, `interrupt` sleeps at once",
+        "what its queues do without work: `poll` never sleeps, `adaptive` spins for a while and \
+         then sleeps until a frame comes, `interrupt` sleeps at once",
+    ),
+    Key::new(
+        "spin_us",
+        Kind::Number(0, MINUTE_US),
+        "that of its sidecores",
+        "how long its queues spin, with `idle = \"adaptive\"`; of several sidecores' the longest; \
+         0 to 60000000; 50 for a link that is added while the daemon runs",
     ),
 ];
 

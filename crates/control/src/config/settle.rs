@@ -19,11 +19,13 @@ pub(super) fn settle(draft: Draft) -> Config {
         Some(StoreSpec { stages: spec.stages, ..StoreSpec::new(name, spec.kind?) })
     });
     let first = draft.sidecores.first().map(|sidecore| sidecore.spec.spec.name.clone());
-    let links = draft.links.into_iter().map(|Part { mut spec, .. }| {
+    let links = draft.links.into_iter().map(|Part { mut spec, head }| {
         if spec.sidecores.is_empty() {
             spec.sidecores.extend(first.clone());
         }
-        settle_spin(&mut spec.idle, &spec.sidecores, &draft.sidecores);
+        if head.place("spin_us").is_none() {
+            settle_spin(&mut spec.idle, &spec.sidecores, &draft.sidecores);
+        }
         spec
     });
     let links = links.collect();

@@ -73,6 +73,10 @@ fn remote_devices_have_the_right_values() {
     assert_eq!((down.sidecores.join(","), down.frame_bytes), ("sc0".to_owned(), 8100));
     let spin = Nanos::from_micros(50);
     assert_eq!((wire.idle, down.idle), (IdleMode::Poll, IdleMode::Adaptive { spin }));
+    let own = format!("{GOOD}{REMOTE}").replace("idle = \"poll\"", "spin_us = 7");
+    let own = parse(Path::new("/"), &own, Depth::Text).unwrap();
+    let spin = Nanos::from_micros(7);
+    assert_eq!(own.spec.links[0].idle, IdleMode::Adaptive { spin });
     assert!(matches!(&up.kind, LinkKind::Udp(udp) if udp.listen.port() == 0));
     let [one, two] = &spec.clients[..] else { panic!("{spec:?}") };
     assert!(one.encrypts(&wire.kind) && !one.encrypts(&down.kind) && !two.encrypts(&wire.kind));
@@ -101,7 +105,8 @@ fn each_fault_of_the_remote_channel_is_named() {
         ("frame_size = 1500", "frame_size = 1000", "from 1452 to 65000"),
         ("frame_size = 1500", "receive_frames = 1000", "write for instance 1024"),
         ("idle = \"poll\"", "idle = \"doze\"", "\"doze\" is not one of \"poll\", \"adaptive\""),
-        ("idle = \"poll\"", "spin_us = 5", "spin_us"),
+        ("idle = \"poll\"", "idle = \"poll\"\nspin_us = 5", "no meaning with idle"),
+        ("idle = \"poll\"", "spin_us = -5", "`spin_us`"),
         ("[\"sc1\", \"sc0\"]", "[\"sc9\"]", "there is no sidecore \"sc9\"; did you mean"),
         ("[\"sc1\", \"sc0\"]", "[\"sc1\", \"sc1\"]", "\"sc1\" is listed twice"),
         ("[\"sc1\", \"sc0\"]", "[]", "`sidecores` is empty"),
