@@ -2,14 +2,18 @@
 
 mod common;
 
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
 use common::Daemon;
 use rustix::process::Signal;
+use sidecore_control::NewDevice;
 use sidecore_driver::{BlkClient, ClientOptions, Status};
+use sidecore_fuse::{Operation, SlowDisk};
 use sidecore_kit::wait;
+use sidecore_luks::{Kdf, NewHeader, SectorSize};
 use sidecore_units::Sector;
 
 /// The size of a slot of the client.
@@ -116,4 +120,51 @@ fn cryptsetup_decrypts_what_a_guest_wrote_and_a_wrong_key_refuses_its_own_disk()
     sidecore_skip::run("cryptsetup", &[decrypt.as_slice(), &files].concat()).unwrap();
     let decrypted = std::fs::read(&image).unwrap();
     assert!(decrypted[4096..][..DATA_BYTES] == data);
+}
+
+/// The header is read from a disk that does not answer, which takes as long as the derivation of a
+/// key of any strength.
+#[test]
+fn an_encrypted_volume_that_takes_long_to_open_delays_no_other_device() {
+    let Some(slow) = SlowDisk::mount(16 << 20) else { return };
+    let releaser = slow.releaser();
+    let directory = tempfile::tempdir().unwrap();
+    let key = directory.path().join("disk.key");
+    write_key(&key, b"right");
+    let kdf = Kdf::Argon2id { passes: 1, memory_kib: 64, lanes: 1 };
+    let header = NewHeader { sector: SectorSize::SMALLEST, kdf }.make(b"right").unwrap();
+    std::fs::OpenOptions::new().write(true).open(slow.path()).unwrap().write_all(&header).unwrap();
+    let daemon = Daemon::start(
+        directory,
+        "control_socket = \"control.sock\"\n[[sidecore]]\nname = \"sc0\"\n\
+         [[store]]\nname = \"mem\"\ntype = \"ram\"\nsize = \"64MiB\"\n\
+         [[store]]\nname = \"small\"\ntype = \"ram\"\nsize = \"1MiB\"\n\
+         [[controller]]\nname = \"pool\"\nstore = \"mem\"\nformat = \"blank\"\n\
+         [[store]]\nname = \"plain\"\ntype = \"volume\"\ncontroller = \"pool\"\nvolume = \
+         \"one\"\nsize = \"8MiB\"\n\
+         [[device]]\nname = \"vd0\"\nstore = \"plain\"\nread_only = true\nsocket = \
+         \"vd0.sock\"\n",
+    );
+    let socket = |name: &str| daemon.directory.path().join(name);
+    let stage = serde_json::json!([{
+        "type": "encrypt",
+        "header": slow.path(),
+        "key_file": key,
+    }]);
+    let mut sealed = NewDevice::new("sealed", &socket("sealed.sock")).of_volume("pool", "one");
+    sealed.0["volume"]["stage"] = stage;
+    slow.hold(|request| request.operation() == Operation::Read);
+    std::thread::scope(|scope| {
+        let control = daemon.client();
+        let adding = scope.spawn(move || control.add_device(&sealed).unwrap());
+        slow.wait_for_held(|held| !held.is_empty());
+        let other = NewDevice::new("vd1", &socket("vd1.sock")).with("store", "small");
+        daemon.client().add_device(&other).unwrap();
+        daemon.client().remove_device("vd1").unwrap();
+        assert!(!adding.is_finished());
+        slow.hold_no_more();
+        slow.release();
+        assert_eq!(adding.join().unwrap().stages, ["encrypt"]);
+    });
+    drop(releaser);
 }

@@ -3,6 +3,7 @@
 mod end;
 mod parts;
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use sidecore_linux::Clock;
@@ -12,10 +13,11 @@ use sidecore_units::Nanos;
 use crate::AssemblyError;
 use crate::controllers::ControllerHandle;
 use crate::disk::Disk;
-use crate::graph::{Graph, Lists, Occasion, listen_early, lock, open_alone, serve_created};
+use crate::flush::flush_all;
+use crate::graph::{Graph, Lists, Occasion, listen_early, lock, serve_created};
 use crate::left::LeftDevice;
 use crate::operation::OperationError;
-use crate::plan::{bottom, check, find_store, has_far_bottom};
+use crate::plan::{check, find_store};
 use crate::remote::GivenUp;
 use crate::report::{
     ClosedControllerReport, DeviceReport, DeviceState, RemoteReport, SidecoreReport, Stats,
@@ -185,20 +187,19 @@ impl Assembly {
         let mut opened = None;
         loop {
             let (mut graph, next) = self.with(&mut device, store)?;
-            let is_file =
-                |bottom: &&StoreSpec| has_far_bottom(bottom) && bottom.kind.remote().is_none();
-            let file = bottom(&next, &device.store).filter(is_file);
-            if let Some(file) = file.filter(|file| graph.stores.get(&file.name).is_none()) {
-                if graph.stores.is_opening(&file.name) {
-                    return Err(AssemblyError::NoAnswer { name: file.name.clone() });
+            if let Some(slow) = graph.slow_store(&device, &next) {
+                if graph.stores.is_opening(&slow.name) {
+                    return Err(AssemblyError::NoAnswer { name: slow.name.clone() });
                 }
-                // The graph is not locked while a file is opened, which may not answer.
+                // The graph is not locked while a file is opened, which may not answer, or the key
+                // of a stage is derived, which takes a while.
                 let Some(opened) = opened.take() else {
+                    let open = graph.open_alone(slow)?;
                     drop(graph);
-                    opened = Some(open_alone(file.clone())?);
+                    opened = Some(open()?);
                     continue;
                 };
-                graph.stores.set(file, Progress::Open(opened));
+                graph.stores.set(slow, Progress::Open(opened));
             }
             return graph.create(&device, next);
         }
@@ -249,9 +250,19 @@ impl Assembly {
         }
         // Reports have no more of the device from here on: to close its store may take a while.
         graph.unwant(name).ok_or_else(unknown)?;
-        graph.close_unneeded();
-        // The client of a device that has waited for its store until now.
-        graph.disconnect(name);
+        graph.stop_device(name);
+        let unneeded = graph.unneeded();
+        let names: BTreeSet<String> = unneeded.iter().map(|(name, _)| name.clone()).collect();
+        drop(graph);
+        // Other changes go on meanwhile: the IOhost of a store may go away.
+        flush_all(unneeded, &self.lists.remote);
+        let mut graph = self.graph();
+        if !graph.ends {
+            // A store that another device has used meanwhile is flushed when that one is removed.
+            let before = std::mem::replace(&mut graph.flushed, names);
+            graph.close_unneeded();
+            graph.flushed = before;
+        }
         drop(graph);
         self.lists.subsystems.refresh();
         tracing::info!(device = name, "device removed");

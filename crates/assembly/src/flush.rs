@@ -1,11 +1,22 @@
 //! A flush outside of any queue: the last flush of a store, or that of a controller's shutdown.
 
+use std::collections::BTreeMap;
 use std::io;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use sidecore_block::{Batch, BlockDevice, BlockRequest, Operation, Tag};
 use sidecore_linux::Clock;
 use sidecore_reactor::CoreContext;
+
+use crate::remote::Remote;
+use crate::stores::Unflushed;
+
+/// The time that a last flush waits for an IOhost that is away.
+pub(crate) const AWAY_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The time between two looks at flushes that have not ended.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Longer than any disk takes for a flush that it will ever finish.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -20,6 +31,55 @@ pub(crate) fn flush(name: &str, device: &dyn BlockDevice) -> bool {
         }
     }
     true
+}
+
+/// Flushes stores side by side. Returns the names of those that may have lost writes. A store
+/// whose IOhost is away is given up after a while, so that this ends.
+pub(crate) fn flush_all(stores: Vec<Unflushed>, remote: &Remote) -> Vec<String> {
+    let (sender, flushed) = channel();
+    // Each with the time since when its IOhost is away.
+    let (mut running, mut lost) = (BTreeMap::<String, Option<Instant>>::new(), Vec::new());
+    for (name, store) in stores {
+        let (sender, its) = (sender.clone(), name.clone());
+        let run = move || {
+            let is_flushed = flush(&its, store.as_ref());
+            drop(store);
+            let _ = sender.send((its, is_flushed));
+        };
+        match std::thread::Builder::new().name(format!("flush-{name}")).spawn(run) {
+            Ok(_) => drop(running.insert(name, None)),
+            Err(error) => {
+                tracing::error!(store = name, "no last flush, writes may be lost: {error}");
+                lost.push(name);
+            }
+        }
+    }
+    drop(sender);
+    while !running.is_empty() {
+        match flushed.recv_timeout(LOOK) {
+            Ok((name, is_flushed)) => {
+                running.remove(&name);
+                lost.extend((!is_flushed).then_some(name));
+            }
+            // A thread has panicked.
+            Err(RecvTimeoutError::Disconnected) => {
+                lost.extend(std::mem::take(&mut running).into_keys());
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                running.iter_mut().for_each(|(name, away)| give_up(name, away, remote));
+            }
+        }
+    }
+    lost
+}
+
+/// Fails the flush of a store whose IOhost is away for too long.
+fn give_up(name: &str, away: &mut Option<Instant>, remote: &Remote) {
+    if remote.is_ready(name) {
+        *away = None;
+    } else if away.get_or_insert_with(Instant::now).elapsed() >= AWAY_PATIENCE {
+        remote.abandon(name);
+    }
 }
 
 /// Flushes a store and waits for the completion.

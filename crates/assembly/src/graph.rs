@@ -19,6 +19,7 @@ use crate::AssemblyError;
 use crate::controllers::{ControllerHandle, Controllers, VolumeChange};
 use crate::core_watch::CoreWatch;
 use crate::disk::Disk;
+use crate::flush::flush_all;
 use crate::front_end::{NvmeParts, NvmeThreads};
 use crate::left::LeftDevice;
 use crate::operation::{ErrorKind, OperationError};
@@ -27,7 +28,7 @@ use crate::plan::{
 };
 use crate::remote::{Remote, RemoteParts};
 use crate::spec::{DeviceSpec, SidecoreSpec, Spec, StoreKind, StoreSpec};
-use crate::stores::{Progress, Stores, open_file};
+use crate::stores::{Progress, Stores, Unflushed};
 use crate::volume_service::Volumes;
 use crate::wanted::Wanted;
 
@@ -51,13 +52,20 @@ pub(crate) struct Lists {
 
 impl Lists {
     pub(crate) fn new(clock: &Clock, spec: &Spec) -> Self {
-        Self {
+        let lists = Self {
             disks: Arc::default(),
             wanted: Arc::new(Mutex::new(Wanted::new(spec))),
             controllers: Arc::new(Controllers::new(&spec.controllers)),
             subsystems: Arc::default(),
             remote: Arc::new(Remote::new(clock.clone(), spec.key_directory.clone())),
-        }
+        };
+        let disks = Arc::downgrade(&lists.disks);
+        lists.remote.follow_sizes(move |store| {
+            let disks = disks.upgrade().map(|disks| lock(&disks).clone()).unwrap_or_default();
+            let on_it = disks.iter().filter(|disk| disk.configured().name == store);
+            on_it.for_each(|disk| disk.refresh());
+        });
+        lists
     }
 
     pub(crate) fn all_disks(&self) -> Vec<Arc<Disk>> {
@@ -296,6 +304,16 @@ impl Graph {
         let _ = self.apply(&actions, &next, Occasion::Late);
     }
 
+    /// The stores that no device needs, if they can be flushed now.
+    pub(crate) fn unneeded(&self) -> Vec<Unflushed> {
+        let actions = plan(&self.now(), &self.lists.wanted().spec);
+        let closes = actions.iter().filter(|action| action.verb == Verb::CloseStore);
+        let mut stores =
+            self.stores.unflushed(&closes.map(|action| action.name.as_str()).collect::<Vec<_>>());
+        stores.retain(|(name, _)| self.lists.remote.is_ready(name));
+        stores
+    }
+
     /// Carries out actions and returns the names of stores that may have lost writes. The rest of
     /// the plan is skipped when a store is refused, because the plan is then out of date.
     pub(crate) fn apply(
@@ -310,12 +328,7 @@ impl Graph {
             let has = |name: &str| names.contains(&name);
             match group[0].verb {
                 Verb::StopDevice => names.iter().for_each(|name| self.stop_device(name)),
-                Verb::CloseStore => {
-                    let (remote, flushed) = (&self.lists.remote, &self.flushed);
-                    let can_flush = |name: &str| !flushed.contains(name) && remote.is_ready(name);
-                    unflushed.extend(self.stores.close(&names, can_flush));
-                    names.iter().for_each(|name| remote.close_store(name));
-                }
+                Verb::CloseStore => unflushed.extend(self.close_stores(&names)),
                 Verb::CloseController => self.lists.controllers.shutdown(&names),
                 Verb::StopClient => {
                     names.iter().for_each(|name| self.lists.remote.stop_client(name));
@@ -369,6 +382,17 @@ impl Graph {
         Ok(unflushed)
     }
 
+    /// Flushes stores and closes them. Returns the names of those that may have lost writes.
+    fn close_stores(&mut self, names: &[&str]) -> Vec<String> {
+        let remote = &self.lists.remote;
+        let mut closed = self.stores.close(names);
+        // One that cannot be flushed now is closed without.
+        closed.retain(|(name, _)| !self.flushed.contains(name) && remote.is_ready(name));
+        let unflushed = flush_all(closed, remote);
+        names.iter().for_each(|name| remote.close_store(name));
+        unflushed
+    }
+
     /// Starts a link, a client or the sessions with an IOhost.
     fn start_remote(&self, verb: Verb, name: &str, next: &Spec) -> Result<(), AssemblyError> {
         let (remote, sidecores) = (&self.lists.remote, self.sidecores().collect::<Vec<_>>());
@@ -387,7 +411,8 @@ impl Graph {
         }
     }
 
-    fn stop_device(&mut self, name: &str) {
+    /// Stops a device, and forgets it. Disconnects its client if that waits for the store.
+    pub(crate) fn stop_device(&mut self, name: &str) {
         if let Some(disk) = self.lists.disk(name) {
             disk.stop();
             disk.close();
@@ -476,6 +501,8 @@ impl Graph {
             Ok(disk) => {
                 let disk = Arc::new(disk);
                 lock(&self.lists.disks).push(Arc::clone(&disk));
+                // A change of the size before this went to the other devices.
+                disk.refresh();
                 self.created.push(disk);
             }
             Err(error) if occasion == Occasion::Late => {
@@ -609,16 +636,6 @@ impl Graph {
                 || below.is_none_or(|below| unflushed.contains(&below.name))
         })
     }
-}
-
-/// Opens one file for a device that is added, and gives up after [`PATIENCE`].
-pub(crate) fn open_alone(file: StoreSpec) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
-    let (sender, receiver) = channel();
-    let name = file.name.clone();
-    let thread = std::thread::Builder::new().name(format!("open-{name}"));
-    // After that time the receiver is dropped, and so is the file when it is open.
-    thread.spawn(move || drop(sender.send(open_file(&file)))).map_err(AssemblyError::Threads)?;
-    receiver.recv_timeout(PATIENCE).unwrap_or(Err(AssemblyError::NoAnswer { name }))
 }
 
 /// Whether the contents of a store survive this process: not those of a RAM store.

@@ -11,7 +11,7 @@ mod using;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sidecore_linux::Clock;
@@ -48,7 +48,11 @@ pub(crate) struct Remote {
     parts: Mutex<Parts>,
     /// The newest report. Never locked while a sidecore is waited for.
     report: Mutex<RemoteReport>,
+    /// Called with the name of a store whose size has changed, by a thread that may wait.
+    sizes: OnceLock<SizeListener>,
 }
+
+type SizeListener = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// The parts that run. Locked while a change waits for a sidecore.
 #[derive(Default)]
@@ -66,7 +70,12 @@ struct Parts {
 impl Remote {
     pub(crate) fn new(clock: Clock, keys: PathBuf) -> Self {
         let (parts, report) = (Mutex::default(), Mutex::default());
-        Self { clock, keys: KeyDirectory::new(keys), parts, report }
+        Self { clock, keys: KeyDirectory::new(keys), parts, report, sizes: OnceLock::new() }
+    }
+
+    /// Sets the one listener to changes of the sizes of stores.
+    pub(crate) fn follow_sizes(&self, listener: impl Fn(&str) + Send + Sync + 'static) {
+        let _ = self.sizes.set(Arc::new(listener));
     }
 
     fn lock(&self) -> MutexGuard<'_, Parts> {
@@ -216,6 +225,14 @@ impl Remote {
         let parts = self.lock();
         let mut used = parts.iohosts.values().filter_map(|used| used.stores.get(store));
         used.all(|used| used.canceller.status().waiting.is_none())
+    }
+
+    /// Fails the requests of a store whose IOhost is away.
+    pub(crate) fn abandon(&self, store: &str) {
+        let parts = self.lock();
+        for used in parts.iohosts.values().filter_map(|used| used.stores.get(store)) {
+            used.canceller.abandon();
+        }
     }
 
     /// Gives a client a device.

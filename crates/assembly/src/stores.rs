@@ -9,7 +9,6 @@ use sidecore_linux::{FileStore, HostFile};
 
 use crate::AssemblyError;
 use crate::controllers::Controllers;
-use crate::flush::flush;
 use crate::host::MappedFile;
 use crate::machine;
 use crate::plan::{Part, Phase, has_far_bottom};
@@ -99,32 +98,17 @@ impl Stores {
         }
     }
 
-    /// Flushes, side by side, what may still be in a cache, and lets go of all; the names of those
-    /// that may have lost writes. A store that cannot be flushed now is closed without.
-    pub(crate) fn close(
-        &mut self,
-        names: &[&str],
-        can_flush: impl Fn(&str) -> bool,
-    ) -> Vec<String> {
-        let stores: Vec<_> = names.iter().filter_map(|name| self.0.remove(*name)).collect();
-        std::thread::scope(|scope| {
-            let mut flushing = Vec::new();
-            for (spec, progress) in &stores {
-                if let Progress::Open(store) = progress
-                    && has_far_bottom(spec)
-                    && !store.geometry().read_only
-                    && can_flush(&spec.name)
-                {
-                    flushing
-                        .push((&spec.name, scope.spawn(move || flush(&spec.name, store.as_ref()))));
-                }
-            }
-            let has_failed =
-                |(name, flushed): (&String, std::thread::ScopedJoinHandle<'_, bool>)| {
-                    (!flushed.join().unwrap_or(false)).then(|| name.clone())
-                };
-            flushing.into_iter().filter_map(has_failed).collect()
-        })
+    /// Lets go of stores. Returns those that may still have writes in a cache, for their last
+    /// flush.
+    pub(crate) fn close(&mut self, names: &[&str]) -> Vec<Unflushed> {
+        let closed = names.iter().filter_map(|name| self.0.remove(*name));
+        closed.filter_map(|(spec, progress)| unflushed(&spec, &progress)).collect()
+    }
+
+    /// The stores of these names that may have writes in a cache.
+    pub(crate) fn unflushed(&self, names: &[&str]) -> Vec<Unflushed> {
+        let stores = names.iter().filter_map(|name| self.0.get(*name));
+        stores.filter_map(|(spec, progress)| unflushed(spec, progress)).collect()
     }
 
     /// Opens a store whose parts below are open.
@@ -167,6 +151,15 @@ impl Stores {
             }
         })
     }
+}
+
+/// A store with its name.
+pub(crate) type Unflushed = (String, Arc<dyn BlockDevice>);
+
+fn unflushed(spec: &StoreSpec, progress: &Progress<Arc<dyn BlockDevice>>) -> Option<Unflushed> {
+    let Progress::Open(store) = progress else { return None };
+    let has_cache = has_far_bottom(spec) && !store.geometry().read_only;
+    has_cache.then(|| (spec.name.clone(), Arc::clone(store)))
 }
 
 /// Opens a store whose bottom is a file. Blocks the calling thread: see [`FileStore::open`] and

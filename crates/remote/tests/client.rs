@@ -281,16 +281,27 @@ fn an_opening_is_cancelled_by_another_thread_and_ends_with_its_session() {
 }
 
 #[test]
-fn a_device_that_grows_says_so_and_keeps_its_geometry() {
+fn a_device_that_grows_has_the_new_size_and_does_not_shrink() {
     let mut rig = Rig::with_disk(7, Faults::default());
+    let end = vmhost::DISK_BYTES as u64;
+    let beyond = rig.request(0, 1, Operation::Read, (end, 4096), 0);
+    assert_eq!(rig.run(0, beyond), Err(BlockError::OutOfBounds));
     let grown = DeviceEntry { capacity_bytes: 2 * vmhost::DISK_BYTES as u64, ..entry(0, "disk1") };
     rig.host.as_mut().unwrap().set_devices(&[grown]);
     rig.run_until("it has grown", |rig| {
         rig.stores[0].status().entry.unwrap().capacity_bytes == grown.capacity_bytes
     });
-    assert_eq!(rig.stores[0].geometry().capacity_bytes, vmhost::DISK_BYTES as u64);
+    assert_eq!(rig.stores[0].geometry().capacity_bytes, grown.capacity_bytes);
     assert_eq!(rig.status(0), None);
-    rig.write(0, 0, 1, 4096);
+    rig.host.as_mut().unwrap().disks[0].bytes.resize(2 * vmhost::DISK_BYTES, 0);
+    let bytes = rig.write(0, end, 1, 4096);
+    assert_eq!(rig.read(0, end, 4096), bytes);
+    // The first size is less than the one that the guest knows now.
+    rig.host.as_mut().unwrap().set_devices(&[entry(0, "disk1")]);
+    rig.run_until("the refusal", |rig| {
+        rig.status(0) == Some(WaitsFor::SameDevice("it has shrunk"))
+    });
+    assert_eq!(rig.stores[0].geometry().capacity_bytes, grown.capacity_bytes);
 }
 
 #[test]
@@ -319,6 +330,44 @@ fn a_device_that_comes_back_as_another_one_is_refused_until_it_is_as_it_was() {
         assert_eq!(rig.wait(0), Ok(()));
         assert_eq!(rig.peek(0, 0, 4096), bytes);
     }
+}
+
+#[test]
+fn requests_of_an_abandoned_device_fail_and_reach_no_other_one() {
+    let mut rig = Rig::new(10, Faults::default(), &[entry(0, "disk1"), entry(1, "disk2")]);
+    let opening = Opening::new(&rig.iohost, "disk1").unwrap();
+    let canceller = opening.canceller();
+    rig.finish(opening);
+    for is_local in [true, false] {
+        rig.add_queue(0, is_local, 4);
+    }
+    let disks = rig.kill(false);
+    rig.run_until("it is away", |rig| rig.status(0).is_some());
+    for queue in 0..2 {
+        // One that the session has, long enough for several parts, and a flush.
+        let write = rig.request(queue, 1, Operation::Write, (0, 1 << 20), 0);
+        let flush = rig.request(queue, 2, Operation::Flush, (0, 0), 0);
+        rig.queues[queue].batch.extend([write, flush]);
+    }
+    rig.run_for(Nanos::from_millis(2));
+    assert!(rig.queues.iter().all(|queue| queue.completed.is_empty()));
+    canceller.abandon();
+    rig.run_until("they fail", |rig| rig.queues.iter().all(|queue| queue.completed.len() == 2));
+    for mut request in rig.queues.iter_mut().flat_map(|queue| std::mem::take(&mut queue.completed))
+    {
+        assert_eq!(request.result, Err(BlockError::EIO));
+        request.tag.take().map(Tag::into_bits);
+    }
+    // The next device of the session has the number of the former one.
+    rig.revive(&[entry(0, "disk1"), entry(1, "disk2")], disks);
+    rig.open("disk2");
+    for queue in 0..2 {
+        let write = rig.request(queue, 3, Operation::Write, (0, 4096), 0);
+        assert_eq!(rig.run(queue, write), Err(BlockError::EIO));
+    }
+    rig.run_for(Nanos::from_millis(5));
+    let disks = &rig.host.as_ref().unwrap().disks;
+    assert!(disks.iter().all(|disk| disk.executed == [0; 4]));
 }
 
 #[test]

@@ -263,6 +263,10 @@ fn devices_come_grow_and_go_while_clients_use_them() {
         // Another device of this name has another number.
         let next = rig.add_device(client, "disk", Arc::new(TestStore::new()));
         assert_eq!(next, number + 1);
+        // It is smaller than the user of the first one knows.
+        rig.run_until(|rig| rig.clients[client].client.change(disk) == Some("it has shrunk"));
+        assert!(!rig.clients[client].client.is_ready(disk));
+        rig.export.resize_device(next, DISK_BYTES + 4096).unwrap();
         rig.run_until(|rig| rig.clients[client].client.is_ready(disk));
         rig.run_for(Nanos::from_millis(200));
         rig.clients[client].completed.clear();

@@ -7,15 +7,12 @@ use std::time::{Duration, Instant};
 
 use super::Assembly;
 use crate::disk::Disk;
-use crate::flush::flush;
+use crate::flush::{AWAY_PATIENCE, flush};
 use crate::graph::{Graph, Occasion};
 use crate::left::LeftDevice;
 use crate::plan::{Action, Verb, find_store, plan};
 use crate::remote::{GivenUp, remote_below};
 use crate::spec::Spec;
-
-/// The time that the end waits for IOhosts that are away.
-const AWAY_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The time between two looks at devices that have not stopped.
 const LOOK: Duration = Duration::from_millis(50);

@@ -1,16 +1,63 @@
 //! Opens stores and controllers, on threads of their own where they may not answer.
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Instant;
+
+use sidecore_block::BlockDevice;
 
 use super::{Graph, Occasion, Opened, PATIENCE};
 use crate::AssemblyError;
 use crate::controllers::ControllerHandle;
-use crate::plan::{Part, Phase, bottom, has_far_bottom, may_not_answer};
-use crate::spec::{ControllerSpec, Spec, StoreSpec};
+use crate::plan::{Part, Phase, bottom, find_store, has_far_bottom, may_not_answer};
+use crate::spec::{ControllerSpec, DeviceSpec, Spec, StoreSpec};
 use crate::stores::{Progress, behind, open_file};
 
+/// The call that opens a store while the graph is not locked.
+pub(crate) type OpenAlone = Box<dyn FnOnce() -> Result<Arc<dyn BlockDevice>, AssemblyError>>;
+
+/// Opens one file for a device that is added, and gives up after [`PATIENCE`].
+fn open_file_alone(file: StoreSpec) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
+    let (sender, receiver) = channel();
+    let name = file.name.clone();
+    let thread = std::thread::Builder::new().name(format!("open-{name}"));
+    // After that time the receiver is dropped, and so is the file when it is open.
+    thread.spawn(move || drop(sender.send(open_file(&file)))).map_err(AssemblyError::Threads)?;
+    receiver.recv_timeout(PATIENCE).unwrap_or(Err(AssemblyError::NoAnswer { name }))
+}
+
 impl Graph {
+    /// The store of a device that is added which takes a while to open, if it is not open: a file,
+    /// or a store with a stage whose parts below are open.
+    pub(crate) fn slow_store<'a>(
+        &self,
+        device: &DeviceSpec,
+        next: &'a Spec,
+    ) -> Option<&'a StoreSpec> {
+        let is_closed = |store: &&StoreSpec| self.stores.get(&store.name).is_none();
+        let is_file = |bottom: &&StoreSpec| bottom.kind.remote().is_none();
+        let far = bottom(next, &device.store).filter(|bottom| has_far_bottom(bottom));
+        if let Some(far) = far {
+            return Some(far).filter(is_file).filter(is_closed);
+        }
+        let top = find_store(next, &device.store).filter(is_closed)?;
+        let is_below = top.kind.inner().is_none_or(|inner| self.stores.get(inner).is_some());
+        Some(top).filter(|top| may_not_answer(top) && is_below)
+    }
+
+    /// The call that opens a [slow store](Self::slow_store).
+    ///
+    /// # Errors
+    /// A part below is missing.
+    pub(crate) fn open_alone(&self, slow: &StoreSpec) -> Result<OpenAlone, AssemblyError> {
+        let spec = slow.clone();
+        if has_far_bottom(slow) {
+            return Ok(Box::new(move || open_file_alone(spec)));
+        }
+        let bottom = self.stores.bottom(slow, &self.lists.controllers)?;
+        Ok(Box::new(move || behind(&spec, bottom)))
+    }
+
     /// The call that opens a store which may not answer, for a thread of its own.
     fn opening(
         &self,

@@ -16,7 +16,7 @@ use sidecore_vrio::VrioCounts;
 
 use super::link::Granted;
 use super::using::{UsedDevice, UsedIohost};
-use super::{Parts, Remote, unix_s};
+use super::{Parts, Remote, SizeListener, unix_s};
 use crate::report::{
     ClientReport, ExportReport, IohostReport, LinkReport, RemoteDeviceReport, RemoteReport,
 };
@@ -74,9 +74,26 @@ struct History {
     /// The newest answers of units, those of exports with their times.
     exports: BTreeMap<(String, usize), (ExportStatus, Nanos)>,
     sessions: BTreeMap<(String, usize), SessionReport>,
+    /// The sizes of remote stores in bytes that devices have adopted, or are about to.
+    sizes: BTreeMap<String, (u64, Option<JoinHandle<()>>)>,
 }
 
 impl History {
+    /// Has devices adopt a new size of their store, on a thread of its own: an NVMe function waits
+    /// for the requests that it has.
+    fn note_size(&mut self, store: &str, capacity_bytes: u64, listener: Option<&SizeListener>) {
+        let (known, adoption) = self.sizes.entry(store.to_owned()).or_default();
+        let is_busy = adoption.as_ref().is_some_and(|thread| !thread.is_finished());
+        let Some(listener) = listener.filter(|_| *known != capacity_bytes && !is_busy) else {
+            return;
+        };
+        let (listener, name) = (Arc::clone(listener), store.to_owned());
+        let thread = std::thread::Builder::new().name(format!("size-{store}"));
+        if let Ok(thread) = thread.spawn(move || listener(&name)) {
+            (*known, *adoption) = (capacity_bytes, Some(thread));
+        }
+    }
+
     /// Notes a state, and logs its change. Returns the time of the last change.
     fn note(&mut self, kind: &'static str, name: &str, state: &str) -> u64 {
         let entry = self.states.entry((kind, name.to_owned()));
@@ -131,6 +148,11 @@ fn refresh(remote: &Weak<Remote>, history: &mut History) -> bool {
         iohosts: parts.iohosts.values().map(|used| iohost(used, history, now)).collect(),
     };
     drop(parts);
+    let devices: Vec<_> = report.iohosts.iter().flat_map(|iohost| &iohost.devices).collect();
+    history.sizes.retain(|store, _| devices.iter().any(|device| device.store == *store));
+    for device in devices.into_iter().filter(|device| device.capacity_bytes > 0) {
+        history.note_size(&device.store, device.capacity_bytes, remote.sizes.get());
+    }
     *remote.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
     true
 }

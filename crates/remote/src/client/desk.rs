@@ -314,7 +314,22 @@ impl<H: ClientHandshake> SessionDesk<H> {
         let is_it = |device: &Device| Arc::ptr_eq(&device.shared, shared);
         let Some(place) = self.devices.iter().position(is_it) else { return };
         let device = self.devices.swap_remove(place);
+        // The engine gives the number to the next device: no queue may use it any longer.
+        for line in self.lines.iter_mut().flatten() {
+            line.device = line.device.filter(|number| *number != device.number);
+        }
+        self.fail_queued(Some(device.number), BlockError::EIO);
         self.client.close(device.number);
+    }
+
+    /// Fails requests that the engine has not been given, of one device or of all.
+    fn fail_queued(&mut self, device: Option<u16>, error: BlockError) {
+        let mut over = std::mem::take(&mut self.over);
+        self.port.data.fail_queued(device, error, &mut over);
+        for (line, request) in over.drain(..) {
+            self.hand_back(line, request);
+        }
+        self.over = over;
     }
 
     fn add_line(&mut self, opened: &Opened, depth: usize, way: Way) -> LineNumber {
@@ -346,12 +361,7 @@ impl<H: ClientHandshake> SessionDesk<H> {
     /// Accepts no more requests, and fails those that the engine has not been given.
     pub(super) fn stop(&mut self) {
         self.is_stopping = true;
-        let mut over = std::mem::take(&mut self.over);
-        self.port.data.fail_queued(STOPPED, &mut over);
-        for (line, request) in over.drain(..) {
-            self.hand_back(line, request);
-        }
-        self.over = over;
+        self.fail_queued(None, STOPPED);
         self.ring();
     }
 
@@ -468,7 +478,7 @@ impl<H: ClientHandshake> SessionDesk<H> {
                 device = device.shared.name,
                 from_bytes = before.capacity_bytes,
                 to_bytes = entry.capacity_bytes,
-                "the device has grown: its guest sees that when the device is started again"
+                "the device has grown"
             );
         }
         device.shared.set(device.status);

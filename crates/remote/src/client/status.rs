@@ -1,7 +1,7 @@
 //! The state of a remote device, for any thread.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -70,6 +70,8 @@ pub(super) struct DeviceShared {
     pub(super) name: String,
     status: Mutex<DeviceStatus>,
     changed: Condvar,
+    /// The size of the device in bytes, for each request; 0 before it was attached.
+    capacity_bytes: AtomicU64,
     /// No store uses it, and none will.
     is_unused: AtomicBool,
 }
@@ -80,6 +82,7 @@ impl DeviceShared {
             name: name.to_owned(),
             status: Mutex::default(),
             changed: Condvar::new(),
+            capacity_bytes: AtomicU64::new(0),
             is_unused: AtomicBool::new(false),
         }
     }
@@ -96,7 +99,16 @@ impl DeviceShared {
         *self.lock()
     }
 
+    /// The size of the device in bytes.
+    #[inline]
+    pub(super) fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes.load(Ordering::Relaxed)
+    }
+
     pub(super) fn set(&self, status: DeviceStatus) {
+        if let Some(entry) = &status.entry {
+            self.capacity_bytes.store(entry.capacity_bytes, Ordering::Relaxed);
+        }
         *self.lock() = status;
         self.changed.notify_all();
     }

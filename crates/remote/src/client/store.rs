@@ -18,14 +18,20 @@ use super::status::{DeviceShared, DeviceStatus};
 #[derive(Clone)]
 pub(super) struct Opened {
     pub(super) device: Arc<DeviceShared>,
+    /// As of the opening.
     geometry: Geometry,
 }
 
 impl Opened {
+    /// The geometry, with the newest size.
+    fn geometry(&self) -> Geometry {
+        Geometry { capacity_bytes: self.device.capacity_bytes(), ..self.geometry }
+    }
+
     /// Whether the device can carry a request out. A long request is checked as a whole, before a
     /// part of it is sent.
     pub(super) fn check(&self, request: &BlockRequest) -> Result<(), BlockError> {
-        let geometry = &self.geometry;
+        let geometry = self.geometry();
         let is_supported = match request.operation {
             Operation::Flush => return Ok(()),
             Operation::Read | Operation::Write => true,
@@ -147,6 +153,12 @@ impl Canceller {
         self.0.device.notify();
     }
 
+    /// Closes the device, though queues of its store are open: their requests fail, and answered
+    /// writes are no longer kept.
+    pub fn abandon(&self) {
+        self.0.session.tell(Command::CloseDevice(Arc::clone(&self.0.device)));
+    }
+
     /// Waits until the device's requests are carried out, for at most `patience`. Returns whether
     /// they are.
     #[must_use]
@@ -171,8 +183,8 @@ impl Drop for OpeningShared {
 /// A block device of an IOhost.
 ///
 /// A queue on the session's own sidecore gives its requests to the session directly, any other one
-/// hands them over. The geometry is that of the opening: a device that grows says so in its
-/// [`status`](Self::status), and a change that a guest cannot survive is refused.
+/// hands them over. The geometry is that of the opening, except that a device may grow; any other
+/// change, which a guest could not survive, is refused.
 pub struct RemoteStore {
     opening: Arc<OpeningShared>,
     opened: Opened,
@@ -212,7 +224,7 @@ impl RemoteStore {
 
 impl BlockDevice for RemoteStore {
     fn geometry(&self) -> Geometry {
-        self.opened.geometry
+        self.opened.geometry()
     }
 
     fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {

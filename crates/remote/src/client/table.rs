@@ -152,15 +152,21 @@ impl Table {
         self.take_if_over(number)
     }
 
-    /// Fails what is queued and has no part at the engine, with this error, and lets the others end
-    /// as their parts do.
+    /// Fails what is queued and has no part at the engine, of one device or of all, with this
+    /// error, and lets the others end as their parts do.
     pub(super) fn fail_queued(
         &mut self,
+        device: Option<u16>,
         error: BlockError,
         ended: &mut Vec<(LineNumber, Box<BlockRequest>)>,
     ) {
-        while let Some(number) = self.queued.pop_front() {
+        for _ in 0..self.queued.len() {
+            let Some(number) = self.queued.pop_front() else { return };
             if let Some(slot) = self.slots.get_mut(usize::from(number)) {
+                if device.is_some_and(|device| slot.device != device) {
+                    self.queued.push_back(number);
+                    continue;
+                }
                 slot.is_queued = false;
                 slot.result = slot.result.or(Some(error));
             }

@@ -385,6 +385,11 @@ impl Rig {
     /// Opens a device, and returns the number of its store.
     pub fn open(&mut self, name: &str) -> usize {
         let opening = Opening::new(&self.iohost, name).unwrap();
+        self.finish(opening)
+    }
+
+    /// Waits for an opening, and returns the number of its store.
+    pub fn finish(&mut self, opening: Opening) -> usize {
         self.run_until("open", |_| {
             let status = opening.status();
             status.entry.is_some() && status.waiting.is_none()

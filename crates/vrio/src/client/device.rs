@@ -21,8 +21,10 @@ pub(super) struct Device {
     pub(super) is_open: bool,
     pub(super) name: [u8; DEVICE_NAME_BYTES],
     pub(super) entry: DeviceEntry,
-    /// The first entry, which the device's user relies on.
+    /// The first entry, with the newest size: the device's user relies on it.
     pub(super) promised: DeviceEntry,
+    /// A larger size that an entry has claimed.
+    claimed_bytes: u64,
     /// The IOhost has attached the device to this session.
     pub(super) is_attached: bool,
     /// When to ask for it again, unless it is attached and the entry is of the newest version.
@@ -68,6 +70,7 @@ impl Device {
             name: [0; DEVICE_NAME_BYTES],
             entry: DeviceEntry::default(),
             promised: DeviceEntry::default(),
+            claimed_bytes: 0,
             is_attached: false,
             ask_at: Nanos::ZERO,
             log: ReplayLog::new(0),
@@ -107,6 +110,15 @@ impl Device {
             (lost(device_flag::WRITE_ZEROES), "it no longer writes zeros"),
         ];
         changes.into_iter().find_map(|(has_changed, what)| has_changed.then_some(what))
+    }
+
+    /// Whether this is a larger size that is claimed for the first time: the entry is asked for
+    /// once more. A size cannot be taken back, and frames that are not sealed may be damaged.
+    pub(super) const fn is_new_size(&mut self, capacity_bytes: u64) -> bool {
+        let has_grown = self.is_known() && capacity_bytes > self.promised.capacity_bytes;
+        let is_new = has_grown && capacity_bytes != self.claimed_bytes;
+        self.claimed_bytes = capacity_bytes;
+        is_new
     }
 
     /// Whether the entry has to be asked for.
@@ -179,7 +191,6 @@ mod tests {
         let mut device = Device::new([b'a'; DEVICE_NAME_BYTES], 0);
         assert_eq!(device.change(&entry), None, "it was not known before");
         (device.entry, device.promised) = (entry, entry);
-        device.entry.capacity_bytes = 4 << 20;
         for same in [
             entry,
             DeviceEntry { capacity_bytes: 2 << 20, version: 9, epoch: 4, device: 7, ..entry },

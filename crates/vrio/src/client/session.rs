@@ -613,6 +613,11 @@ impl Core {
             self.detached(now, index);
             return Ok(());
         }
+        if device.is_new_size(entry.capacity_bytes) {
+            device.ask_at = now;
+            self.is_asking = true;
+            return Ok(());
+        }
         let is_other = entry.device != device.entry.device || entry.epoch != device.entry.epoch;
         if device.is_attached && is_other {
             self.lose(now, 0);
@@ -621,6 +626,8 @@ impl Core {
         if !device.is_known() {
             device.promised = entry;
         }
+        // The user learns of growth, and relies on it from then on.
+        device.promised.capacity_bytes = entry.capacity_bytes;
         if device.entry != entry {
             device.entry = entry;
             device.is_untold = true;

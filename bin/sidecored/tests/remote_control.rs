@@ -1,0 +1,152 @@
+//! The control channel between an IOhost and a VMhost: daemons with a memory link between them.
+
+mod common;
+
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use sidecore_control::NewDevice;
+use sidecore_control::report::DeviceState;
+use sidecore_driver::{
+    BlkClient, ClientOptions, NvmeClient, NvmeCommand, NvmeOptions, Status, admin_opcode,
+};
+use sidecore_kit::guest::{read, write};
+use sidecore_kit::wait;
+
+use common::Daemon;
+
+const SOON: Duration = Duration::from_secs(60);
+const DISK_BYTES: u64 = 16 << 20;
+
+/// An IOhost with volumes of a pool in memory, each exported to the client `vmhost`.
+fn iohost(shared: &Path, volumes: &[&str]) -> String {
+    let mut config = format!(
+        "control_socket = \"control.sock\"\nkey_directory = \"{0}/keys\"\n[[sidecore]]\nname = \
+         \"io0\"\n\
+         [[link]]\nname = \"wire\"\ntype = \"memory\"\nsocket = \"{0}/wire.sock\"\n\
+         [[client]]\nname = \"vmhost\"\nlinks = [\"wire\"]\n\
+         [[store]]\nname = \"below\"\ntype = \"ram\"\nsize = \"128MiB\"\n\
+         [[controller]]\nname = \"pool\"\nstore = \"below\"\nformat = \"blank\"\n",
+        shared.display()
+    );
+    for volume in volumes {
+        config += &format!(
+            "[[store]]\nname = \"{volume}\"\ntype = \"volume\"\ncontroller = \"pool\"\nvolume = \
+             \"{volume}\"\nsize = {DISK_BYTES}\n\
+             [[device]]\nname = \"{volume}\"\nfront_end = \"vrio\"\nclient = \"vmhost\"\nstore = \
+             \"{volume}\"\n"
+        );
+    }
+    config
+}
+
+/// A VMhost whose IOhost is `io1`.
+fn vmhost(shared: &Path, keys: &str) -> String {
+    format!(
+        "control_socket = \"control.sock\"\n[[sidecore]]\nname = \"vm0\"\n\
+         [[link]]\nname = \"wire\"\ntype = \"memory\"\nsocket = \"{}/wire.sock\"\n\
+         [[iohost]]\nname = \"io1\"\nlink = \"wire\"\nclient = \"vmhost\"\n{keys}",
+        shared.display()
+    )
+}
+
+fn start(config: &str) -> Daemon {
+    Daemon::start(tempfile::tempdir().unwrap(), config)
+}
+
+fn end(mut daemon: Daemon) {
+    daemon.signal(Signal::TERM);
+    let (status, complaint) = daemon.wait();
+    assert!(status.success(), "{complaint}");
+}
+
+/// Asynchronous Event Configuration, and its bit for namespaces.
+const EVENT_CONFIGURATION: u32 = 0x0B;
+const NAMESPACE_NOTICES: u32 = 1 << 8;
+/// The result of the event's completion: a notice, namespace attribute changed, log page 04h.
+const NAMESPACE_CHANGED: u32 = 0x0004_0002;
+
+#[test]
+fn running_guests_see_that_their_disk_has_grown_at_the_iohost() {
+    let shared = tempfile::tempdir().unwrap();
+    let iohost = start(&iohost(shared.path(), &["one"]));
+    let vmhost = start(&vmhost(
+        shared.path(),
+        "[[store]]\nname = \"one\"\ntype = \"remote\"\niohost = \"io1\"\n\
+         [[device]]\nname = \"vd0\"\nstore = \"one\"\nsocket = \"vd0.sock\"\n\
+         [[device]]\nname = \"pci\"\nfront_end = \"nvme\"\nstore = \"one\"\nread_only = \
+         true\nsocket = \"pci.sock\"\nqueues = 1\n",
+    ));
+    let socket = |name: &str| vmhost.directory.path().join(name);
+    let options = ClientOptions { timeout: SOON, ..ClientOptions::default() };
+    let mut blk = BlkClient::connect(socket("vd0.sock"), &options).unwrap();
+    let mut watch = blk.watch_config().unwrap();
+    let nvme = NvmeOptions { timeout: SOON, ..NvmeOptions::default() };
+    let mut pci = NvmeClient::connect(socket("pci.sock"), &nvme).unwrap();
+    let set = NvmeCommand::new(admin_opcode::SET_FEATURES, 0).dword(10, EVENT_CONFIGURATION);
+    assert!(pci.admin().run(set.dword(11, NAMESPACE_NOTICES)).unwrap().status.is_ok());
+    let event = NvmeCommand::new(admin_opcode::ASYNC_EVENT_REQUEST, 0);
+    let event = pci.admin().submit(event).unwrap();
+    let beyond = DISK_BYTES / 512;
+    assert_eq!(write(&mut blk, 0, 1), Status::Ok);
+
+    let control = iohost.client();
+    control.resize_volume("pool", "one", 2 * DISK_BYTES).unwrap();
+    watch.wait(SOON).unwrap();
+    assert_eq!(blk.read_config().unwrap().capacity_sectors, 2 * beyond);
+    let completion = pci.admin().wait(event).unwrap();
+    assert_eq!(completion.result, NAMESPACE_CHANGED);
+    assert_eq!(pci.read_namespace().unwrap().len_bytes(), 2 * DISK_BYTES);
+    assert_eq!(write(&mut blk, beyond, 2), Status::Ok);
+    assert_eq!((read(&mut blk, 0), read(&mut blk, beyond)), (1, 2));
+    let devices = vmhost.client().devices().unwrap();
+    let is_running = |device: &DeviceState| *device == DeviceState::Running;
+    assert!(devices.iter().all(|it| it.capacity_bytes == 2 * DISK_BYTES && is_running(&it.state)));
+
+    // A volume that is served does not shrink.
+    assert!(control.resize_volume("pool", "one", DISK_BYTES).is_err());
+    control.resize_volume("pool", "one", 3 * DISK_BYTES).unwrap();
+    watch.wait(SOON).unwrap();
+    assert_eq!(blk.read_config().unwrap().capacity_sectors, 3 * beyond);
+    assert_eq!(read(&mut blk, 0), 1);
+    drop((blk, pci));
+    end(vmhost);
+    end(iohost);
+}
+
+/// A disk is removed while its IOhost does not answer, after a write that no flush covers.
+#[test]
+fn a_removal_that_waits_for_an_iohost_ends_and_delays_no_other_change() {
+    let shared = tempfile::tempdir().unwrap();
+    let io = start(&iohost(shared.path(), &["one"]));
+    let mem = "[[store]]\nname = \"mem\"\ntype = \"ram\"\nsize = \"1MiB\"\n";
+    let vm = start(&vmhost(shared.path(), mem));
+    let control = vm.client();
+    let socket = |name: &str| vm.directory.path().join(name);
+    let disk = NewDevice::new("vd0", &socket("vd0.sock")).of_iohost("io1", "one");
+    control.add_device(&disk).unwrap();
+    let options = ClientOptions { timeout: SOON, ..ClientOptions::default() };
+    let mut blk = BlkClient::connect(socket("vd0.sock"), &options).unwrap();
+    assert_eq!(write(&mut blk, 0, 1), Status::Ok);
+    drop(blk);
+    io.signal(Signal::STOP);
+    std::thread::scope(|scope| {
+        let removal = scope.spawn(|| control.remove_device("vd0").unwrap());
+        wait::until("the device is no longer listed", SOON, || {
+            control.devices().unwrap().iter().all(|device| device.name != "vd0")
+        });
+        let local = NewDevice::new("vd1", &socket("vd1.sock")).with("store", "mem");
+        vm.client().add_device(&local).unwrap();
+        removal.join().unwrap();
+    });
+    io.signal(Signal::CONT);
+    // The IOhost is there again, and so is its device.
+    control.add_device(&disk).unwrap();
+    let mut blk = BlkClient::connect(socket("vd0.sock"), &options).unwrap();
+    assert_eq!(read(&mut blk, 0), 1);
+    assert_eq!(write(&mut blk, 0, 2), Status::Ok);
+    drop(blk);
+    end(vm);
+    end(io);
+}
