@@ -34,11 +34,14 @@ pub enum Rule {
     ReplayFirst,
     /// 8: a flush covers the writes that were answered before it, and no others.
     FlushCovers,
+    /// While a device has unfinished requests on a sidecore, its next ones go there (vRIO, 4.1).
+    /// The exports of the IOhost keep it.
+    Steering,
 }
 
 impl Rule {
     /// All rules that can be neglected.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::ReceiveRing,
         Self::AbsoluteLimits,
         Self::AtMostOnce,
@@ -54,6 +57,7 @@ impl Rule {
         Self::ReplayOrder,
         Self::ReplayFirst,
         Self::FlushCovers,
+        Self::Steering,
     ];
 }
 
@@ -74,7 +78,8 @@ impl Neglected {
 
     /// Whether `rule` is kept.
     #[inline]
-    pub(crate) fn keeps(self, rule: Rule) -> bool {
+    #[must_use]
+    pub fn keeps(self, rule: Rule) -> bool {
         #[cfg(feature = "neglect")]
         let keeps = self.rule != Some(rule);
         #[cfg(not(feature = "neglect"))]

@@ -6,6 +6,12 @@
 //! links, the [network], and the IOhost's [store], which executes requests in any
 //! order and keeps writes in a cache until they are flushed.
 //!
+//! In a quarter of the histories, the IOhost's engine is that of an
+//! [`Export`](sidecore_remote::export::Export), with turns, steering, executors and up to three
+//! [`Helper`](sidecore_remote::export::Helper)s. Each unit has a sidecore, which polls it, arms it,
+//! sleeps and wakes at times of its own. A thread is simulated as far as polls: nothing happens
+//! between the steps of one.
+//!
 //! # A history
 //!
 //! A seed gives the number of clients and of their devices, block and frame sizes, a kind of
@@ -20,13 +26,15 @@
 //!
 //! [`model`] says what a read may return: each write takes effect once, in the order of acceptance
 //! where writes overlap, and is there when it was answered, whatever the IOhost did. After the
-//! death of a client what it had flushed is there.
+//! death of a client what it had flushed is there. A device's requests are with one sidecore at a
+//! time.
 //!
 //! # Does it notice anything?
 //!
-//! Each rule of docs/decisions/0040-remote-sessions.md can be turned off
+//! Each rule of docs/decisions/0040-remote-sessions.md, and that of steering, can be turned off
 //! ([`Rule`](sidecore_vrio::Rule)); tests assert that a history then fails.
 
+mod disk;
 mod guest;
 mod history;
 mod member;
@@ -34,6 +42,7 @@ pub mod model;
 pub mod network;
 mod seal;
 pub mod store;
+mod unit;
 mod world;
 
 pub use history::{Options, Outcome, run};

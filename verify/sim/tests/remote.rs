@@ -42,6 +42,17 @@ fn no_answered_write_is_lost_and_none_takes_effect_twice() {
         } = total;
         assert!(restarts_with_several > 1_000 && deaths_beside_others > 100, "{total:?}");
         assert!(beside_others > 50_000 && beside_replays > 100, "{total:?}");
+        let Outcome {
+            restarts_abroad,
+            restarts_with_messages,
+            deaths_abroad,
+            handed_over,
+            moves,
+            ..
+        } = total;
+        assert!(handed_over > 40_000 && moves > 5_000, "{total:?}");
+        assert!(restarts_abroad > 50 && restarts_with_messages > 10, "{total:?}");
+        assert!(deaths_abroad > 10, "{total:?}");
     }
 }
 

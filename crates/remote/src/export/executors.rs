@@ -10,6 +10,7 @@ use sidecore_memory::GuestMemory;
 use sidecore_reactor::{Arm, CoreContext, WakeSet};
 use sidecore_telemetry::counters;
 use sidecore_units::Nanos;
+use sidecore_vrio::{Neglected, Rule};
 
 use super::executor::{Done, Executor, Job, LaneSpec};
 use super::helper::HelperEnd;
@@ -45,6 +46,7 @@ pub(crate) struct Executors {
     loads: Vec<Arc<Load>>,
     wakes: WakeSet,
     stats: Arc<SteeringStats>,
+    neglected: Neglected,
 }
 
 impl Executors {
@@ -52,7 +54,7 @@ impl Executors {
     ///
     /// # Errors
     /// The process has no descriptor left.
-    pub fn new(core: &Rc<CoreContext>, load: &Arc<Load>) -> io::Result<Self> {
+    pub fn new(core: &Rc<CoreContext>, load: &Arc<Load>, neglected: Neglected) -> io::Result<Self> {
         Ok(Self {
             here: Executor::new(core)?,
             here_in_flight: 0,
@@ -61,6 +63,7 @@ impl Executors {
             loads: vec![Arc::clone(load)],
             wakes: WakeSet::new()?,
             stats: Arc::default(),
+            neglected,
         })
     }
 
@@ -131,6 +134,9 @@ impl Executors {
     ) {
         let before = assigned.sidecore;
         let here = self.here_in_flight.saturating_sub(self.here_counted);
+        if !self.neglected.keeps(Rule::Steering) {
+            assigned.choose(&self.loads, here);
+        }
         let sidecore = assigned.next(&self.loads, here);
         if sidecore != before {
             self.stats.moves.add(1);

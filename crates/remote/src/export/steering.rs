@@ -47,14 +47,20 @@ impl Assigned {
     #[inline]
     pub fn next(&mut self, loads: &[Arc<Load>], here: u32) -> usize {
         if self.in_flight == 0 && loads.len() > 1 {
-            let load = |(index, load): &(usize, &Arc<Load>)| {
-                load.get().saturating_add(if *index == 0 { here } else { 0 })
-            };
-            let least = loads.iter().enumerate().min_by_key(load);
-            self.sidecore = least.map_or(0, |(index, _)| index);
+            self.choose(loads, here);
         }
         self.in_flight = self.in_flight.saturating_add(1);
         self.sidecore
+    }
+
+    /// Assigns the device to the least loaded sidecore.
+    #[inline]
+    pub fn choose(&mut self, loads: &[Arc<Load>], here: u32) {
+        let load = |(index, load): &(usize, &Arc<Load>)| {
+            load.get().saturating_add(if *index == 0 { here } else { 0 })
+        };
+        let least = loads.iter().enumerate().min_by_key(load);
+        self.sidecore = least.map_or(0, |(index, _)| index);
     }
 
     /// A request has ended.

@@ -118,7 +118,7 @@ impl<H: HostHandshake> Export<H> {
             options,
             clients: Vec::new(),
             devices: Vec::new(),
-            executors: Executors::new(core, load)?,
+            executors: Executors::new(core, load, options.server.neglected)?,
             turns: Turns::new(),
             limits: Vec::new(),
             done: Vec::new(),

@@ -64,6 +64,18 @@ pub struct Outcome {
     pub seen_before: u64,
     /// Frames that were dropped because they were damaged.
     pub damaged: u64,
+    /// Restarts while another sidecore executed requests.
+    pub restarts_abroad: u64,
+    /// Restarts while requests or results were between sidecores.
+    pub restarts_with_messages: u64,
+    /// Deaths of a client while another sidecore executed requests.
+    pub deaths_abroad: u64,
+    /// Requests executed on the sidecore of the link.
+    pub executed_here: u64,
+    /// Requests handed to other sidecores.
+    pub handed_over: u64,
+    /// Times that a device's requests moved to another sidecore.
+    pub moves: u64,
 }
 
 impl Total for Outcome {
@@ -88,6 +100,12 @@ impl Total for Outcome {
         self.timed_out += other.timed_out;
         self.seen_before += other.seen_before;
         self.damaged += other.damaged;
+        self.restarts_abroad += other.restarts_abroad;
+        self.restarts_with_messages += other.restarts_with_messages;
+        self.deaths_abroad += other.deaths_abroad;
+        self.executed_here += other.executed_here;
+        self.handed_over += other.handed_over;
+        self.moves += other.moves;
     }
 }
 
@@ -113,7 +131,9 @@ fn live(world: &mut World, options: &Options) -> Step {
     world.run(options.requests)?;
     world.heal()?;
     let (client, _) = world.counts();
-    if world.manner.is_calm() && client.retransmissions > 0 {
+    // A sidecore that is late looks like a path that is.
+    let is_perfect = world.manner.is_calm() && world.manner.sidecores == 0;
+    if is_perfect && client.retransmissions > 0 {
         return Err(format!("{} retransmissions on a perfect path", client.retransmissions));
     }
     world.cut_and_read()
@@ -121,6 +141,7 @@ fn live(world: &mut World, options: &Options) -> Step {
 
 fn outcome(world: &World) -> Outcome {
     let (client, host) = world.counts();
+    let steering = world.steering();
     Outcome {
         requests: world.requests(),
         frames: client.frames_sent + host.frames_sent,
@@ -132,6 +153,9 @@ fn outcome(world: &World) -> Outcome {
         timed_out: client.timed_out,
         seen_before: client.dropped_replayed + host.dropped_replayed,
         damaged: client.dropped_seal + host.dropped_seal,
+        executed_here: steering.executed_here,
+        handed_over: steering.handed_over,
+        moves: steering.moves,
         ..world.outcome
     }
 }

@@ -218,10 +218,14 @@ impl Member {
 }
 
 /// The name of a client's device.
+pub(super) const fn device_text(device: usize) -> &'static str {
+    ["a", "b"][device]
+}
+
+/// The same, as messages have it.
 pub(super) fn device_name(device: usize) -> [u8; DEVICE_NAME_BYTES] {
-    let mut name = [0; DEVICE_NAME_BYTES];
-    name[0] = b'a' + device as u8;
-    name
+    let text = device_text(device).as_bytes();
+    std::array::from_fn(|at| text.get(at).copied().unwrap_or(0))
 }
 
 fn client(

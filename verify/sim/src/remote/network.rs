@@ -125,7 +125,8 @@ impl Network {
         of_1000 > 0 && self.random.below(1000) < of_1000
     }
 
-    fn send(&mut self, now: Nanos, (way, client): (Way, usize), mut frame: Vec<u8>) {
+    /// Puts a frame of this client and way on its way.
+    pub fn send(&mut self, now: Nanos, (way, client): (Way, usize), mut frame: Vec<u8>) {
         let Weather { loss, doubles, damage, late, late_by } = self.weather;
         let Path { cut_until, narrow_until } = self.paths[client];
         let is_too_large = now < narrow_until && frame.len() > MIN_FRAME_BYTES as usize;

@@ -2,8 +2,8 @@
 
 use sidecore_block::Operation;
 use sidecore_units::Nanos;
-use sidecore_vrio::Execute;
 use sidecore_vrio::slices::Data;
+use sidecore_vrio::{Execute, Request};
 
 use crate::Random;
 
@@ -112,11 +112,17 @@ impl Store {
 
     /// Takes a request.
     pub fn submit(&mut self, now: Nanos, execute: Execute) {
+        let end = self.end_of(now);
+        self.executing.push((end, execute));
+    }
+
+    /// When a request ends that it is given now.
+    pub fn end_of(&mut self, now: Nanos) -> Nanos {
         let mut after = 2_000 + self.random.below(60_000);
         if self.slow > 0 && self.random.once_in(self.slow) {
             after = 1_000_000 + self.random.below(150_000_000);
         }
-        self.executing.push((now.after(Nanos(after)), execute));
+        now.after(Nanos(after))
     }
 
     /// When the next request ends.
@@ -140,13 +146,20 @@ impl Store {
             return Ok(None);
         };
         let (_, execute) = self.executing.swap_remove(index);
-        let blocks = self.range(&execute)?;
+        self.carry_out(&execute.request, buffers.bytes(execute.place))?;
+        Ok(Some(execute))
+    }
+
+    /// Carries a request out, whose data are at the beginning of `data`.
+    ///
+    /// # Errors
+    /// As for [`finish`](Self::finish).
+    pub fn carry_out(&mut self, request: &Request, data: &mut [u8]) -> Result<(), String> {
+        let blocks = self.range(request)?;
         let bytes = self.block_bytes as usize;
-        match execute.request.operation {
+        match request.operation {
             Operation::Read => {
-                for (at, block) in
-                    buffers.bytes(execute.place).chunks_exact_mut(bytes).zip(&self.blocks[blocks])
-                {
+                for (at, block) in data.chunks_exact_mut(bytes).zip(&self.blocks[blocks]) {
                     if block.newest() != 0 {
                         write_stamp(at, block.newest());
                     }
@@ -154,56 +167,56 @@ impl Store {
             }
             Operation::Flush => self.blocks.iter_mut().for_each(Block::flush),
             _ => {
-                for (index, stamp) in self.stamps(&execute, buffers)?.into_iter().enumerate() {
+                for (index, stamp) in self.stamps(request, data)?.into_iter().enumerate() {
                     let block = &mut self.blocks[blocks.start + index];
                     block.since.push(stamp);
-                    if execute.request.fua || self.is_write_through {
+                    if request.fua || self.is_write_through {
                         block.flush();
                     }
                 }
             }
         }
-        Ok(Some(execute))
+        Ok(())
     }
 
-    fn range(&self, execute: &Execute) -> Result<std::ops::Range<usize>, String> {
-        let first = (execute.request.offset_bytes / self.block_bytes) as usize;
-        let range = first..first + (execute.request.len_bytes / self.block_bytes) as usize;
+    fn range(&self, request: &Request) -> Result<std::ops::Range<usize>, String> {
+        let first = (request.offset_bytes / self.block_bytes) as usize;
+        let range = first..first + (request.len_bytes / self.block_bytes) as usize;
         if range.end <= self.blocks.len() {
             Ok(range)
         } else {
-            Err(format!("the store was given {execute:?}"))
+            Err(format!("the store was given {request:?}"))
         }
     }
 
     /// The contents that a write gives its blocks.
-    fn stamps(&self, execute: &Execute, buffers: &mut Buffers) -> Result<Vec<Stamp>, String> {
-        let count = self.range(execute)?.len();
-        if execute.request.operation != Operation::Write {
+    fn stamps(&self, request: &Request, data: &[u8]) -> Result<Vec<Stamp>, String> {
+        let count = self.range(request)?.len();
+        if request.operation != Operation::Write {
             return Ok(vec![0; count]);
         }
-        let blocks =
-            buffers.bytes(execute.place).chunks_exact(self.block_bytes as usize).take(count);
-        blocks
-            .map(|block| {
-                stamp_of(block)
-                    .ok_or_else(|| format!("the store was given a torn block: {execute:?}"))
-            })
-            .collect()
+        let blocks = data.chunks_exact(self.block_bytes as usize).take(count);
+        let torn = || format!("the store was given a torn block: {request:?}");
+        blocks.map(|block| stamp_of(block).ok_or_else(torn)).collect()
     }
 
-    /// The process that has given it these requests dies: each is carried out, or not, in parts.
+    /// The process that has given it these requests dies.
     pub fn kill(&mut self, buffers: &mut Buffers) {
         for (_, execute) in std::mem::take(&mut self.executing) {
-            if !execute.request.operation.is_write() || self.random.once_in(2) {
-                continue;
-            }
-            let Ok(stamps) = self.stamps(&execute, buffers) else { continue };
-            let first = (execute.request.offset_bytes / self.block_bytes) as usize;
-            for (index, stamp) in stamps.into_iter().enumerate() {
-                if !self.random.once_in(3) {
-                    self.blocks[first + index].since.push(stamp);
-                }
+            self.abandon(&execute.request, buffers.bytes(execute.place));
+        }
+    }
+
+    /// The process that has given it this request has died: it is carried out, or not, in parts.
+    pub fn abandon(&mut self, request: &Request, data: &[u8]) {
+        if !request.operation.is_write() || self.random.once_in(2) {
+            return;
+        }
+        let Ok(stamps) = self.stamps(request, data) else { return };
+        let first = (request.offset_bytes / self.block_bytes) as usize;
+        for (index, stamp) in stamps.into_iter().enumerate() {
+            if !self.random.once_in(3) {
+                self.blocks[first + index].since.push(stamp);
             }
         }
     }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use sidecore_block::Geometry;
+use sidecore_remote::export::SteeringCounts;
 use sidecore_telemetry::{CounterSet as _, Counts as _};
 use sidecore_units::Nanos;
 use sidecore_vrio::slices::{Arrived, SlicePort};
@@ -10,12 +12,14 @@ use sidecore_vrio::{
     Host, HostOptions, Member as Admitted, Neglected, Rule, ServerOptions, VrioCounts, VrioStats,
 };
 
+use super::disk::Disk;
 use super::guest::{DEPTH, Guest};
 use super::history::Outcome;
 use super::member::{Member, device_name};
 use super::network::{Network, Way, Weather, address_of};
 use super::seal::Checksum;
 use super::store::{Buffers, Store};
+use super::unit::Unit;
 use crate::Random;
 
 /// The manner of a history.
@@ -38,6 +42,8 @@ pub(super) struct Manner {
     pub(super) slots: u16,
     pub(super) receive_frames: u32,
     slow: u64,
+    /// Sidecores of the IOhost; 0 for its engine alone, without units.
+    pub(super) sidecores: usize,
 }
 
 impl Manner {
@@ -69,12 +75,21 @@ impl Manner {
             slots: 2 + random.below(15) as u16,
             receive_frames: 34 + random.below(60) as u32,
             slow: [0, 8, 40][random.below(3) as usize],
+            sidecores: if random.once_in(4) { 1 + random.below(4) as usize } else { 0 },
         }
     }
 
     pub(super) fn is_calm(&self) -> bool {
         self.fault_every_ns == 0
     }
+}
+
+/// The IOhost's process.
+enum Process {
+    /// The engine of its sessions.
+    Engine(Box<Host<Checksum>>),
+    /// The units that have the engine, on several sidecores.
+    Units(Box<Unit>),
 }
 
 /// Clients, an IOhost, and all between and around them.
@@ -86,13 +101,16 @@ pub(super) struct World {
     network: Network,
     members: Vec<Member>,
     /// `None` while it is down.
-    host: Option<Host<Checksum>>,
+    host: Option<Process>,
     host_stats: Arc<VrioStats>,
     host_up_at: Nanos,
+    /// The counters of units that have ended.
+    unit_counts: VrioCounts,
+    steering: SteeringCounts,
     /// Those of the first client, then those of the second one.
     devices: Vec<DeviceEntry>,
     /// The stores of the devices.
-    stores: Vec<Store>,
+    stores: Vec<Disk>,
     buffers: Buffers,
     fault_at: Nanos,
     faults_left: u64,
@@ -118,14 +136,20 @@ impl World {
         let shape = (manner.block_bytes, manner.blocks);
         let neglected = rule.map_or(Neglected::default(), Neglected::only);
         let count = manner.clients * manner.devices;
-        let stores =
-            (0..count).map(|_| Store::new(fork(), shape, manner.slow, !manner.is_volatile));
-        let stores = stores.collect();
+        let capacity_bytes = manner.block_bytes * manner.blocks as u64;
+        let geometry = Geometry {
+            physical_block_bytes: 4096,
+            volatile_cache: manner.is_volatile,
+            ..Geometry::new(capacity_bytes, manner.block_bytes as u32)
+        };
+        let store = || Store::new(fork(), shape, manner.slow, !manner.is_volatile);
+        let stores = std::iter::repeat_with(store).take(count);
+        let stores = stores.map(|store| Disk::new(store, geometry)).collect();
         let cache = if manner.is_volatile { device_flag::VOLATILE_CACHE } else { 0 };
         let device = |index: usize| DeviceEntry {
             flags: device_flag::PRESENT | device_flag::DISCARD | device_flag::WRITE_ZEROES | cache,
             epoch: 1,
-            capacity_bytes: manner.block_bytes * manner.blocks as u64,
+            capacity_bytes,
             block_bytes: manner.block_bytes as u32,
             physical_block_bytes: 4096,
             name: device_name(index % manner.devices),
@@ -143,6 +167,8 @@ impl World {
             host: None,
             host_stats: Arc::new(VrioStats::default()),
             host_up_at: Nanos::ZERO,
+            unit_counts: VrioCounts::default(),
+            steering: SteeringCounts::default(),
             devices: (0..count).map(device).collect(),
             stores,
             buffers: Buffers::default(),
@@ -244,7 +270,7 @@ impl World {
     fn use_all_slots(&mut self) -> Step {
         // The engines' own flushes end, if need be by asking, and the clients learn of the slots.
         let end = self.now.after(Nanos::from_millis(300));
-        while self.now < end || self.stores.iter().any(|store| store.executing() > 0) {
+        while self.now < end || self.stores.iter().any(|store| store.in_flight() != (0, 0)) {
             self.step(false)?;
         }
         for member in &mut self.members {
@@ -303,7 +329,7 @@ impl World {
         let soon = self.now.after(Nanos::from_micros(1));
         let mut next = self.network.next();
         for store in &self.stores {
-            next = next.min(store.next());
+            next = next.min(store.with(|store| store.next()));
         }
         for member in &self.members {
             next = next.min(member.next().max(soon));
@@ -312,7 +338,10 @@ impl World {
             }
         }
         next = match &self.host {
-            Some(host) => next.min(host.deadline().unwrap_or(Nanos::MAX).max(soon)),
+            Some(Process::Engine(host)) => {
+                next.min(host.deadline().unwrap_or(Nanos::MAX).max(soon))
+            }
+            Some(Process::Units(unit)) => next.min(unit.next()),
             None => next.min(self.host_up_at.max(soon)),
         };
         self.now = next.min(self.fault_at).max(self.now);
@@ -320,9 +349,10 @@ impl World {
             self.start_host();
         }
         self.deliver();
-        for store in &mut self.stores {
-            while let Some(execute) = store.finish(self.now, &mut self.buffers)? {
-                if let Some(host) = &mut self.host {
+        for store in &self.stores {
+            let (now, buffers) = (self.now, &mut self.buffers);
+            while let Some(execute) = store.with(|store| store.finish(now, buffers))? {
+                if let Some(Process::Engine(host)) = &mut self.host {
                     host.complete(execute.ticket, Ok(()));
                 }
             }
@@ -351,7 +381,10 @@ impl World {
                 (Way::ToClient, _) => {
                     self.members[client].receive(self.now, &mut self.network, frame);
                 }
-                (Way::ToHost, Some(host)) => {
+                (Way::ToHost, Some(Process::Units(unit))) => {
+                    unit.receive(self.now, client, &frame);
+                }
+                (Way::ToHost, Some(Process::Engine(host))) => {
                     let mut link = self.network.host(self.now, &mut self.link_buffer);
                     let mut port = SlicePort { wire: &mut link, data: &mut self.buffers };
                     let from = (self.now, address_of(client));
@@ -365,7 +398,9 @@ impl World {
 
     /// Gives the stores what the IOhost has for them.
     fn execute(&mut self) {
-        while let Some(execute) = self.host.as_mut().and_then(Host::next_execute) {
+        while let Some(Process::Engine(host)) = &mut self.host
+            && let Some(execute) = host.next_execute()
+        {
             let number = execute.device;
             let Some(index) = self.devices.iter().position(|device| device.device == number) else {
                 continue;
@@ -375,14 +410,16 @@ impl World {
             let device = index % self.manner.devices;
             let replays = self.members[owner].replays_beside(device);
             self.outcome.beside_replays += u64::from(replays);
-            self.stores[index].submit(self.now, execute);
+            self.stores[index].with(|store| store.submit(self.now, execute));
         }
     }
 
     /// Whether the stores have requests of another client than this one.
     fn has_requests_of_others(&self, member: usize) -> bool {
         let mut stores = self.stores.iter().enumerate();
-        stores.any(|(index, store)| index / self.manner.devices != member && store.executing() > 0)
+        stores.any(|(index, store)| {
+            index / self.manner.devices != member && store.in_flight() != (0, 0)
+        })
     }
 
     fn submit(&mut self, member: usize) -> Step {
@@ -406,9 +443,13 @@ impl World {
         for member in &mut self.members {
             member.poll(self.now, &mut self.network, self.manner.receive_frames)?;
         }
-        if let Some(host) = &mut self.host {
-            let mut link = self.network.host(self.now, &mut self.link_buffer);
-            host.poll(self.now, &mut SlicePort { wire: &mut link, data: &mut self.buffers });
+        match &mut self.host {
+            Some(Process::Engine(host)) => {
+                let mut link = self.network.host(self.now, &mut self.link_buffer);
+                host.poll(self.now, &mut SlicePort { wire: &mut link, data: &mut self.buffers });
+            }
+            Some(Process::Units(unit)) => unit.poll(self.now, &mut self.network),
+            None => {}
         }
         Ok(())
     }
@@ -422,17 +463,12 @@ impl World {
         };
         let secret = [self.random.below(u64::MAX), 1];
         let options = HostOptions { incarnation, secret, server, ..HostOptions::default() };
-        let stats = &self.host_stats;
-        let mut host = Host::new(options, Checksum::default(), Arc::clone(stats));
-        for member in 0..self.members.len() {
-            host.add(Admitted { client: Member::name(member), queue: 0 }, Arc::clone(stats));
-        }
-        self.host = Some(host);
-        // Another start may give the devices other numbers.
-        let first = self.random.below(1000) as u16;
-        for (device, number) in self.devices.iter_mut().zip(first..) {
-            device.device = number;
-        }
+        self.host = Some(if self.manner.sidecores > 0 {
+            let random = Random::new(self.random.below(u64::MAX));
+            Process::Units(Box::new(Unit::new(random, &self.manner, options, &self.stores)))
+        } else {
+            Process::Engine(Box::new(self.engine(options)))
+        });
         for member in 0..self.members.len() {
             self.set_devices(member);
             self.set_slot_limit(member, self.members[member].slot_limit);
@@ -440,10 +476,31 @@ impl World {
         self.tell(|| "the IOhost starts".to_owned());
     }
 
+    fn engine(&mut self, options: HostOptions) -> Host<Checksum> {
+        let stats = &self.host_stats;
+        let mut host = Host::new(options, Checksum::default(), Arc::clone(stats));
+        for member in 0..self.members.len() {
+            host.add(Admitted { client: Member::name(member), queue: 0 }, Arc::clone(stats));
+        }
+        // Another start may give the devices other numbers.
+        let first = self.random.below(1000) as u16;
+        for (device, number) in self.devices.iter_mut().zip(first..) {
+            device.device = number;
+        }
+        host
+    }
+
     fn set_devices(&mut self, member: usize) {
-        let devices = &self.devices[self.index(member, 0)..][..self.manner.devices];
-        if let Some(host) = &mut self.host {
-            host.set_devices(self.now, member as u16, devices);
+        let first = self.index(member, 0);
+        let devices = &self.devices[first..][..self.manner.devices];
+        match &mut self.host {
+            Some(Process::Engine(host)) => host.set_devices(self.now, member as u16, devices),
+            Some(Process::Units(unit)) => {
+                for (index, device) in (first..).zip(devices) {
+                    unit.resize(index, device.capacity_bytes);
+                }
+            }
+            None => {}
         }
     }
 
@@ -455,15 +512,23 @@ impl World {
 
     fn set_slot_limit(&mut self, member: usize, slot_limit: u16) {
         self.members[member].slot_limit = slot_limit;
-        if let Some(host) = &mut self.host {
-            host.set_slot_limit(self.now, member as u16, slot_limit);
+        match &mut self.host {
+            Some(Process::Engine(host)) => {
+                host.set_slot_limit(self.now, member as u16, slot_limit);
+            }
+            Some(Process::Units(unit)) => unit.set_slot_limit(member, slot_limit),
+            None => {}
         }
     }
 
     /// The IOhost's process ends; with `power`, its machine does.
     fn kill_host(&mut self, power: bool) {
-        if self.host.take().is_none() {
-            return;
+        let Some(host) = self.host.take() else { return };
+        if let Process::Units(mut unit) = host {
+            let abroad = unit.abroad();
+            self.outcome.restarts_abroad += u64::from(abroad.executing);
+            self.outcome.restarts_with_messages += u64::from(abroad.in_messages);
+            self.note_counts(&mut unit);
         }
         self.tell(|| format!("the IOhost {}", if power { "loses its power" } else { "dies" }));
         self.outcome.restarts += 1;
@@ -477,12 +542,9 @@ impl World {
         let waiting = self.members.iter().filter(|member| member.in_flight() > 0).count();
         self.outcome.restarts_with_unanswered += u64::from(waiting > 0);
         self.outcome.restarts_with_several += u64::from(waiting > 1);
-        for store in &mut self.stores {
-            if power {
-                store.cut_power(&mut self.buffers);
-            } else {
-                store.kill(&mut self.buffers);
-            }
+        for store in &self.stores {
+            let buffers = &mut self.buffers;
+            store.with(|store| if power { store.cut_power(buffers) } else { store.kill(buffers) });
         }
         self.host_up_at = self.now.after(Nanos(self.random.below(30_000_000)));
     }
@@ -492,6 +554,9 @@ impl World {
         self.tell(|| format!("client {member} dies"));
         self.outcome.client_deaths += 1;
         self.outcome.deaths_beside_others += u64::from(self.has_requests_of_others(member));
+        if let Some(Process::Units(unit)) = &mut self.host {
+            self.outcome.deaths_abroad += u64::from(unit.abroad().executing);
+        }
         let manner = self.manner;
         self.members[member].die(&manner);
     }
@@ -529,12 +594,26 @@ impl World {
         }
     }
 
+    /// Adds the counters of units that end.
+    fn note_counts(&mut self, unit: &mut Unit) {
+        let (steering, sessions) = unit.counts();
+        self.steering.add(&steering);
+        self.unit_counts.add(&sessions);
+    }
+
     /// The counters of all clients, and of all IOhosts.
     pub(super) fn counts(&self) -> (VrioCounts, VrioCounts) {
         let mut clients = VrioCounts::default();
         for member in &self.members {
             clients.add(&member.counts());
         }
-        (clients, self.host_stats.counts())
+        let mut hosts = self.host_stats.counts();
+        hosts.add(&self.unit_counts);
+        (clients, hosts)
+    }
+
+    /// The counters of the executors of IOhosts that have ended.
+    pub(super) const fn steering(&self) -> &SteeringCounts {
+        &self.steering
     }
 }
