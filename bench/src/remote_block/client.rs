@@ -220,13 +220,13 @@ fn run_on(
     while in_flight > 0 {
         let mut found = false;
         for station in &mut *stations {
-            now = time.at(time.clock.raw());
             let count = station.poll(disk, now)?;
+            // One reading for each turn, as on a sidecore: it is the end of this one.
+            now = time.at(time.clock.raw());
             if count == 0 {
                 continue;
             }
             found = true;
-            now = time.at(time.clock.raw());
             station.rest(now, &mut latencies)?;
             if finish.is_none() {
                 done += count as u64;

@@ -38,6 +38,31 @@ impl Span<'_> {
         (unsafe { self.host.as_ptr().add(skip) }, len_bytes.min(rest))
     }
 
+    /// Asks the CPU to fetch the lines of the first `len_bytes` for reading. A hint.
+    #[inline]
+    pub fn prefetch_for_read(&self, len_bytes: usize) {
+        self.each_line(len_bytes, copy::prefetch_for_read);
+    }
+
+    /// Asks the CPU to fetch the lines of the first `len_bytes` for writing. A hint.
+    #[inline]
+    pub fn prefetch_for_write(&self, len_bytes: usize) {
+        self.each_line(len_bytes, copy::prefetch_for_write);
+    }
+
+    #[inline]
+    fn each_line(&self, len_bytes: usize, visit: impl Fn(*const u8)) {
+        let start = self.host.as_ptr().cast_const();
+        let (_, len_bytes) = self.part(0, len_bytes);
+        let lead = start.addr() % copy::CACHE_LINE_BYTES;
+        let mut line = start.wrapping_sub(lead);
+        let end = start.wrapping_add(len_bytes);
+        while line < end && len_bytes > 0 {
+            visit(line);
+            line = line.wrapping_add(copy::CACHE_LINE_BYTES);
+        }
+    }
+
     /// Reads from byte `skip_bytes` on. Returns the number of bytes, fewer than asked for if the
     /// span ends before.
     #[inline]
@@ -131,6 +156,26 @@ mod tests {
         let mut read = [0; 15];
         span.read(19, &mut read);
         assert_eq!(read, [20, 0, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 0, 33, 34]);
+    }
+
+    #[test]
+    fn the_lines_of_a_span_are_visited_once() {
+        let pages = SharedPages::new("pages", 4096).unwrap();
+        let hint = &mut RegionHint::default();
+        let span = pages.memory().span(GuestAddress(4014 - 1024), 1024, hint).unwrap();
+        let start = span.host.as_ptr().addr();
+        let lines = |len| {
+            let lines = std::cell::RefCell::new(Vec::new());
+            span.each_line(len, |line| lines.borrow_mut().push(line.addr()));
+            lines.into_inner()
+        };
+        // It begins 18 bytes before the end of a line.
+        assert_eq!(start % 64, 46);
+        assert_eq!(lines(18), [start - 46]);
+        assert_eq!(lines(19), [start - 46, start + 18]);
+        assert_eq!((lines(0).len(), lines(usize::MAX).len()), (0, 17));
+        span.prefetch_for_read(1024);
+        span.prefetch_for_write(1024);
     }
 
     #[test]

@@ -15,6 +15,10 @@ use crate::Peers;
 /// The most frames that are lent, or sent, together.
 const BATCH: usize = 32;
 
+/// The first bytes of a frame that are fetched ahead: a head and a sector, or a part of more that
+/// is enough for the CPU to see the pattern.
+const FETCH_BYTES: usize = DATA_HEADER_BYTES + 512;
+
 /// Written behind a message, and in place of data that does not exist.
 const ZEROS: [u8; 4096] = [0; 4096];
 
@@ -201,12 +205,25 @@ impl<D: RequestData> LinkPort<D> {
         if !self.memory.is_same(self.link.memory()) {
             self.memory = self.link.memory().clone();
         }
+        self.fetch_received(0);
         self.received.len()
+    }
+
+    /// Fetches the first bytes of a frame of the batch. The lines are in the cache of another core,
+    /// and a head is parsed before the payload is copied.
+    #[inline]
+    fn fetch_received(&mut self, index: usize) {
+        if let Some(frame) = self.received.get(index)
+            && let Some(span) = frame.pieces().span(&self.memory, &mut self.hint)
+        {
+            span.prefetch_for_read(FETCH_BYTES);
+        }
     }
 
     /// The next frame of the batch.
     #[inline]
     pub fn next_frame(&mut self) -> Option<Arrived> {
+        self.fetch_received(self.next.wrapping_add(1));
         let frame = self.received.get(self.next)?;
         self.next = self.next.wrapping_add(1);
         let pieces = *frame.pieces();
@@ -288,12 +305,19 @@ impl<D: RequestData> LinkPort<D> {
 
     /// An empty buffer for a frame to the address that the port has turned to.
     #[inline]
-    fn buffer(&mut self, to: LinkAddress) -> Option<Buffer> {
+    fn buffer(&mut self, to: LinkAddress, frame_bytes: usize) -> Option<Buffer> {
         if self.empty.is_empty() {
             self.link.buffers(to, self.wanted, &mut self.empty);
             self.empty.reverse();
         }
-        self.empty.pop()
+        let buffer = self.empty.pop();
+        if let Some(next) = self.empty.last()
+            && let Some(span) = next.pieces().span(&self.memory, &mut self.hint)
+        {
+            // The peer's core has the lines that it has read.
+            span.prefetch_for_write(frame_bytes.min(FETCH_BYTES));
+        }
+        buffer
     }
 
     /// Writes a payload to a frame, from byte `at` on.
@@ -413,7 +437,7 @@ impl<D: RequestData> Port for LinkPort<D> {
             self.unsendable = self.unsendable.wrapping_add(1);
             return true;
         };
-        let Some(mut buffer) = self.buffer(address) else { return false };
+        let Some(mut buffer) = self.buffer(address, frame_bytes) else { return false };
         let pieces = *buffer.pieces();
         Place::of(&pieces, &self.memory, &mut self.hint).write(0, head);
         if tag_bytes == 0 {

@@ -26,6 +26,7 @@ use crate::{Neglected, Reason, Request, VrioStats};
 use device::Device;
 use entry::{Entry, Origin};
 use overlap::UnansweredWrites;
+use requests::Start;
 use session::{Keepalive, Listing, Opened, Phase, Widening};
 use slots::{FreeSlots, Slot};
 
@@ -165,7 +166,7 @@ pub enum SubmitError {
 }
 
 /// Flags that say what the caller has not been told yet.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Untold {
     connected: bool,
     disconnected: bool,
@@ -288,6 +289,21 @@ impl Core {
             completed: VecDeque::with_capacity(entries),
             untold: Untold::default(),
         }
+    }
+
+    /// Makes an entry of a request of the caller.
+    #[inline]
+    fn take_over(&mut self, tag: u64, device: u16, request: Request) -> Result<u16, SubmitError> {
+        if self.device_mut(device).is_none() {
+            return Err(SubmitError::UnknownDevice { device });
+        }
+        if self.guest_requests >= self.options.depth {
+            return Err(SubmitError::Full);
+        }
+        let entry = self.accept(Origin::Guest { tag }, usize::from(device), request);
+        let entry = entry.ok_or(SubmitError::Full)?;
+        self.guest_requests = self.guest_requests.saturating_add(1);
+        Ok(entry)
     }
 
     fn device_mut(&mut self, device: u16) -> Option<&mut Device> {
@@ -442,22 +458,60 @@ impl<H: ClientHandshake> Client<H> {
     /// Too many requests are unanswered, or the device was not opened.
     pub fn submit(&mut self, tag: u64, device: u16, request: Request) -> Result<(), SubmitError> {
         let core = &mut self.core;
-        if core.device_mut(device).is_none() {
-            return Err(SubmitError::UnknownDevice { device });
-        }
-        if core.guest_requests >= core.options.depth {
-            return Err(SubmitError::Full);
-        }
-        let entry = core.accept(Origin::Guest { tag }, usize::from(device), request);
-        let entry = entry.ok_or(SubmitError::Full)?;
-        core.guest_requests = core.guest_requests.saturating_add(1);
+        let entry = core.take_over(tag, device, request)?;
         core.waiting.push_back(entry);
         core.looks_again = true;
         Ok(())
     }
 
+    /// As [`submit`](Self::submit), and sends the request at once if nothing is in its way and the
+    /// link has room: otherwise a [`poll`](Self::poll) does.
+    ///
+    /// # Errors
+    /// As for [`submit`](Self::submit).
+    #[inline]
+    pub fn send(
+        &mut self,
+        now: Nanos,
+        (tag, device, request): (u64, u16, Request),
+        port: &mut impl Port,
+    ) -> Result<(), SubmitError> {
+        let Self { core, channel, .. } = self;
+        let entry = core.take_over(tag, device, request)?;
+        // A request that was accepted earlier goes first.
+        let is_first = core.waiting.is_empty() && core.phase.is_connected();
+        if !is_first || core.start(entry, port) == Start::Waits {
+            core.waiting.push_back(entry);
+            core.looks_again = true;
+            return Ok(());
+        }
+        core.send_slots(now, channel, port);
+        Ok(())
+    }
+
+    /// Whether [`next_event`](Self::next_event) has something to say.
+    #[must_use]
+    #[inline]
+    pub fn has_events(&self) -> bool {
+        let Untold { connected, disconnected, listed, devices } = self.core.untold;
+        connected | disconnected | listed | devices || !self.core.completed.is_empty()
+    }
+
     /// The next thing that the caller has not been told.
+    #[inline]
     pub fn next_event(&mut self) -> Option<Event> {
+        let Untold { connected, disconnected, listed, devices } = self.core.untold;
+        if connected | disconnected | listed | devices
+            && let Some(event) = self.next_change()
+        {
+            return Some(event);
+        }
+        let completed = self.core.completed.pop_front();
+        completed.map(|(tag, result)| Event::Completed { tag, result })
+    }
+
+    #[cold]
+    fn next_change(&mut self) -> Option<Event> {
         let core = &mut self.core;
         let untold = &mut core.untold;
         if std::mem::take(&mut untold.disconnected) {
@@ -477,7 +531,7 @@ impl<H: ClientHandshake> Client<H> {
             }
             untold.devices = false;
         }
-        core.completed.pop_front().map(|(tag, result)| Event::Completed { tag, result })
+        None
     }
 
     /// Takes a frame of `frame_bytes`, padding included, that came from `from`. `first` are its
@@ -569,6 +623,19 @@ impl<H: ClientHandshake> Client<H> {
             core.start_waiting(port);
         }
         core.send_slots(now, channel, port);
+    }
+
+    /// Whether a [`poll`](Self::poll) at `now` has anything to do.
+    #[must_use]
+    #[inline]
+    pub fn is_due(&self, now: Nanos) -> bool {
+        let core = &self.core;
+        let may_start = !core.waiting.is_empty() || core.is_replaying();
+        !core.phase.is_connected()
+            || !core.sending.is_empty()
+            || (core.looks_again && may_start)
+            || core.next_due <= now
+            || core.needs_care(now)
     }
 
     /// When to poll next, if no frame arrives and nothing is submitted.

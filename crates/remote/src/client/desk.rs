@@ -117,7 +117,7 @@ impl<H: ClientHandshake> SessionDesk<H> {
             let (head, received) = arrived.parts();
             self.client.receive(now, (from, head, frame_bytes), received, &mut self.port);
         }
-        let mut work = self.take_events();
+        let mut work = if self.client.has_events() { self.take_events() } else { 0 };
         if self.shared.has_commands.load(Ordering::Acquire) {
             work = work.saturating_add(self.obey());
         }
@@ -139,7 +139,8 @@ impl<H: ClientHandshake> SessionDesk<H> {
     /// Gives queued parts to the engine and has it send. Returns the number of requests that ended.
     fn push(&mut self, now: Nanos) -> usize {
         while let Some(part) = self.port.data.next_part() {
-            match self.client.submit(part.tag, part.device, part.request) {
+            let request = (part.tag, part.device, part.request);
+            match self.client.send(now, request, &mut self.port) {
                 Ok(()) => {
                     if self.port.data.sent(&part) {
                         self.shared.stats.splits.add(1);
@@ -152,8 +153,10 @@ impl<H: ClientHandshake> SessionDesk<H> {
                 }
             }
         }
-        self.client.poll(now, &mut self.port);
-        let ended = self.take_events();
+        if self.client.is_due(now) {
+            self.client.poll(now, &mut self.port);
+        }
+        let ended = if self.client.has_events() { self.take_events() } else { 0 };
         self.port.flush(now);
         ended
     }

@@ -379,7 +379,6 @@ impl<H: HostHandshake> Export<H> {
             let (head, received) = frame.split();
             self.host.receive(now, (from, head, frame_bytes), received, &mut self.port);
         }
-        self.port.give_back();
         count
     }
 
@@ -578,6 +577,8 @@ impl<H: HostHandshake + 'static> Pollable for Export<H> {
         work = work.saturating_add(self.complete(now));
         self.host.poll(now, &mut self.port);
         self.port.flush(now);
+        // After the answers, which clients wait for.
+        self.port.give_back();
         if !self.leaving.is_empty() {
             self.let_leave();
         }

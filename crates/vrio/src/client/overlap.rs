@@ -61,6 +61,8 @@ pub(super) struct UnansweredWrites {
     /// By the numbers of entries.
     writes: Box<[Write]>,
     levels: [Level; LEVELS.len()],
+    /// Of all levels.
+    count: usize,
 }
 
 impl UnansweredWrites {
@@ -70,7 +72,7 @@ impl UnansweredWrites {
         let none =
             Write { start: 0, end: 0, order: 0, device: 0, is_replay: false, level: 0, next };
         let level = |shift| Level { count: 0, shift, lists: vec![NONE; LISTS].into() };
-        Self { writes: vec![none; count].into(), levels: LEVELS.map(level) }
+        Self { writes: vec![none; count].into(), levels: LEVELS.map(level), count: 0 }
     }
 
     /// Adds the write of an entry.
@@ -94,6 +96,7 @@ impl UnansweredWrites {
             return;
         };
         level.count = level.count.wrapping_add(1);
+        self.count = self.count.wrapping_add(1);
         let (first, last) = level.cells(start, end);
         let mut next = [NONE; CELLS];
         for ((side, cell), next) in (0_u32..).zip(first..=last).zip(&mut next) {
@@ -115,6 +118,7 @@ impl UnansweredWrites {
         write.end = start;
         let Some(level) = self.levels.get_mut(usize::from(level)) else { return };
         level.count = level.count.wrapping_sub(1);
+        self.count = self.count.wrapping_sub(1);
         let (first, last) = level.cells(start, end);
         for (side, cell) in (0..CELLS).zip(first..=last) {
             // Read anew: both cells may be in one list.
@@ -165,6 +169,9 @@ impl UnansweredWrites {
                 && write.device == device
                 && write.is_replay == is_replay
         };
+        if self.count == 0 {
+            return None;
+        }
         for level in self.levels.iter().filter(|level| level.count > 0 && start < end) {
             let (first, last) = level.cells(start, end);
             let found = if last.wrapping_sub(first) >= level.count as u64 {

@@ -22,7 +22,7 @@ const TRIES_MAX: u32 = 4;
 
 /// How an entry fared that was looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Start {
+pub(super) enum Start {
     /// It has a slot now.
     Started,
     /// It has ended without one.
@@ -77,6 +77,12 @@ impl Core {
         }
     }
 
+    /// Whether a device has writes to be replayed.
+    #[inline]
+    pub(super) fn is_replaying(&self) -> bool {
+        self.devices.iter().any(|device| device.replay.is_some())
+    }
+
     /// Sends writes of the replay logs again, in the order of their answers.
     pub(super) fn replay(&mut self, port: &mut impl Port) {
         for device in 0..self.devices.len() {
@@ -127,7 +133,8 @@ impl Core {
     }
 
     /// Gives an entry a slot, if nothing is in its way.
-    fn start(&mut self, index: u16, port: &mut impl Port) -> Start {
+    #[inline]
+    pub(super) fn start(&mut self, index: u16, port: &mut impl Port) -> Start {
         let Some(entry) = self.entries.get(usize::from(index)).copied() else {
             return Start::Ended;
         };

@@ -141,13 +141,9 @@ impl Core {
         port: &mut impl Port,
     ) {
         if self.phase.is_connected() {
-            let dead_after = self.options.timing.dead_after;
-            let is_dead = self.heard_at.is_none_or(|heard_at| now.since(heard_at) >= dead_after);
-            if is_dead {
+            if self.is_dead(now) {
                 self.lose(now, 0);
-            } else if self.frame_bytes > MIN_FRAME_BYTES
-                && now.since(self.full_heard_at) >= dead_after
-            {
+            } else if self.is_narrow(now) {
                 // Short frames arrive and full ones do not.
                 self.lose(now, 1);
             }
@@ -166,6 +162,30 @@ impl Core {
         if self.is_asking {
             self.ask_for_devices(now, channel, port);
         }
+    }
+
+    /// Whether the IOhost has been silent for too long.
+    #[inline]
+    fn is_dead(&self, now: Nanos) -> bool {
+        let dead_after = self.options.timing.dead_after;
+        self.heard_at.is_none_or(|heard_at| now.since(heard_at) >= dead_after)
+    }
+
+    /// Whether no full frame has come for too long.
+    #[inline]
+    fn is_narrow(&self, now: Nanos) -> bool {
+        let dead_after = self.options.timing.dead_after;
+        self.frame_bytes > MIN_FRAME_BYTES && now.since(self.full_heard_at) >= dead_after
+    }
+
+    /// Whether [`keep_session`](Self::keep_session) has anything to do in a session.
+    #[inline]
+    pub(super) fn needs_care(&self, now: Nanos) -> bool {
+        self.is_asking
+            || self.keepalive.next_at <= now
+            || self.widening.next_at.is_some_and(|at| at <= now)
+            || self.is_dead(now)
+            || self.is_narrow(now)
     }
 
     /// Sends a PING of the largest size. Its PONG shows that the path carries such frames.
