@@ -4,7 +4,9 @@
 //! The daemons of both builds are driven by this build's client. Experiments without a daemon run
 //! as children, from the `sidecore-bench` of each build.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -31,10 +33,10 @@ pub const LIMIT: f64 = 0.98;
 /// The longest run of a pair: more pairs narrow the interval more than longer runs do.
 const MAX_RUN: Duration = Duration::from_millis(100);
 
-/// The pairs for which `nvme-vf` has both daemons run before it starts them again: a process's
+/// The pairs of each case for which both daemons run before they are started again: a process's
 /// memory lies elsewhere at each start, which changes its speed by some percent, more than the
 /// difference that a comparison is to find.
-pub const PAIRS_PER_START: usize = 4;
+const PAIRS_PER_START: usize = 4;
 
 /// The number of pairs of each case.
 fn pairs(scale: Scale) -> usize {
@@ -52,6 +54,74 @@ pub fn runs(common: &Common, run: Duration, rounds: usize) -> (Duration, usize) 
     match common.against {
         Some(_) => (run.min(MAX_RUN), pairs(common.scale())),
         None => (run, rounds),
+    }
+}
+
+/// The rounds of all cases that one start of the programs measures.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The number of starts before this one.
+    pub start: usize,
+    /// The rounds of each case.
+    pub rounds: Range<usize>,
+    /// Whether each case has all of its rounds after this part.
+    pub is_last: bool,
+}
+
+/// Divides the rounds of an experiment. The programs of two builds are started for each part, and
+/// those of one build once.
+#[must_use]
+pub fn parts(common: &Common, rounds: usize) -> Vec<Part> {
+    let per_start = if common.against.is_some() { PAIRS_PER_START } else { rounds.max(1) };
+    let starts = (0..rounds).step_by(per_start).enumerate();
+    starts
+        .map(|(start, first)| {
+            let end = rounds.min(first + per_start);
+            Part { start, rounds: first..end, is_last: end == rounds }
+        })
+        .collect()
+}
+
+/// Starts two builds: this build first at one start, and the other one first at the next. A process
+/// that starts later finds other memory free.
+///
+/// # Errors
+/// Those of the two calls.
+pub fn start_in_turn<T, U>(
+    start: usize,
+    this: impl FnOnce() -> Result<T>,
+    other: impl FnOnce() -> Result<U>,
+) -> Result<(T, U)> {
+    if index(0, start) == 0 {
+        let this = this()?;
+        return Ok((this, other()?));
+    }
+    let other = other()?;
+    Ok((this()?, other))
+}
+
+/// The runs of the systems of each case, by its name, while the systems are started again.
+#[derive(Debug)]
+pub struct Kept<R>(HashMap<String, Vec<R>>);
+
+impl<R> Default for Kept<R> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<R: Default> Kept<R> {
+    /// Takes the runs of a case's systems from the parts so far.
+    #[must_use]
+    pub fn take(&mut self, case: &str, systems: usize) -> Vec<R> {
+        let mut runs = self.0.remove(case).unwrap_or_default();
+        runs.resize_with(systems, R::default);
+        runs
+    }
+
+    /// Keeps the runs of a case for the next part.
+    pub fn keep(&mut self, case: &str, runs: impl IntoIterator<Item = R>) {
+        self.0.insert(case.to_owned(), runs.into_iter().collect());
     }
 }
 
@@ -237,6 +307,35 @@ mod tests {
             (order(0), order(1), order(2)),
             (vec![0, 1, 2, 3], vec![1, 0, 3, 2], vec![0, 1, 2, 3])
         );
+    }
+
+    #[test]
+    fn two_builds_are_started_again_after_some_pairs_in_the_other_order() {
+        let mut common = Common::default();
+        let part = |start, rounds: Range<usize>, is_last| Part { start, rounds, is_last };
+        assert_eq!(parts(&common, 11), [part(0, 0..11, true)]);
+        common.against = Some("before".into());
+        let expected = [part(0, 0..4, false), part(1, 4..8, false), part(2, 8..10, true)];
+        assert_eq!(parts(&common, 10), expected);
+        let mut kept = Kept::default();
+        let order = std::cell::RefCell::new(Vec::new());
+        for Part { start, rounds, is_last } in expected {
+            let note = |name| {
+                order.borrow_mut().push(name);
+                Ok(name)
+            };
+            let started = start_in_turn(start, || note(THIS), || note(BEFORE)).unwrap();
+            assert_eq!(started, (THIS, BEFORE));
+            let mut runs: Vec<Vec<usize>> = kept.take("a", 2);
+            runs.iter_mut().for_each(|runs| runs.extend(rounds.clone()));
+            if is_last {
+                assert_eq!(runs, vec![(0..10).collect::<Vec<_>>(); 2]);
+            } else {
+                kept.keep("a", runs);
+            }
+        }
+        assert_eq!(*order.borrow(), [THIS, BEFORE, BEFORE, THIS, THIS, BEFORE]);
+        assert!(start_in_turn(0, || anyhow::bail!("no"), || Ok(())).map(|((), ())| ()).is_err());
     }
 
     #[test]

@@ -266,6 +266,25 @@ impl Experiment {
         self.options.against.as_ref().map(start).transpose()
     }
 
+    /// Starts both for the `start`-th time, in turn. Each build has devices of its own.
+    ///
+    /// # Errors
+    /// As [`Sidecored::start`].
+    pub fn start_builds(
+        &self,
+        name: &str,
+        start: usize,
+        controllers: &[Controller],
+        [ours, before]: [&[Device]; 2],
+    ) -> Result<(Sidecored, Option<Sidecored>)> {
+        let name = format!("{name}-{start}");
+        against::start_in_turn(
+            start,
+            || self.start_ours(&name, controllers, ours),
+            || self.start_before(&name, controllers, before),
+        )
+    }
+
     /// Starts this build's daemon with a configuration that `configuration` makes for the directory
     /// of its files, by a command that `prefix` is in front of.
     ///

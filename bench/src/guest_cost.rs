@@ -17,7 +17,7 @@ use anyhow::{Context, Result, ensure};
 use quanta::Clock;
 use sidecore_driver::{BlkClient, ClientOptions, NvmeClient, NvmeOptions, NvmeQueue};
 
-use crate::against;
+use crate::against::{self, Kept, Part};
 use crate::bounds::{Bound, Limit, Of};
 use crate::cores::Gated;
 use crate::experiment::{Experiment, Programs, Report, Scale, wants};
@@ -159,8 +159,11 @@ fn bounded_cases() -> Vec<String> {
 struct Daemon {
     name: String,
     sidecored: Sidecored,
-    runs: Vec<Gated<Cost>>,
+    runs: Costs,
 }
+
+/// A run for each round.
+type Costs = Vec<Gated<Cost>>;
 
 /// A connection with one queue.
 enum Client {
@@ -217,14 +220,17 @@ pub fn run(options: &Options) -> Result<bool> {
     (plan.run, plan.rounds) = against::runs(common, plan.run, plan.rounds);
     let experiment = Experiment::start(NAME, &options.programs, plan.patience)?;
     let mut bench = Bench { experiment, options: options.clone(), plan, daemons: Vec::new() };
-    bench.start_daemons()?;
-    for format in Format::ALL.into_iter().filter(|format| wants(&options.only, format)) {
-        for depth in DEPTHS.into_iter().filter(|depth| wants(&options.depths, depth)) {
-            bench.queue(format, depth)?;
+    let mut kept = Kept::default();
+    for part in against::parts(common, plan.rounds) {
+        bench.start_daemons(part.start)?;
+        for format in Format::ALL.into_iter().filter(|format| wants(&options.only, format)) {
+            for depth in DEPTHS.into_iter().filter(|depth| wants(&options.depths, depth)) {
+                bench.queue(format, depth, (&part, &mut kept))?;
+            }
         }
-    }
-    for daemon in bench.daemons.drain(..) {
-        daemon.sidecored.process.end()?;
+        for daemon in bench.daemons.drain(..) {
+            daemon.sidecored.process.end()?;
+        }
     }
     let cases = bounded_cases();
     let bound = |case| Bound { case, of: Of::FloorRatio("iops"), limit: Limit::AtLeast(0.95) };
@@ -234,7 +240,7 @@ pub fn run(options: &Options) -> Result<bool> {
 }
 
 impl Bench {
-    fn start_daemons(&mut self) -> Result<()> {
+    fn start_daemons(&mut self, start: usize) -> Result<()> {
         let store = Store::Null { bytes: DISK_BYTES };
         let devices = [
             Device::new("virtio", store),
@@ -243,8 +249,9 @@ impl Bench {
                 ..Device::new("nvme", Store::Shared { with: "virtio" })
             },
         ];
-        let mut daemons = vec![(OURS.to_owned(), self.experiment.start_ours(OURS, &[], &devices)?)];
-        let before = self.experiment.start_before(OURS, &[], &devices)?;
+        let of_builds = [&devices[..], &devices];
+        let (ours, before) = self.experiment.start_builds(OURS, start, &[], of_builds)?;
+        let mut daemons = vec![(OURS.to_owned(), ours)];
         daemons.extend(before.map(|daemon| (against::before(OURS), daemon)));
         for (name, mut sidecored) in daemons {
             sidecored.process.freeze()?;
@@ -254,10 +261,17 @@ impl Bench {
     }
 
     /// Runs all cases of one kind of queue at one depth, over the same connections.
-    fn queue(&mut self, format: Format, depth: u16) -> Result<()> {
+    fn queue(
+        &mut self,
+        format: Format,
+        depth: u16,
+        (part, kept): (&Part, &mut Kept<Costs>),
+    ) -> Result<()> {
+        // A comparison of builds has no floor.
         let mut floor = match format {
-            Format::Nvme => Floor::nvme(&Format::nvme(depth))?,
-            _ => Floor::virtio(&format.virtio(depth))?,
+            _ if self.daemons.len() > 1 => None,
+            Format::Nvme => Some(Floor::nvme(&Format::nvme(depth))?),
+            _ => Some(Floor::virtio(&format.virtio(depth))?),
         };
         let mut clients = Vec::new();
         for daemon in &mut self.daemons {
@@ -267,7 +281,10 @@ impl Bench {
         }
         for own_work_ns in OWN_WORK_NS {
             if wants(&self.options.own_work, &own_work_ns) {
-                self.case(format, depth, own_work_ns, &mut floor, &mut clients)?;
+                let case = case(format, depth, own_work_ns);
+                let guest = self.guest(depth, own_work_ns);
+                let systems = (&mut clients[..], floor.as_mut());
+                self.case(&case, &guest, systems, (part, kept))?;
             }
         }
         for (daemon, client) in self.daemons.iter_mut().zip(clients) {
@@ -278,23 +295,32 @@ impl Bench {
         Ok(())
     }
 
-    fn case(
-        &mut self,
-        format: Format,
-        depth: u16,
-        own_work_ns: u64,
-        floor: &mut Floor,
-        clients: &mut [Client],
-    ) -> Result<()> {
+    fn guest(&self, depth: u16, own_work_ns: u64) -> Guest {
         let own_work = OwnWork::of(own_work_ns, &self.experiment.clock);
         let blocks = DISK_BYTES / u64::from(BLOCK_BYTES);
-        let guest = Guest { depth, own_work, blocks, duration: self.plan.run };
-        let interval_ns = self.best_interval(floor, &guest)?;
-        let mut floor_runs = Vec::new();
+        Guest { depth, own_work, blocks, duration: self.plan.run }
+    }
+
+    fn case(
+        &mut self,
+        case: &str,
+        guest: &Guest,
+        (clients, mut floor): (&mut [Client], Option<&mut Floor>),
+        (part, kept): (&Part, &mut Kept<Costs>),
+    ) -> Result<()> {
+        let interval_ns = match &mut floor {
+            Some(floor) => self.best_interval(floor, guest)?,
+            None => 0,
+        };
+        let mut floor_runs = Costs::new();
         let builds = self.daemons.len() > 1;
-        for number in 0..self.plan.rounds {
-            let clock = &self.experiment.clock;
-            floor_runs.push(floor.run(&mut self.experiment.gate, &guest, interval_ns, clock)?);
+        let runs = kept.take(case, self.daemons.len());
+        self.daemons.iter_mut().zip(runs).for_each(|(daemon, runs)| daemon.runs = runs);
+        for number in part.rounds.clone() {
+            if let Some(floor) = &mut floor {
+                let Experiment { gate, clock, .. } = &mut self.experiment;
+                floor_runs.push(floor.run(gate, guest, interval_ns, clock)?);
+            }
             for turn in 0..self.daemons.len() {
                 let index = if builds { against::index(turn, number) } else { turn };
                 let (Some(daemon), Some(client)) =
@@ -302,15 +328,19 @@ impl Bench {
                 else {
                     continue;
                 };
-                let run = round(&mut self.experiment, &self.plan, daemon, client, &guest)?;
+                let run = round(&mut self.experiment, &self.plan, daemon, client, guest)?;
                 daemon.runs.push(run);
             }
         }
-        let case = case(format, depth, own_work_ns);
-        let mut params = self.experiment.params();
-        params.insert("depth".to_owned(), depth.into());
-        params.insert("own_work_ns".to_owned(), own_work.ns.into());
-        self.record(&case, &params, interval_ns, &floor_runs);
+        if part.is_last {
+            let mut params = self.experiment.params();
+            params.insert("depth".to_owned(), guest.depth.into());
+            params.insert("own_work_ns".to_owned(), guest.own_work.ns.into());
+            let floor = floor.map(|_| (interval_ns, &floor_runs[..]));
+            self.record(case, &params, floor);
+        } else {
+            kept.keep(case, self.daemons.iter_mut().map(|daemon| std::mem::take(&mut daemon.runs)));
+        }
         Ok(())
     }
 
@@ -332,27 +362,25 @@ impl Bench {
         Ok(best.map_or(0, |(_, interval_ns)| interval_ns))
     }
 
-    fn record(
-        &mut self,
-        case: &str,
-        params: &Params,
-        interval_ns: u64,
-        floor_runs: &[Gated<Cost>],
-    ) {
+    /// Records the runs of the daemons, and of the floor with the interval of its polls.
+    fn record(&mut self, case: &str, params: &Params, floor: Option<(u64, &[Gated<Cost>])>) {
         let records = &mut self.experiment.records;
-        let mut floor_params = params.clone();
-        floor_params.insert("interval_ns".to_owned(), interval_ns.into());
-        record_costs(records, case, FLOOR, &floor_params, floor_runs);
-        let mut line = format!(
-            "  {case:<28} floor {:>4.0} ns (polls every {interval_ns} ns)",
-            median(floor_runs)
-        );
+        let mut line = format!("  {case:<28}");
+        if let Some((interval_ns, runs)) = floor {
+            let mut params = params.clone();
+            params.insert("interval_ns".to_owned(), interval_ns.into());
+            record_costs(records, case, FLOOR, &params, runs);
+            let ns = median(runs);
+            line.push_str(&format!(" floor {ns:>4.0} ns (polls every {interval_ns} ns)"));
+        }
         for daemon in &self.daemons {
             record_costs(records, case, &daemon.name, params, &daemon.runs);
             line.push_str(&format!("  {} {:.0} ns", daemon.name, median(&daemon.runs)));
         }
         let Some((ours, before)) = self.daemons.split_first() else { return };
-        record_ratios(records, case, &["iops"], &ours.runs, (FLOOR, floor_runs));
+        if let Some((_, runs)) = floor {
+            record_ratios(records, case, &["iops"], &ours.runs, (FLOOR, runs));
+        }
         for before in before {
             let all = ["iops", "latency_p50", "latency_p99"];
             record_ratios(records, case, &all, &ours.runs, (&before.name, &before.runs));

@@ -251,9 +251,7 @@ impl Bench {
 
     fn on(&mut self, medium: Medium) -> Result<()> {
         let Some(kind) = medium.disk() else {
-            let mut servers = servers::on_ram(self, true)?;
-            self.cases(medium, &mut servers)?;
-            return servers.end();
+            return self.measure_on(medium, |bench, start| servers::on_ram(bench, start, true));
         };
         if !rustix::process::geteuid().is_root() {
             eprintln!("  only root can set up disks: nothing is measured on {}", medium.name());
@@ -267,9 +265,9 @@ impl Bench {
         let peer = self.experiment.find_peer();
         // Dropped after the servers that are started under it.
         let _confined = medium.has_workers().then(|| Confined::to(cores::CLIENT));
-        let mut servers = servers::on_disks(self, medium, kind, peer.as_ref())?;
-        self.cases(medium, &mut servers)?;
-        servers.end()
+        self.measure_on(medium, |bench, start| {
+            servers::on_disks(bench, start, (medium, kind), peer.as_ref())
+        })
     }
 
     fn sizes(&self, medium: Medium) -> Vec<u32> {

@@ -8,7 +8,7 @@ use quanta::Clock;
 use sidecore_driver::{BlkClient, ClientOptions};
 
 use super::Bench;
-use crate::against;
+use crate::against::{self, Kept, Part};
 use crate::fill::{allocated_file, directory_in_memory};
 use crate::load::{self, Sample, Work};
 use crate::peer::{self, Disk, Program, StorageDaemon};
@@ -41,7 +41,21 @@ enum Kind<'a> {
     Copies,
 }
 
+/// Measures all cases. Two builds are started again after some pairs.
 pub(super) fn run(bench: &mut Bench, peer: Option<&Program>) -> Result<()> {
+    let mut kept = Kept::default();
+    for part in against::parts(&bench.options.programs.common, bench.plan.rounds) {
+        run_part(bench, peer, &part, &mut kept)?;
+    }
+    Ok(())
+}
+
+fn run_part(
+    bench: &mut Bench,
+    peer: Option<&Program>,
+    part: &Part,
+    kept: &mut Kept<Runs>,
+) -> Result<()> {
     let files = directory_in_memory()?;
     let file = |name: &str| allocated_file(&files.path().join(name), bench.plan.store_bytes);
     let (our_file, their_file) = (file("ours")?, file("theirs")?);
@@ -53,10 +67,11 @@ pub(super) fn run(bench: &mut Bench, peer: Option<&Program>) -> Result<()> {
             Device::new("file", Store::File { path: file.to_owned() }),
         ]
     };
-    let mut ours = bench.experiment.start_ours("matrix", &[], &devices(&our_file))?;
-    ours.process.freeze()?;
     // Each file has one server at most.
-    let mut before = bench.experiment.start_before("matrix", &[], &devices(&their_file))?;
+    let of_builds = [&devices(&our_file)[..], &devices(&their_file)];
+    let (mut ours, mut before) =
+        bench.experiment.start_builds("matrix", part.start, &[], of_builds)?;
+    ours.process.freeze()?;
     if let Some(before) = &mut before {
         before.process.freeze()?;
     }
@@ -82,7 +97,7 @@ pub(super) fn run(bench: &mut Bench, peer: Option<&Program>) -> Result<()> {
         }
         for write in [false, true] {
             for depth in DEPTHS {
-                bench.case(store, write, depth, &mut systems)?;
+                bench.case((store, write, depth), &mut systems, (part, kept))?;
             }
         }
     }
@@ -129,10 +144,9 @@ impl Bench {
 
     fn case(
         &mut self,
-        store: &str,
-        write: bool,
-        depth: u16,
+        (store, write, depth): (&str, bool, u16),
         systems: &mut [System<'_>],
+        (part, kept): (&Part, &mut Kept<Runs>),
     ) -> Result<()> {
         let case = format!("{store}/{}/qd{depth}", if write { "randwrite" } else { "randread" });
         let work = Work {
@@ -144,10 +158,9 @@ impl Bench {
             ..Work::default()
         };
         let builds = self.options.programs.common.against.is_some();
-        for system in &mut *systems {
-            system.runs = Runs::default();
-        }
-        for round in 0..self.plan.rounds {
+        let runs = kept.take(&case, systems.len());
+        systems.iter_mut().zip(runs).for_each(|(system, runs)| system.runs = runs);
+        for round in part.rounds.clone() {
             if round > 0 && self.experiment.begin.elapsed() > self.plan.budget {
                 break;
             }
@@ -156,26 +169,35 @@ impl Bench {
                 self.round(systems.get_mut(index).context("no such system")?, &work)?;
             }
         }
+        if part.is_last {
+            self.record_case(&case, &work, systems);
+        } else {
+            kept.keep(&case, systems.iter_mut().map(|system| std::mem::take(&mut system.runs)));
+        }
+        Ok(())
+    }
+
+    /// Records the runs of all systems.
+    fn record_case(&mut self, case: &str, work: &Work, systems: &[System<'_>]) {
         let mut line = format!("  {case:<20}");
-        for system in &*systems {
-            self.record(&case, system, &work);
+        for system in systems {
+            self.record(case, system, work);
             let iops = system.runs.rounds(|sample| sample.iops).median();
             line.push_str(&format!("  {} {:.0} k/s", system.name, iops / 1e3));
         }
-        if builds {
+        if self.options.programs.common.against.is_some() {
             let named: Vec<_> =
                 systems.iter().map(|system| (system.name.as_str(), &system.runs)).collect();
-            against::record_pairs(&mut self.experiment.records, &case, &work, &named);
+            against::record_pairs(&mut self.experiment.records, case, work, &named);
         } else if let Some((ours, others)) = systems.split_first() {
             for peer in others {
-                let is_alone = depth == 1 && peer.name != FLOOR;
+                let is_alone = work.depth == 1 && peer.name != FLOOR;
                 let (ours, peer) =
                     ((ours.name.as_str(), &ours.runs), (peer.name.as_str(), &peer.runs));
-                record_ratios(&mut self.experiment.records, &case, &work, is_alone, ours, peer);
+                record_ratios(&mut self.experiment.records, case, work, is_alone, ours, peer);
             }
         }
         eprintln!("{line}");
-        Ok(())
     }
 
     fn round(&mut self, system: &mut System<'_>, work: &Work) -> Result<()> {

@@ -8,6 +8,7 @@ use sidecore_units::Sector;
 use super::alone::Alone;
 use super::servers::{PF, Server, Servers, System, VF};
 use super::{Bench, Medium, case, depths};
+use crate::against::{self, Kept, Part};
 use crate::cores::Gated;
 use crate::load::{self, Sample, Work};
 use crate::process::Watch;
@@ -16,7 +17,7 @@ use crate::runs::{
     BANDWIDTH, IOPS, LATENCY_MEAN, LATENCY_P50, LATENCY_P99, Metric, Runs, record_added,
     record_ratios,
 };
-use crate::{against, stats};
+use crate::stats;
 
 const METRICS: [Metric; 5] = [IOPS, BANDWIDTH, LATENCY_P50, LATENCY_P99, LATENCY_MEAN];
 
@@ -48,8 +49,32 @@ struct Client<'a> {
     client: BlkClient,
 }
 
+/// The rounds to be measured, and the runs of those before.
+type Rounds<'a> = (&'a Part, &'a mut Kept<Runs>);
+
 impl Bench {
-    pub(super) fn cases(&mut self, medium: Medium, servers: &mut Servers) -> Result<()> {
+    /// Measures all cases on one medium, on the servers that `start` starts for the time that it is
+    /// given. Those of two builds are started again after some pairs.
+    pub(super) fn measure_on(
+        &mut self,
+        medium: Medium,
+        start: impl Fn(&Self, usize) -> Result<Servers>,
+    ) -> Result<()> {
+        let mut kept = Kept::default();
+        for part in against::parts(&self.options.programs.common, self.plan.rounds) {
+            let mut servers = start(self, part.start)?;
+            self.cases(medium, &mut servers, (&part, &mut kept))?;
+            servers.end()?;
+        }
+        Ok(())
+    }
+
+    fn cases(
+        &mut self,
+        medium: Medium,
+        servers: &mut Servers,
+        (part, kept): Rounds<'_>,
+    ) -> Result<()> {
         for bytes in self.sizes(medium) {
             let [_, deep] = depths(bytes);
             let options =
@@ -83,11 +108,15 @@ impl Bench {
                         &work,
                         programs,
                         (&mut clients, alone.as_ref()),
+                        (part, kept),
                     )?;
                 }
             }
         }
-        self.translations(medium, servers)
+        if part.is_last {
+            self.translations(medium, servers)?;
+        }
+        Ok(())
     }
 
     fn case(
@@ -96,15 +125,19 @@ impl Bench {
         work: &Work,
         programs: &mut [Server],
         (clients, alone): (&mut [Client<'_>], Option<&Alone>),
+        (part, kept): Rounds<'_>,
     ) -> Result<()> {
         let mut all: Vec<Measured> = clients.iter().map(Client::unmeasured).collect();
-        let mut floor = Measured {
+        let params = self.common_params();
+        all.extend(alone.map(|_| Measured {
             name: FLOOR.to_owned(),
-            params: self.common_params(),
+            params,
             runs: Runs::default(),
-        };
+        }));
+        let runs = kept.take(case, all.len());
+        all.iter_mut().zip(runs).for_each(|(measured, runs)| measured.runs = runs);
         let builds = self.builds();
-        for round in 0..self.plan.rounds {
+        for round in part.rounds.clone() {
             if round > 0 && self.experiment.begin.elapsed() > self.plan.budget {
                 break;
             }
@@ -126,14 +159,23 @@ impl Bench {
                     .runs
                     .add(run.with_context(|| format!("measuring {}, {case}", measured.name))?);
             }
-            if let Some(alone) = alone {
+            if let (Some(alone), Some(floor)) = (alone, all.last_mut()) {
                 let run = self.round_alone(alone, work);
                 floor.runs.add(run.with_context(|| format!("measuring the disk alone, {case}"))?);
             }
         }
-        all.extend(alone.map(|_| floor));
+        if part.is_last {
+            self.record_case(case, work, &all);
+        } else {
+            kept.keep(case, all.into_iter().map(|measured| measured.runs));
+        }
+        Ok(())
+    }
+
+    /// Records the runs of all systems.
+    fn record_case(&mut self, case: &str, work: &Work, all: &[Measured]) {
         all.iter().for_each(|measured| self.record(case, measured, work));
-        if builds {
+        if self.builds() {
             let named: Vec<_> =
                 all.iter().map(|measured| (measured.name.as_str(), &measured.runs)).collect();
             against::record_pairs(&mut self.experiment.records, case, work, &named);
@@ -149,7 +191,6 @@ impl Bench {
         }
         let figures: String = all.iter().map(|measured| measured.figure(work)).collect();
         eprintln!("  {case:<26}{figures}");
-        Ok(())
     }
 
     fn round_alone(&mut self, alone: &Alone, work: &Work) -> Result<Gated<Sample>> {

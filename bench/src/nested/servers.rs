@@ -13,7 +13,7 @@ use crate::peer::{self, Disk, Program, StorageDaemon};
 use crate::process::Process;
 use crate::record::Params;
 use crate::sidecored::{Controller, Device, Sidecored, Store};
-use crate::{control, stop};
+use crate::{against, control, stop};
 
 /// A virtual function whose volume was written from its start to its end.
 pub(super) const VF: &str = "vf";
@@ -130,23 +130,34 @@ fn volume(volume: &'static str, bytes: u64) -> Store {
 
 /// Serves a controller in memory alone, where the path itself is the only cost. `scattered`: with a
 /// second virtual function.
-pub(super) fn on_ram(bench: &Bench, scattered: bool) -> Result<Servers> {
-    let mut daemons = Vec::new();
-    for before in builds(bench) {
-        daemons.push(ram_daemon(bench, scattered, *before)?);
-    }
-    finish(daemons, None)
+pub(super) fn on_ram(bench: &Bench, start: usize, scattered: bool) -> Result<Servers> {
+    finish(in_turn(bench, start, |build| ram_daemon(bench, scattered, build))?, None)
 }
 
-/// The daemons that are measured: this build's, and the one of `--against`.
-fn builds(bench: &Bench) -> &'static [bool] {
-    if bench.builds() { &[false, true] } else { &[false] }
+/// One start of one of the builds that are measured.
+#[derive(Clone, Copy)]
+struct Build {
+    /// Whether it is the one of `--against`.
+    before: bool,
+    start: usize,
+}
+
+/// Starts this build, and the one of `--against` if there is one.
+fn in_turn(
+    bench: &Bench,
+    start: usize,
+    serve: impl Fn(Build) -> Result<Served>,
+) -> Result<Vec<Served>> {
+    let before = || bench.builds().then(|| serve(Build { before: true, start })).transpose();
+    let (ours, before) =
+        against::start_in_turn(start, || serve(Build { before: false, start }), before)?;
+    Ok([ours].into_iter().chain(before).collect())
 }
 
 /// A program with the systems that it serves.
 type Served = (Server, Vec<System>);
 
-fn ram_daemon(bench: &Bench, scattered: bool, before: bool) -> Result<Served> {
+fn ram_daemon(bench: &Bench, scattered: bool, build: Build) -> Result<Served> {
     let bytes = bench.plan.volume_bytes;
     let controller = Controller {
         name: CONTROLLER,
@@ -158,7 +169,7 @@ fn ram_daemon(bench: &Bench, scattered: bool, before: bool) -> Result<Served> {
         Device::new(PF, Store::Physical { controller: CONTROLLER }),
     ];
     devices.extend(scattered.then(|| Device::new(SCATTERED, volume(SCATTERED_VOLUME, bytes))));
-    let mut daemon = bench.start_daemon(Medium::Ram.name(), before, &controller, &devices)?;
+    let mut daemon = bench.start_daemon(Medium::Ram, build, &controller, &devices)?;
     let mut systems = functions(bench, &daemon)?;
     if scattered {
         fill(&daemon.socket(SCATTERED), bytes, PIECE_BYTES, Order::Random)?;
@@ -167,7 +178,7 @@ fn ram_daemon(bench: &Bench, scattered: bool, before: bool) -> Result<Served> {
         scattered.params.insert("extents".to_owned(), extents.len().into());
         systems.push(scattered);
     }
-    systems.iter_mut().for_each(|system| system.before = before);
+    systems.iter_mut().for_each(|system| system.before = build.before);
     daemon.process.freeze()?;
     Ok((Server::Ours(daemon), systems))
 }
@@ -176,15 +187,15 @@ fn ram_daemon(bench: &Bench, scattered: bool, before: bool) -> Result<Served> {
 /// for the peer. With two builds of the daemon there are a disk and a file for each, and no peer.
 pub(super) fn on_disks(
     bench: &Bench,
-    medium: Medium,
-    kind: Kind,
+    start: usize,
+    (medium, kind): (Medium, Kind),
     peer: Option<&Program>,
 ) -> Result<Servers> {
     let bytes = bench.plan.volume_bytes;
-    let directory = bench.experiment.directory().join(format!("{}-disks", medium.name()));
+    let directory = bench.experiment.directory().join(format!("{}-disks-{start}", medium.name()));
     let mut memory = Tmpfs::new(&directory.join("memory"))?;
-    let builds = builds(bench);
-    let below = builds.iter().map(|_| HostDisk::new(kind, memory.path(), store_bytes(bytes)));
+    let builds = if bench.builds() { 2 } else { 1 };
+    let below = (0..builds).map(|_| HostDisk::new(kind, memory.path(), store_bytes(bytes)));
     let below: Vec<HostDisk> = below.collect::<Result<_>>()?;
     let other = HostDisk::new(kind, memory.path(), store_bytes(2 * bytes))?;
     let third = HostDisk::new(kind, memory.path(), bytes)?;
@@ -192,10 +203,11 @@ pub(super) fn on_disks(
     let alone = (!bench.builds()).then(|| Alone::new(&third.path, bytes)).transpose()?;
     let mut ext4 = Ext4::new(other, &directory.join("mounted"))?;
     let files = [ext4.written_file("ours", bytes)?, ext4.written_file("theirs", bytes)?];
-    let mut served = Vec::new();
-    for ((before, disk), file) in builds.iter().zip(&below).zip(&files) {
-        served.push(disk_daemon(bench, medium, *before, (disk, file))?);
-    }
+    let mut served = in_turn(bench, start, |build| {
+        let of_build = usize::from(build.before);
+        let disk = below.get(of_build).context("no such disk")?;
+        disk_daemon(bench, medium, build, (disk, &files[of_build]))
+    })?;
     if let Some(program) = peer {
         let [_, path] = files;
         let name = format!("{NAME}-{}", medium.name());
@@ -215,7 +227,7 @@ pub(super) fn on_disks(
 fn disk_daemon(
     bench: &Bench,
     medium: Medium,
-    before: bool,
+    build: Build,
     (disk, file): (&HostDisk, &Path),
 ) -> Result<Served> {
     let bytes = bench.plan.volume_bytes;
@@ -227,10 +239,10 @@ fn disk_daemon(
         Device::new(PF, Store::Physical { controller: CONTROLLER }),
         Device::new(FILE, Store::File { path: file.to_owned() }),
     ];
-    let mut daemon = bench.start_daemon(medium.name(), before, &controller, &devices)?;
+    let mut daemon = bench.start_daemon(medium, build, &controller, &devices)?;
     let mut systems = functions(bench, &daemon)?;
     systems.push(bench.system(FILE, daemon.socket(FILE)));
-    systems.iter_mut().for_each(|system| system.before = before);
+    systems.iter_mut().for_each(|system| system.before = build.before);
     daemon.process.freeze()?;
     Ok((Server::Ours(daemon), systems))
 }
@@ -279,18 +291,19 @@ impl Bench {
     /// Starts this build's daemon, or the one of `--against`.
     fn start_daemon(
         &self,
-        name: &str,
-        before: bool,
+        medium: Medium,
+        build: Build,
         controller: &Controller,
         devices: &[Device],
     ) -> Result<Sidecored> {
+        let name = format!("{}-{}", medium.name(), build.start);
         let controllers = std::slice::from_ref(controller);
-        if before {
+        if build.before {
             self.experiment
-                .start_before(name, controllers, devices)?
+                .start_before(&name, controllers, devices)?
                 .context("there is no other build")
         } else {
-            self.experiment.start_ours(name, controllers, devices)
+            self.experiment.start_ours(&name, controllers, devices)
         }
     }
 }

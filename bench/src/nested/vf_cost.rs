@@ -68,9 +68,7 @@ pub fn run(options: &Options) -> Result<bool> {
     let options = super::Options { programs, sizes, ..super::Options::default() };
     let mut bench = Bench::start(NAME, &options, plan)?;
     let _huge_pages = bench.reserve_huge_pages();
-    let mut servers = servers::on_ram(&bench, beside)?;
-    bench.cases(Medium::Ram, &mut servers)?;
-    servers.end()?;
+    bench.measure_on(Medium::Ram, |bench, start| servers::on_ram(bench, start, beside))?;
     let cases = cases(&bench.sizes(Medium::Ram));
     let records = &bench.experiment.records;
     bench.experiment.conclude(Report {

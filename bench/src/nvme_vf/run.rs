@@ -1,6 +1,5 @@
 //! Stores, operations, depths and queues: the systems in turn, between near cores.
 
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -11,6 +10,7 @@ use sidecore_driver::{
 use tempfile::TempDir;
 
 use super::{Bench, Medium, NVME, VIRTIO};
+use crate::against::{Kept, Part};
 use crate::experiment::wants;
 use crate::fill::{allocated_file, directory_in_memory, fill_queue};
 use crate::load::{self, BLOCK_BYTES, Sample, Work};
@@ -193,20 +193,17 @@ impl Bench {
 
     /// Measures all cases on one medium. Two builds are started again after some pairs.
     fn measure_on(&mut self, medium: Medium, peer: Option<&Program>) -> Result<()> {
-        let (cases, rounds) = (self.cases(medium), self.plan.rounds);
-        let per_start = if self.builds() { against::PAIRS_PER_START } else { rounds };
-        // Of each case, the runs of the systems so far.
-        let mut kept = vec![Vec::new(); cases.len()];
-        for (start, first) in (0..rounds).step_by(per_start).enumerate() {
-            let of_start = first..rounds.min(first + per_start);
-            let (mut servers, mut systems) = self.start(medium, peer, start)?;
-            for (case, runs) in cases.iter().zip(&mut kept) {
-                runs.resize_with(systems.len(), Runs::default);
-                for (system, runs) in systems.iter_mut().zip(&mut *runs) {
-                    (system.runs, system.is_silent) = (std::mem::take(runs), false);
+        let cases = self.cases(medium);
+        let mut kept = Kept::default();
+        for part in against::parts(&self.options.programs.common, self.plan.rounds) {
+            let (mut servers, mut systems) = self.start(medium, peer, part.start)?;
+            for case in &cases {
+                let runs = kept.take(&case.name(), systems.len());
+                for (system, runs) in systems.iter_mut().zip(runs) {
+                    (system.runs, system.is_silent) = (runs, false);
                 }
-                self.rounds(case, of_start.clone(), &mut systems, &mut servers)?;
-                if of_start.end == rounds {
+                self.rounds(case, &part, &mut systems, &mut servers)?;
+                if part.is_last {
                     self.record_case(case, &systems);
                 }
                 if systems.iter().any(|system| system.is_silent)
@@ -214,9 +211,8 @@ impl Bench {
                 {
                     theirs.restart()?;
                 }
-                for (system, runs) in systems.iter_mut().zip(runs) {
-                    *runs = std::mem::take(&mut system.runs);
-                }
+                let runs = systems.iter_mut().map(|system| std::mem::take(&mut system.runs));
+                kept.keep(&case.name(), runs);
             }
             servers.end()?;
         }
@@ -270,8 +266,7 @@ impl Bench {
         Ok((Servers { daemon, before, theirs, _tmpfs: tmpfs }, systems))
     }
 
-    /// Starts this build's daemon, and the daemon of `--against` if the option is set: one of them
-    /// first at one start, and the other one at the next.
+    /// Starts this build's daemon, and the daemon of `--against` if the option is set.
     fn start_ours(&self, medium: Medium, start: usize) -> Result<(Sidecored, Option<Sidecored>)> {
         let bytes = self.plan.disk_bytes;
         let volume = |volume| Store::Volume { controller: POOL, volume, bytes };
@@ -293,15 +288,7 @@ impl Bench {
         let store = Store::Ram { bytes: controller_bytes(bytes).next_multiple_of(1 << 20) };
         let pool = [Controller { name: POOL, store, block_bytes: 1024 }];
         let controllers: &[Controller] = if medium == Medium::Volume { &pool } else { &[] };
-        let name = format!("{}-{start}", medium.name());
-        let ours = || self.experiment.start_ours(&name, controllers, &devices);
-        let before = || self.experiment.start_before(&name, controllers, &devices);
-        if against::index(0, start) == OURS {
-            let ours = ours()?;
-            return Ok((ours, before()?));
-        }
-        let before = before()?;
-        Ok((ours()?, before))
+        self.experiment.start_builds(medium.name(), start, controllers, [&devices, &devices])
     }
 
     fn start_peer(&self, program: &Program, medium: Medium, tmpfs: &Path) -> Result<StorageDaemon> {
@@ -337,12 +324,12 @@ impl Bench {
     fn rounds(
         &mut self,
         case: &Case,
-        rounds: Range<usize>,
+        part: &Part,
         systems: &mut [System],
         servers: &mut Servers,
     ) -> Result<()> {
         let (name, builds) = (case.name(), self.builds());
-        for round in rounds {
+        for round in part.rounds.clone() {
             for turn in 0..systems.len() {
                 let index = if builds { against::index(turn, round) } else { turn };
                 let system = systems.get_mut(index).context("no such system")?;
