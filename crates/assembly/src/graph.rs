@@ -3,6 +3,7 @@
 mod listen;
 mod open;
 mod serve;
+mod writers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -23,9 +24,7 @@ use crate::flush::flush_all;
 use crate::front_end::{NvmeParts, NvmeThreads};
 use crate::left::LeftDevice;
 use crate::operation::{ErrorKind, OperationError};
-use crate::plan::{
-    Action, Part, Phase, State, Verb, bottom, find_link, find_store, plan, stages, subject,
-};
+use crate::plan::{Action, Part, Parts, Phase, State, Verb, bottom, plan, subject};
 use crate::remote::{Remote, RemoteParts};
 use crate::spec::{DeviceSpec, SidecoreSpec, Spec, StoreKind, StoreSpec};
 use crate::stores::{Progress, Stores, Unflushed};
@@ -34,6 +33,7 @@ use crate::wanted::Wanted;
 
 pub(crate) use listen::{listen_early, may_come_late};
 pub(crate) use serve::serve_created;
+pub(crate) use writers::Writers;
 
 /// The time that a start, or the addition of a device, waits for stores that do not answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -225,7 +225,7 @@ impl Graph {
             if actions.is_empty() || actions == before {
                 return Ok(std::mem::take(&mut self.created));
             }
-            if let Err(error) = self.apply(&actions, next, occasion) {
+            if let Err(error) = self.apply(&actions, &Parts::of(next), occasion) {
                 self.created.clear();
                 return Err(error);
             }
@@ -301,7 +301,7 @@ impl Graph {
             remote || matches!(action.verb, Verb::StopDevice | Verb::CloseStore)
         });
         // To stop and to close cannot fail.
-        let _ = self.apply(&actions, &next, Occasion::Late);
+        let _ = self.apply(&actions, &Parts::of(&next), Occasion::Late);
     }
 
     /// The stores that no device needs, if they can be flushed now.
@@ -319,13 +319,12 @@ impl Graph {
     pub(crate) fn apply(
         &mut self,
         actions: &[Action],
-        next: &Spec,
+        next: &Parts<'_>,
         occasion: Occasion,
     ) -> Result<Vec<String>, AssemblyError> {
         let mut unflushed = Vec::new();
         for group in actions.chunk_by(|one, other| one.verb == other.verb) {
             let names: Vec<&str> = group.iter().map(|action| action.name.as_str()).collect();
-            let has = |name: &str| names.contains(&name);
             match group[0].verb {
                 Verb::StopDevice => names.iter().for_each(|name| self.stop_device(name)),
                 Verb::CloseStore => unflushed.extend(self.close_stores(&names)),
@@ -344,11 +343,12 @@ impl Graph {
                 }
                 Verb::StopSidecore => {
                     self.core_watch = None;
-                    self.threads.retain(|thread| !has(thread.sidecore().name()));
+                    let stopped: BTreeSet<&str> = names.iter().copied().collect();
+                    self.threads.retain(|thread| !stopped.contains(thread.sidecore().name()));
                     self.watch_cores();
                 }
                 Verb::StartSidecore => {
-                    for spec in next.sidecores.iter().filter(|spec| has(&spec.name)) {
+                    for spec in names.iter().filter_map(|name| next.sidecore(name)) {
                         let started = SidecoreThread::start(&spec.name, spec.cpu, &self.clock);
                         self.threads.push(
                             started.map_err(|error| AssemblyError::sidecore(&spec.name, error))?,
@@ -357,7 +357,7 @@ impl Graph {
                     self.watch_cores();
                 }
                 Verb::OpenStore => {
-                    for spec in names.iter().filter_map(|name| find_store(next, name)) {
+                    for spec in names.iter().filter_map(|name| next.store(name)) {
                         if !self.open_store(spec, occasion)? {
                             return Ok(unflushed);
                         }
@@ -367,14 +367,15 @@ impl Graph {
                     names.iter().try_for_each(|name| self.open_controller(name, next, occasion))?;
                 }
                 Verb::RefuseController => {
-                    for spec in next.controllers.iter().filter(|spec| has(&spec.name)) {
+                    for spec in names.iter().filter_map(|name| next.controller(name)) {
                         let reason = self.refusal(&spec.store, next);
                         self.lists.controllers.set(&spec.name, Progress::Refused(reason));
                     }
                 }
                 Verb::StartDevice | Verb::RefuseDevice => {
-                    for device in next.devices.iter().filter(|device| has(&device.name)) {
-                        self.start_device(device, next, occasion)?;
+                    let mut writers = Writers::of(&self.lists.all_disks());
+                    for device in names.iter().filter_map(|name| next.device(name)) {
+                        self.start_device(device, (next, &mut writers), occasion)?;
                     }
                 }
             }
@@ -394,18 +395,16 @@ impl Graph {
     }
 
     /// Starts a link, a client or the sessions with an IOhost.
-    fn start_remote(&self, verb: Verb, name: &str, next: &Spec) -> Result<(), AssemblyError> {
+    fn start_remote(&self, verb: Verb, name: &str, next: &Parts<'_>) -> Result<(), AssemblyError> {
         let (remote, sidecores) = (&self.lists.remote, self.sidecores().collect::<Vec<_>>());
-        let client = next.clients.iter().find(|client| client.name == name);
-        let iohost = next.iohosts.iter().find(|iohost| iohost.name == name);
-        match (verb, client, iohost) {
+        match (verb, next.client(name), next.iohost(name)) {
             (Verb::StartClient, Some(client), _) => remote.start_client(client),
             (Verb::StartIohost, _, Some(iohost)) => {
-                let link = find_link(next, &iohost.link);
+                let link = next.link(&iohost.link);
                 link.map_or(Ok(()), |link| remote.start_iohost(iohost, link, &sidecores))
             }
             (Verb::StartLink, ..) => {
-                find_link(next, name).map_or(Ok(()), |link| remote.start_link(link, &sidecores))
+                next.link(name).map_or(Ok(()), |link| remote.start_link(link, &sidecores))
             }
             _ => Ok(()),
         }
@@ -467,9 +466,9 @@ impl Graph {
     }
 
     /// The reason for which a store, or a part below the store, was refused.
-    fn refusal(&self, store: &str, next: &Spec) -> String {
+    fn refusal(&self, store: &str, next: &Parts<'_>) -> String {
         let mut name = Some(store);
-        while let Some(store) = name.and_then(|name| find_store(next, name)) {
+        while let Some(store) = name.and_then(|name| next.store(name)) {
             let closed =
                 || Some(self.lists.controllers.closed_one(store.kind.controller()?)?.reason);
             if let Some(reason) =
@@ -486,18 +485,19 @@ impl Graph {
     fn start_device(
         &mut self,
         device: &DeviceSpec,
-        next: &Spec,
+        (next, writers): (&Parts<'_>, &mut Writers),
         occasion: Occasion,
     ) -> Result<(), AssemblyError> {
         let Some(store) = self.stores.get(&device.store).cloned() else {
             if occasion == Occasion::Addition {
-                return Err(self.obstacle(device, next));
+                return Err(self.obstacle(device, next.spec()));
             }
             let reason = self.refusal(&device.store, next);
             self.refuse_device(&device.name, reason);
             return Ok(());
         };
-        match self.disk(device, store, next) {
+        let disk = self.disk(device, store, next);
+        match disk.and_then(|disk| writers.add(&disk).map(|()| disk)) {
             Ok(disk) => {
                 let disk = Arc::new(disk);
                 lock(&self.lists.disks).push(Arc::clone(&disk));
@@ -535,15 +535,15 @@ impl Graph {
         &mut self,
         device: &DeviceSpec,
         store: Arc<dyn BlockDevice>,
-        next: &Spec,
+        next: &Parts<'_>,
     ) -> Result<Disk, AssemblyError> {
         let unknown = || AssemblyError::Unknown {
             user: subject(device),
             kind: "store",
             name: device.store.clone(),
         };
-        let kind = find_store(next, &device.store).ok_or_else(unknown)?.word();
-        let bottom = bottom(next, &device.store).ok_or_else(unknown)?.clone();
+        let kind = next.store(&device.store).ok_or_else(unknown)?.word();
+        let bottom = next.bottom(&device.store).ok_or_else(unknown)?.clone();
         let outlives = outlives(&bottom, next);
         let service = match &self.service {
             Some(service) => Arc::clone(service),
@@ -556,16 +556,8 @@ impl Graph {
         let sidecores: Vec<Sidecore> = self.sidecores().collect();
         let remote = Arc::clone(&self.lists.remote);
         let parts = |service| self.nvme_parts(device, &bottom, service);
-        let below = (kind, stages(next, &device.store), bottom.clone(), outlives);
-        let disk = Disk::new(device, store, below, &sidecores, (service, remote), parts)?;
-        let writes_too =
-            |other: &&Arc<Disk>| both_write(disk.writes_to().as_ref(), other.writes_to().as_ref());
-        if let Some(other) = self.lists.all_disks().iter().find(writes_too) {
-            let (name, store, other) =
-                (device.name.clone(), device.store.clone(), other.spec.name.clone());
-            return Err(AssemblyError::SecondWriter { name, store, other });
-        }
-        Ok(disk)
+        let below = (kind, next.stages(&device.store), bottom.clone(), outlives);
+        Disk::new(device, store, below, &sidecores, (service, remote), parts)
     }
 
     /// Collects the parts of an NVMe function besides its store. A read-only physical function
@@ -639,29 +631,15 @@ impl Graph {
 }
 
 /// Whether the contents of a store survive this process: not those of a RAM store.
-fn outlives(bottom: &StoreSpec, next: &Spec) -> bool {
-    let controller = bottom.kind.controller();
-    let controller =
-        controller.and_then(|name| next.controllers.iter().find(|spec| spec.name == name));
-    let below = controller.and_then(|controller| crate::plan::bottom(next, &controller.store));
+fn outlives(bottom: &StoreSpec, next: &Parts<'_>) -> bool {
+    let controller = bottom.kind.controller().and_then(|name| next.controller(name));
+    let below = controller.and_then(|controller| next.bottom(&controller.store));
     !matches!(below.unwrap_or(bottom).kind, StoreKind::Ram { .. })
-}
-
-/// Whether both are the same file or volume. Stores in memory are exempt, because their contents
-/// end with the daemon anyway.
-pub(crate) fn both_write(one: Option<&StoreSpec>, other: Option<&StoreSpec>) -> bool {
-    let (Some(one), Some(other)) = (one, other) else { return false };
-    match (&one.kind, &other.kind) {
-        (StoreKind::File(_), StoreKind::File(_))
-        | (StoreKind::HostFile(_), StoreKind::HostFile(_))
-        | (StoreKind::Remote(_), StoreKind::Remote(_)) => one.name == other.name,
-        (StoreKind::Volume(one), StoreKind::Volume(other)) => {
-            (&one.controller, &one.volume) == (&other.controller, &other.volume)
-        }
-        _ => false,
-    }
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;

@@ -160,18 +160,6 @@ pub(crate) fn bottom<'a>(spec: &'a Spec, name: &str) -> Option<&'a StoreSpec> {
     None
 }
 
-/// The types of the stages between the store of this name and its bottom.
-pub(crate) fn stages(spec: &Spec, name: &str) -> Vec<String> {
-    let mut stages = Vec::new();
-    let mut next = find_store(spec, name);
-    for _ in 0..spec.stores.len() {
-        let Some(store) = next else { break };
-        stages.extend(store.stages.iter().map(|stage| stage.word().to_owned()));
-        next = store.kind.inner().and_then(|inner| find_store(spec, inner));
-    }
-    stages
-}
-
 /// Whether a store is opened on a thread of its own, because it may not answer.
 pub(crate) fn may_not_answer(store: &StoreSpec) -> bool {
     has_far_bottom(store) || store.stages.iter().any(StageSpec::may_not_answer)
@@ -186,10 +174,6 @@ pub(crate) fn has_far_bottom(store: &StoreSpec) -> bool {
 /// which the kernel may be opening.
 fn can_give_up(store: &StoreSpec) -> bool {
     matches!(store.kind, StoreKind::Remote(_))
-}
-
-pub(crate) fn find_link<'a>(spec: &'a Spec, name: &str) -> Option<&'a LinkSpec> {
-    spec.links.iter().find(|link| link.name == name)
 }
 
 /// The names of the links on which clients may come.

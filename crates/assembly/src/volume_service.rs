@@ -8,7 +8,7 @@ use sidecore_nvme_subsystem::{Function, Store, Volume, VolumeService};
 
 use crate::controllers::ControllerHandle;
 use crate::disk::Disk;
-use crate::graph::{Graph, both_write, lock};
+use crate::graph::{Graph, Writers, lock};
 use crate::operation::{ErrorKind, OperationError};
 use crate::report::VolumeReport;
 use crate::spec::{StoreKind, StoreSpec, VOLUME_MAX_BYTES, VolumeSpec};
@@ -138,8 +138,7 @@ impl VolumeService for Volumes {
             let store = controller.open_function(&spec).map_err(|error| refusal(&error))?;
             let writes = !disk.spec.read_only && !store.geometry().read_only;
             let bottom = StoreSpec::new(&disk.spec.store, StoreKind::Volume(spec));
-            let writer = writes.then_some(&bottom);
-            if self.disks().iter().any(|other| both_write(writer, other.writes_to().as_ref())) {
+            if writes && Writers::of(&self.disks()).to(&bottom).is_some() {
                 return Err(ManageError::Private);
             }
             let function = disk.nvme().ok_or(ManageError::NoSuchController)?;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::controllers::Controllers;
 use crate::disk::idle_word;
-use crate::plan::{Parts, bottom, find_store, needed, stages};
+use crate::plan::{Parts, needed};
 use crate::remote::Remote;
 use crate::report::{DeviceReport, DeviceState, QueueCounters};
 use crate::spec::{DeviceSpec, Spec, StoreSpec};
@@ -50,10 +50,11 @@ impl Wanted {
     /// Replaces the specification after the assembly has been changed to it. New stores belong to
     /// the added device.
     pub(crate) fn set(&mut self, spec: Spec) {
-        let is_new = |store: &&StoreSpec| find_store(&self.spec, &store.name).is_none();
+        let (before, next) = (Parts::of(&self.spec), Parts::of(&spec));
+        let is_new = |store: &&StoreSpec| before.store(&store.name).is_none();
         self.passing.extend(spec.stores.iter().filter(is_new).map(|store| store.name.clone()));
-        self.passing.retain(|name| find_store(&spec, name).is_some());
-        self.refused.retain(|name, _| spec.devices.iter().any(|device| device.name == *name));
+        self.passing.retain(|name| next.store(name).is_some());
+        self.refused.retain(|name, _| next.device(name).is_some());
         self.spec = spec;
     }
 
@@ -69,19 +70,20 @@ impl Wanted {
         controllers: &Controllers,
         remote: &Remote,
     ) -> Vec<DeviceReport> {
-        let is_served =
-            |device: &DeviceSpec| served.iter().any(|served| served.name == device.name);
-        let unserved = self.spec.devices.iter().filter(|device| !is_served(device));
-        unserved.map(|device| self.report(device, controllers, remote)).collect()
+        let served: BTreeSet<&str> = served.iter().map(|served| served.name.as_str()).collect();
+        let parts = Parts::of(&self.spec);
+        let unserved = self.spec.devices.iter().filter(|device| !served.contains(&*device.name));
+        unserved.map(|device| self.report(device, &parts, (controllers, remote))).collect()
     }
 
     fn report(
         &self,
         device: &DeviceSpec,
-        controllers: &Controllers,
-        remote: &Remote,
+        parts: &Parts<'_>,
+        (controllers, remote): (&Controllers, &Remote),
     ) -> DeviceReport {
-        let kind = bottom(&self.spec, &device.store).map(|bottom| &bottom.kind);
+        let bottom = parts.bottom(&device.store);
+        let kind = bottom.map(|bottom| &bottom.kind);
         let controller = kind.and_then(|kind| kind.controller());
         let closed = controller.and_then(|name| controllers.closed_one(name));
         // A refused device on an open controller is broken. On another store, the next daemon may
@@ -99,7 +101,7 @@ impl Wanted {
                 closed.name
             ),
             None => {
-                let name = bottom(&self.spec, &device.store).map_or("", |bottom| &bottom.name);
+                let name = bottom.map_or("", |bottom| &bottom.name);
                 let waits = remote.waits_for(name);
                 let waits =
                     waits.unwrap_or_else(|| format!("store \"{name}\" does not answer yet"));
@@ -110,10 +112,8 @@ impl Wanted {
             name: device.name.clone(),
             front_end: device.front_end.word().to_owned(),
             store: device.store.clone(),
-            store_type: find_store(&self.spec, &device.store)
-                .map_or("", StoreSpec::word)
-                .to_owned(),
-            stages: stages(&self.spec, &device.store),
+            store_type: parts.store(&device.store).map_or("", StoreSpec::word).to_owned(),
+            stages: parts.stages(&device.store),
             volume: kind
                 .filter(|_| controller.is_some())
                 .and_then(|kind| Some(kind.volume()?.volume.clone())),

@@ -10,7 +10,7 @@ use crate::disk::Disk;
 use crate::flush::{AWAY_PATIENCE, flush};
 use crate::graph::{Graph, Occasion};
 use crate::left::LeftDevice;
-use crate::plan::{Action, Verb, find_store, plan};
+use crate::plan::{Action, Parts, Verb, find_store, plan};
 use crate::remote::{GivenUp, remote_below};
 use crate::spec::Spec;
 
@@ -84,7 +84,7 @@ impl Assembly {
         actions.retain(|action| action.verb != Verb::StopDevice && self.can_end(action, &held));
         graph.close_devices(&stuck);
         // These actions only stop and close, which cannot fail.
-        let closed = graph.apply(&actions, &Spec::default(), Occasion::Late);
+        let closed = graph.apply(&actions, &Parts::of(&Spec::default()), Occasion::Late);
         unflushed.extend(closed.unwrap_or_default());
         let (lost, left): (Vec<_>, Vec<_>) = left.into_iter().partition(|left| {
             let disk = disks.iter().find(|disk| disk.spec.name == left.name);

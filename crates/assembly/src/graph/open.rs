@@ -9,7 +9,7 @@ use sidecore_block::BlockDevice;
 use super::{Graph, Occasion, Opened, PATIENCE};
 use crate::AssemblyError;
 use crate::controllers::ControllerHandle;
-use crate::plan::{Part, Phase, bottom, find_store, has_far_bottom, may_not_answer};
+use crate::plan::{Part, Parts, Phase, bottom, find_store, has_far_bottom, may_not_answer};
 use crate::spec::{ControllerSpec, DeviceSpec, Spec, StoreSpec};
 use crate::stores::{Progress, behind, open_file};
 
@@ -113,14 +113,12 @@ impl Graph {
     pub(super) fn open_controller(
         &mut self,
         name: &str,
-        next: &Spec,
+        next: &Parts<'_>,
         occasion: Occasion,
     ) -> Result<(), AssemblyError> {
-        let Some(spec) = next.controllers.iter().find(|spec| spec.name == name).cloned() else {
-            return Ok(());
-        };
+        let Some(spec) = next.controller(name).cloned() else { return Ok(()) };
         let Some(store) = self.stores.get(&spec.store).cloned() else { return Ok(()) };
-        let bottom = bottom(next, &spec.store).cloned();
+        let bottom = next.bottom(&spec.store).cloned();
         let spawned = self.spawn(name, move || {
             Opened::Controller(
                 spec.name.clone(),

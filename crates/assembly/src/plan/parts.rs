@@ -21,7 +21,7 @@ pub(crate) struct Parts<'a> {
     /// Parts that were looked up or visited, for tests that their number does not grow with the
     /// square of the parts.
     #[cfg(test)]
-    pub(super) steps: std::cell::Cell<usize>,
+    pub(crate) steps: std::cell::Cell<usize>,
 }
 
 impl<'a> Parts<'a> {
@@ -45,44 +45,62 @@ impl<'a> Parts<'a> {
     }
 
     /// Counts a part that is looked up or visited.
-    pub(super) fn step(&self) {
+    pub(crate) fn step(&self) {
         #[cfg(test)]
         self.steps.set(self.steps.get() + 1);
     }
 
-    pub(super) fn sidecore(&self, name: &str) -> Option<&'a SidecoreSpec> {
+    pub(crate) fn sidecore(&self, name: &str) -> Option<&'a SidecoreSpec> {
         self.step();
         self.sidecores.get(name).copied()
     }
 
-    pub(super) fn store(&self, name: &str) -> Option<&'a StoreSpec> {
+    pub(crate) fn store(&self, name: &str) -> Option<&'a StoreSpec> {
         self.step();
         self.stores.get(name).copied()
     }
 
-    pub(super) fn controller(&self, name: &str) -> Option<&'a ControllerSpec> {
+    pub(crate) fn controller(&self, name: &str) -> Option<&'a ControllerSpec> {
         self.step();
         self.controllers.get(name).copied()
     }
 
-    pub(super) fn link(&self, name: &str) -> Option<&'a LinkSpec> {
+    pub(crate) fn link(&self, name: &str) -> Option<&'a LinkSpec> {
         self.step();
         self.links.get(name).copied()
     }
 
-    pub(super) fn client(&self, name: &str) -> Option<&'a ClientSpec> {
+    pub(crate) fn client(&self, name: &str) -> Option<&'a ClientSpec> {
         self.step();
         self.clients.get(name).copied()
     }
 
-    pub(super) fn iohost(&self, name: &str) -> Option<&'a IohostSpec> {
+    pub(crate) fn iohost(&self, name: &str) -> Option<&'a IohostSpec> {
         self.step();
         self.iohosts.get(name).copied()
     }
 
-    pub(super) fn device(&self, name: &str) -> Option<&'a DeviceSpec> {
+    pub(crate) fn device(&self, name: &str) -> Option<&'a DeviceSpec> {
         self.step();
         self.devices.get(name).copied()
+    }
+
+    /// The store of this name, and those below it in their order. Each is a new one, unless the
+    /// stores form a cycle, which ends after as many steps as there are stores.
+    fn down(&self, name: &str) -> impl Iterator<Item = &'a StoreSpec> {
+        let inner = |store: &&'a StoreSpec| store.kind.inner().and_then(|name| self.store(name));
+        std::iter::successors(self.store(name), inner).take(self.spec.stores.len())
+    }
+
+    /// As [`bottom`](super::bottom).
+    pub(crate) fn bottom(&self, name: &str) -> Option<&'a StoreSpec> {
+        self.down(name).last().filter(|store| store.kind.inner().is_none())
+    }
+
+    /// The types of the stages between the store of this name and its bottom.
+    pub(crate) fn stages(&self, name: &str) -> Vec<String> {
+        let stages = self.down(name).flat_map(|store| &store.stages);
+        stages.map(|stage| stage.word().to_owned()).collect()
     }
 }
 

@@ -555,7 +555,7 @@ fn check_order(state: &State, action: &Action, next: &Spec) {
             let link =
                 next.links.iter().find(|link| *verb == Verb::StartLink && link.name == *name);
             let iohost = next.iohosts.iter().find(|iohost| iohost.name == *name);
-            let link = link.or_else(|| find_link(next, &iohost?.link)).unwrap();
+            let link = link.or_else(|| Parts::of(next).link(&iohost?.link)).unwrap();
             let runs = |name: &String| state.sidecores.contains_key(name);
             assert!(link.sidecores.iter().all(runs), "{action:?}");
         }
