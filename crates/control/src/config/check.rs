@@ -149,30 +149,68 @@ pub(super) fn store_of(device: &Part<DeviceSpec>) -> Option<(&str, Range<usize>)
 }
 
 /// Whether a guest of this device can write to the store at the end of this chain.
-pub(super) fn writes(device: &Part<DeviceSpec>, chain: &[&Part<StoreDraft>]) -> bool {
+fn writes(device: &Part<DeviceSpec>, chain: &[&Part<StoreDraft>]) -> bool {
     !device.spec.read_only && !chain.iter().any(|store| store.spec.is_read_only())
 }
 
-/// A file belongs to one guest that writes. Guests do not expect that their cached blocks change,
-/// and two writers destroy a filesystem. Null and ram stores may be shared, as benches do: their
-/// data is lost in any case when the daemon ends.
+/// The contents at the bottom of a store, which belong to one guest that writes.
+struct Contents<'a> {
+    /// The controller of a volume, and its name; or nothing, and the name of a store.
+    key: (&'a str, &'a str),
+    text: String,
+    /// A remedy besides `read_only`.
+    remedy: &'static str,
+}
+
+impl<'a> Contents<'a> {
+    /// `None` if guests cannot write to the store, or may share it: null and ram stores, as benches
+    /// do. Their data is lost in any case when the daemon ends.
+    fn of(bottom: &'a Part<StoreDraft>) -> Option<Self> {
+        let name = bottom.head.name()?;
+        let is_read_only = match bottom.spec.kind.as_ref()? {
+            StoreKind::File(options) => options.read_only,
+            StoreKind::HostFile(options) => options.read_only,
+            StoreKind::Volume(volume) => volume.read_only,
+            StoreKind::Remote(_) => false,
+            _ => return None,
+        };
+        if is_read_only {
+            return None;
+        }
+        let store = |what: &str| Self {
+            key: ("", name),
+            text: format!("the {what} of store \"{name}\""),
+            remedy: "",
+        };
+        Some(match bottom.spec.kind.as_ref()? {
+            StoreKind::Remote(_) => store("remote device"),
+            StoreKind::Volume(of) => Self {
+                key: (&of.controller, &of.volume),
+                text: format!("volume \"{}\"", of.volume),
+                remedy: ", or clone the volume",
+            },
+            _ => store("file"),
+        })
+    }
+}
+
+/// Reports contents with two writers. Guests do not expect that their cached blocks change, and two
+/// writers destroy a filesystem.
 fn writers(draft: &Draft, problems: &mut Collector<'_>) {
     let by_name = by_name(&draft.stores);
-    let mut writers: HashMap<&str, &str> = HashMap::new();
+    let mut writers: HashMap<(&str, &str), &str> = HashMap::new();
     for device in &draft.devices {
         let Some((store, place)) = store_of(device) else { continue };
         let chain = chain(&by_name, store);
-        let Some(bottom) = chain.last().filter(|_| writes(device, &chain)) else { continue };
-        let is_writable = match &bottom.spec.kind {
-            Some(StoreKind::File(options)) => !options.read_only,
-            Some(StoreKind::HostFile(options)) => !options.read_only,
-            _ => false,
+        let bottom = chain.last().filter(|_| writes(device, &chain));
+        let Some(Contents { key, text, remedy }) = bottom.and_then(|bottom| Contents::of(bottom))
+        else {
+            continue;
         };
-        let Some(file) = bottom.head.name().filter(|_| is_writable) else { continue };
-        if let Some(other) = writers.insert(file, &device.head.subject) {
+        if let Some(other) = writers.insert(key, &device.head.subject) {
             let message = format!(
-                "{other} writes to the file of store \"{file}\" too, which would destroy it; set \
-                 `read_only = true` on all of them but one"
+                "{other} writes to {text} too, which would destroy it; set `read_only = true` on \
+                 all of them but one{remedy}"
             );
             problems.add(place, &device.head.subject, message);
         }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use sidecore_assembly::spec::{ControllerSpec, DeviceSpec, StoreKind};
 
-use super::check::{by_name, chain, known, refers, store_of, writes};
+use super::check::{by_name, chain, known, refers, store_of};
 use super::draft::{Draft, Part, StoreDraft};
 use super::problem::Collector;
 use super::size;
@@ -17,7 +17,6 @@ pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
     for device in &draft.devices {
         past_the_controller(device, &stores, &owners, problems);
     }
-    volume_writers(draft, &stores, problems);
 }
 
 /// Returns the controller of each owned store, by the name of the store at the bottom.
@@ -167,34 +166,4 @@ fn past_the_controller(
         controller.head.subject
     );
     problems.add(place, &device.head.subject, message);
-}
-
-/// Reports volumes with two writers: a volume belongs to one guest that writes, as a file does.
-fn volume_writers(
-    draft: &Draft,
-    stores: &HashMap<&str, &Part<StoreDraft>>,
-    problems: &mut Collector<'_>,
-) {
-    let mut writers: HashMap<(&str, &str), &str> = HashMap::new();
-    for device in &draft.devices {
-        let Some((store, place)) = store_of(device) else { continue };
-        let chain = chain(stores, store);
-        let bottom = chain
-            .last()
-            .filter(|_| writes(device, &chain))
-            .and_then(|bottom| bottom.spec.kind.as_ref());
-        let Some(volume) = bottom.and_then(StoreKind::volume).filter(|volume| !volume.read_only)
-        else {
-            continue;
-        };
-        let key = (volume.controller.as_str(), volume.volume.as_str());
-        if let Some(other) = writers.insert(key, &device.head.subject) {
-            let message = format!(
-                "{other} writes to volume \"{}\" too, which would destroy it; set `read_only = \
-                 true` on all of them but one, or clone the volume",
-                key.1
-            );
-            problems.add(place, &device.head.subject, message);
-        }
-    }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use sidecore_assembly::spec::{ClientSpec, IohostSpec, LinkKind, LinkSpec, StoreKind};
 
-use super::check::{by_name, chain, known, refers, store_of, writes};
+use super::check::{by_name, chain, known, refers, store_of};
 use super::draft::{Draft, Part};
 use super::problem::Collector;
 
@@ -24,7 +24,6 @@ pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
     users(draft, problems);
     exports(draft, problems);
     stores(draft, problems);
-    writers(draft, problems);
 }
 
 /// Reports names in a list that no section has, and names that are listed twice.
@@ -202,26 +201,6 @@ fn stores(draft: &Draft, problems: &mut Collector<'_>) {
                  devices use one store"
             );
             problems.add(store.head.place("device").unwrap_or(place), subject, message);
-        }
-    }
-}
-
-/// Reports remote stores with two writers, as for files.
-fn writers(draft: &Draft, problems: &mut Collector<'_>) {
-    let by_name = by_name(&draft.stores);
-    let mut writers: HashMap<&str, &str> = HashMap::new();
-    for device in &draft.devices {
-        let Some((store, place)) = store_of(device) else { continue };
-        let chain = chain(&by_name, store);
-        let Some(bottom) = chain.last().filter(|_| writes(device, &chain)) else { continue };
-        let is_remote = matches!(bottom.spec.kind, Some(StoreKind::Remote(_)));
-        let Some(name) = bottom.head.name().filter(|_| is_remote) else { continue };
-        if let Some(other) = writers.insert(name, &device.head.subject) {
-            let message = format!(
-                "{other} writes to the remote device of store \"{name}\" too, which would destroy \
-                 it; set `read_only = true` on all of them but one"
-            );
-            problems.add(place, &device.head.subject, message);
         }
     }
 }
