@@ -31,10 +31,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sidecore_memory::GuestMemory;
-use sidecore_units::Nanos;
+use sidecore_units::{ByteExtent, Nanos};
 
 use crate::{
-    Batch, BlockDevice, BlockError, BlockRequest, Geometry, Next, Operation, Readiness, Tag,
+    Batch, BlockDevice, BlockError, BlockRequest, Geometry, Mapped, Next, Operation, Readiness, Tag,
 };
 
 pub use guest::{guest_memory, request};
@@ -87,6 +87,7 @@ pub fn check(open: Open<'_>, options: &Options) {
     mixes_overlapping_writes_in_flight_but_invents_nothing(open, options);
     shows_flushed_data_to_others(open, options);
     writes_through_where_it_says_so(open, options);
+    carries_out_mapped_requests_in_their_extent(open, options);
     zeroes_exactly_the_range(open, options);
     discards_nothing_beside_the_range(open, options);
     discards_to_zeroes_where_it_says_so(open, options);
@@ -250,6 +251,61 @@ pub fn shows_flushed_data_to_others(open: Open<'_>, options: &Options) {
     assert_eq!(harness.run_one(flush), Ok(()), "flush");
     let mut other = Harness::new(&device, options.depth);
     assert!(other.load(0, bytes.len()) == bytes, "another channel does not see flushed data");
+}
+
+/// Where the channel says so, a request that lies in an extent is carried out there at once and
+/// keeps its offset; a request that has no place, and all behind it, stay in the batch untouched.
+pub fn carries_out_mapped_requests_in_their_extent(open: Open<'_>, options: &Options) {
+    let mut harness = Harness::new(&open(), options.depth);
+    if !harness.channel.takes_mapped() {
+        return;
+    }
+    let block = harness.block();
+    let len = usize::try_from(block).unwrap();
+    let mut store = pattern(1, 16 * len);
+    harness.store(0, &store);
+    // The disk's blocks 2 to 5 are the store's blocks 8 to 11.
+    let extent = ByteExtent::new(2 * block, 4 * block, 8 * block).unwrap();
+    let (read, write, discard) = (Operation::Read, Operation::Write, Operation::Discard);
+    for takes_writes in [true, false] {
+        for (operation, first, count, has_place) in [
+            (read, 2, 4, true),
+            (read, 1, 2, false),
+            (read, 5, 2, false),
+            (read, 6, 1, false),
+            (write, 5, 1, takes_writes),
+            (write, 1, 1, false),
+            (write, 4, 3, false),
+            (discard, 2, 1, false),
+            (Operation::Flush, 0, 0, false),
+        ] {
+            let bytes = pattern(first, usize::try_from(count).unwrap() * len);
+            harness.poke(SCRATCH, &bytes);
+            let mut request =
+                harness.request(operation, first * block, &[(SCRATCH, count * block)]);
+            request.len_bytes = count * block;
+            let follower = harness.request(read, 3 * block, &[(0x10_0000, block)]);
+            let (mut batch, mut completed) = (vec![request, follower], Batch::new());
+            let mapped = Mapped { extent, takes_writes };
+            harness.channel.exchange_mapped(&mapped, &mut batch, &mut completed);
+            let case = format!("{operation:?} of {count} blocks at {first}");
+            let left = if has_place { 0 } else { 2 };
+            assert_eq!((batch.len(), completed.len()), (left, 2 - left), "{case}");
+            let both = batch.into_iter().chain(completed);
+            for (mut request, at) in both.zip([first * block, 3 * block]) {
+                assert_eq!((request.offset_bytes, request.result), (at, Ok(())), "{case}");
+                assert!(request.tag.take().map(Tag::into_bits).is_some(), "{case}");
+            }
+            let place = usize::try_from(first + 6).unwrap() * len;
+            if has_place && operation == write {
+                store[place..place + bytes.len()].copy_from_slice(&bytes);
+            } else if has_place {
+                assert_eq!(harness.peek(SCRATCH, bytes.len()), store[place..place + bytes.len()]);
+            }
+            assert_eq!(harness.in_flight(), 0, "{case}");
+            assert!(harness.load(0, store.len()) == store, "the store, after {case}");
+        }
+    }
 }
 
 /// Where the channel says so, a write that is to be durable completes, comes back as it was, and is

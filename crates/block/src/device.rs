@@ -7,7 +7,7 @@ use sidecore_memory::GuestMemory;
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
-use crate::{Batch, BoundsError};
+use crate::{Batch, BoundsError, Mapped};
 
 /// The size and the alignment rules of a store. They do not change while the store is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,6 +137,22 @@ pub trait BlockChannel {
             self.submit(now, batch);
         }
         self.poll(now, completed);
+    }
+
+    /// Carries out the requests at the front of `batch` that have a [place](Mapped::place) in
+    /// `mapped`, there and at once, and appends them to `completed`; their offsets stay those of
+    /// the virtual disk. Stops at the first request that has no place or takes longer. Called while
+    /// nothing is in flight, and only if the channel [`takes_mapped`](Self::takes_mapped).
+    ///
+    /// With this a virtual function on a store in memory keeps no state of its requests.
+    fn exchange_mapped(&mut self, mapped: &Mapped, batch: &mut Batch, completed: &mut Batch) {
+        let _ = (mapped, batch, completed);
+    }
+
+    /// Whether the channel carries out requests in [`exchange_mapped`](Self::exchange_mapped). The
+    /// answer stays the same for the channel's life.
+    fn takes_mapped(&self) -> bool {
+        false
     }
 
     /// Whether the channel makes a write durable by itself that asks for it

@@ -9,8 +9,10 @@ use sidecore_memory::{Arena, PageKind, Part};
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
+use crate::request::move_front;
 use crate::{
-    Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation, Readiness,
+    Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Mapped, Operation,
+    Readiness,
 };
 
 /// How much of one request is done in one go: some tens of microseconds. A larger one is continued
@@ -68,30 +70,32 @@ struct RamChannel {
 }
 
 impl RamChannel {
-    /// Where the request will read from, for fetching it ahead.
+    /// Where the request will read from, for fetching it ahead, if its place is `offset_bytes`.
     #[inline]
-    fn source(&self, request: &BlockRequest) -> *const u8 {
+    fn source(&self, request: &BlockRequest, offset_bytes: u64) -> *const u8 {
         match (request.operation, request.segments.pieces().first()) {
-            (Operation::Read, _) => self.arena.address_of(request.offset_bytes),
+            (Operation::Read, _) => self.arena.address_of(offset_bytes),
             (Operation::Write, Some(piece)) => piece.as_ptr().cast_const(),
             _ => std::ptr::null(),
         }
     }
 
-    /// Does `part` of the request.
+    /// Does `part` of the request, whose place is `offset_bytes`, and sets its result.
     #[inline]
     fn carry_out(
         &self,
-        request: &BlockRequest,
+        request: &mut BlockRequest,
+        offset_bytes: u64,
         part: Part,
         next: *const u8,
-    ) -> Result<(), BlockError> {
+    ) {
         if self.read_only && request.operation.is_write() {
-            return Err(BlockError::ReadOnly);
+            request.result = Err(BlockError::ReadOnly);
+            return;
         }
         let arena = &self.arena;
         // A sum that overflows is outside of the arena as well.
-        let offset_bytes = request.offset_bytes.saturating_add(part.skip_bytes);
+        let offset_bytes = offset_bytes.saturating_add(part.skip_bytes);
         let in_bounds = match request.operation {
             Operation::Read => arena.read(offset_bytes, &request.segments, part, next),
             Operation::Write => arena.write(offset_bytes, &request.segments, part, next),
@@ -100,30 +104,64 @@ impl RamChannel {
                 arena.zero(offset_bytes, part.len_bytes as u64)
             }
         };
-        if in_bounds { Ok(()) } else { Err(BlockError::OutOfBounds) }
+        // In place: the result of a function would be stored in two words and loaded in one, which
+        // a processor cannot forward.
+        if in_bounds {
+            request.result = Ok(());
+        } else {
+            request.result = Err(BlockError::OutOfBounds);
+        }
+    }
+
+    /// Carries out requests of a slice at most from the front of `batch` on, `limit` at most, each
+    /// at its `place`; ends at the first that has none. Returns their number.
+    #[inline]
+    fn carry_out_front(
+        &self,
+        (batch, limit): (&mut Batch, usize),
+        completed: &mut Batch,
+        place: impl Fn(&BlockRequest) -> Option<u64>,
+    ) -> usize {
+        let limit = limit.min(batch.len());
+        let mut rest = batch.get_mut(..limit).unwrap_or_default().iter_mut();
+        let mut placed = || {
+            let request = rest.next().filter(|request| request.len_bytes <= SLICE_BYTES as u64)?;
+            place(request).map(|offset_bytes| (request, offset_bytes))
+        };
+        let (mut count, mut wrote) = (0_usize, false);
+        let mut current = placed();
+        while let Some((request, offset_bytes)) = current {
+            let following = placed();
+            let next =
+                following.as_ref().map_or(std::ptr::null(), |(next, at)| self.source(next, *at));
+            let len_bytes = usize::try_from(request.len_bytes).unwrap_or(SLICE_BYTES);
+            let part = Part { skip_bytes: 0, len_bytes };
+            self.carry_out(request, offset_bytes, part, next);
+            wrote |= request.operation.is_write();
+            count = count.wrapping_add(1);
+            current = following;
+        }
+        if wrote {
+            self.arena.settle();
+        }
+        move_front(batch, count, completed);
+        count
     }
 
     /// Carries requests out, as many as there is room for beside those `waiting` to be handed back;
     /// `done` gets all but the large ones.
     #[inline]
     fn carry_out_all(&mut self, batch: &mut Batch, waiting: usize, done: &mut Batch) {
-        let room =
+        let mut room =
             self.depth.saturating_sub(self.large.len()).saturating_sub(waiting).min(batch.len());
-        let mut wrote = false;
-        let mut requests = batch.drain(..room).peekable();
-        while let Some(mut request) = requests.next() {
-            let len_bytes = usize::try_from(request.len_bytes).unwrap_or(usize::MAX);
-            if len_bytes > SLICE_BYTES {
-                self.large.push_back((request, 0));
-                continue;
+        loop {
+            let in_place = |request: &BlockRequest| Some(request.offset_bytes);
+            room = room.saturating_sub(self.carry_out_front((batch, room), done, in_place));
+            if room == 0 {
+                break;
             }
-            let next = requests.peek().map_or(std::ptr::null(), |next| self.source(next));
-            request.result = self.carry_out(&request, Part { skip_bytes: 0, len_bytes }, next);
-            wrote |= request.operation.is_write();
-            done.push(request);
-        }
-        if wrote {
-            self.arena.settle();
+            self.large.extend(batch.drain(..1).map(|request| (request, 0)));
+            room = room.saturating_sub(1);
         }
     }
 
@@ -134,8 +172,9 @@ impl RamChannel {
         };
         let left_bytes = request.len_bytes.saturating_sub(done_bytes);
         let len_bytes = usize::try_from(left_bytes).unwrap_or(usize::MAX).min(SLICE_BYTES);
-        request.result =
-            self.carry_out(&request, Part { skip_bytes: done_bytes, len_bytes }, std::ptr::null());
+        let part = Part { skip_bytes: done_bytes, len_bytes };
+        let offset_bytes = request.offset_bytes;
+        self.carry_out(&mut request, offset_bytes, part, std::ptr::null());
         if request.operation.is_write() {
             self.arena.settle();
         }
@@ -167,6 +206,14 @@ impl BlockChannel for RamChannel {
         if !self.done.is_empty() || !self.large.is_empty() {
             self.poll(now, completed);
         }
+    }
+
+    fn exchange_mapped(&mut self, mapped: &Mapped, batch: &mut Batch, completed: &mut Batch) {
+        self.carry_out_front((batch, usize::MAX), completed, |request| mapped.place(request));
+    }
+
+    fn takes_mapped(&self) -> bool {
+        true
     }
 
     fn readiness(&self) -> Readiness {

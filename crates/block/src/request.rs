@@ -184,9 +184,48 @@ impl BlockRequest {
     }
 }
 
+/// Moves the first `count` requests of `batch` to the end of `completed`.
+#[inline]
+pub(crate) fn move_front(batch: &mut Batch, count: usize, completed: &mut Batch) {
+    if count < batch.len() {
+        completed.extend(batch.drain(..count));
+    } else if completed.is_empty() && completed.capacity() == batch.capacity() {
+        // Of lists of equal capacity neither allocates earlier for the exchange.
+        std::mem::swap(batch, completed);
+    } else {
+        completed.append(batch);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_front_of_a_batch_moves_to_the_end_of_the_completed_ones() {
+        let batch = |offsets: &[u64], capacity: usize| {
+            let mut batch = Batch::with_capacity(capacity);
+            for offset in offsets {
+                let mut request = BlockRequest::blank(0);
+                request.offset_bytes = *offset;
+                batch.push(request);
+            }
+            batch
+        };
+        let offsets = |batch: &Batch| -> Vec<u64> {
+            batch.iter().map(|request| request.offset_bytes).collect()
+        };
+        for capacity in [4, 8] {
+            for before in [&[][..], &[7]] {
+                for count in 0..=3 {
+                    let (mut from, mut to) = (batch(&[1, 2, 3], 4), batch(before, capacity));
+                    move_front(&mut from, count, &mut to);
+                    assert_eq!(offsets(&from), [1, 2, 3][count..]);
+                    assert_eq!(offsets(&to), [before, &[1, 2, 3][..count]].concat());
+                }
+            }
+        }
+    }
 
     #[test]
     fn one_stage_at_a_time_sends_a_request_on() {

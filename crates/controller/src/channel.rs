@@ -24,9 +24,9 @@ use std::sync::Arc;
 use std::sync::mpsc;
 
 use sidecore_block::{
-    Batch, BlockChannel, BlockError, BlockRequest, Next, Operation, Readiness, Tag,
+    Batch, BlockChannel, BlockError, BlockRequest, Mapped, Next, Operation, Readiness, Tag,
 };
-use sidecore_extent::{BlockRange, LastBytes, LastExtent, Mapping, Piece};
+use sidecore_extent::{BlockRange, LastBytes, LastExtent, Mapping, Piece, TreeRoot};
 use sidecore_memory::GuestMemory;
 use sidecore_reactor::{EventFd, WakeSet};
 use sidecore_units::{Nanos, Plba, Vlba};
@@ -44,6 +44,8 @@ pub(crate) use stores::Stores;
 /// A queue of a virtual function.
 pub(crate) struct FunctionChannel {
     function: Arc<Function>,
+    /// The function's tree.
+    root: Arc<TreeRoot>,
     multiplexer: Rc<RefCell<Multiplexer>>,
     place: Place,
     turn_place: TurnPlace,
@@ -53,11 +55,13 @@ pub(crate) struct FunctionChannel {
     /// The function has no rate limits.
     is_unlimited: bool,
     stores: Stores,
+    /// See [`BlockChannel::takes_mapped`], of the physical store.
+    takes_mapped: bool,
     last: LastExtent,
     /// `last` in bytes, as of the last translation outside of it.
     last_bytes: LastBytes,
-    /// Writes may go to the last extent without a miss.
-    takes_writes: bool,
+    /// The last extent in bytes, and whether writes may go there without a miss.
+    mapped: Mapped,
     quiescence: Quiescence,
     line: Line,
     /// Readable when the store or the hypervisor side has an event for this channel.
@@ -129,6 +133,7 @@ impl FunctionChannel {
         let stats = function.stats.open();
         Ok(Self {
             is_unlimited: function.is_unlimited(),
+            root: Arc::clone(&function.root),
             function,
             _opening: opening,
             multiplexer,
@@ -136,10 +141,11 @@ impl FunctionChannel {
             turn_place,
             boards: Arc::clone(&ports.boards),
             turns,
+            takes_mapped: stores.physical.takes_mapped(),
             stores,
             last: LastExtent::default(),
             last_bytes: LastBytes::default(),
-            takes_writes: false,
+            mapped: Mapped::default(),
             quiescence: Quiescence::new(&ports.epochs),
             line,
             wake,
@@ -264,7 +270,10 @@ impl FunctionChannel {
         if whole.is_some() {
             self.stats.translations.add(1);
             self.last_bytes = self.last.in_bytes(self.function.block_shift);
-            self.takes_writes = !self.last_bytes.is_shared() && !self.function.geometry.read_only;
+            self.mapped = Mapped {
+                extent: self.last_bytes.extent(),
+                takes_writes: !self.last_bytes.is_shared() && !self.function.geometry.read_only,
+            };
         }
         whole
     }
@@ -629,16 +638,21 @@ impl BlockChannel for FunctionChannel {
         self.is_plain = self.is_unlimited && self.tagged == 0 && !self.has_more_to_start();
     }
 
-    /// The fast path where it applies, else [`submit`](Self::submit) and [`poll`](Self::poll).
+    /// The fast paths where they apply, else [`submit`](Self::submit) and [`poll`](Self::poll).
+    #[inline]
     fn exchange(&mut self, now: Nanos, batch: &mut Batch, completed: &mut Batch) {
-        if !self.is_plain || batch.len() > self.depth.saturating_sub(self.detours) {
-            self.submit(now, batch);
-            return self.poll(now, completed);
+        if self.takes_mapped
+            && self.is_plain
+            && self.detours == 0
+            && self.shown == 0
+            && !self.is_shared()
+        {
+            self.exchange_mapped_extent(batch, completed);
+            if batch.is_empty() {
+                return;
+            }
         }
-        if self.is_shared() || self.shown > 0 {
-            return self.exchange_beside_others(now, batch, completed);
-        }
-        self.exchange_plain(now, batch, completed);
+        self.exchange_detours(now, batch, completed);
     }
 
     fn readiness(&self) -> Readiness {

@@ -83,6 +83,8 @@ impl Epochs {
 pub(crate) struct Quiescence {
     epochs: Arc<Epochs>,
     participant: Arc<Participant>,
+    /// See [`Epochs`].
+    remote_fences: bool,
     /// The epoch under which new requests are counted.
     seen: Epoch,
     /// Which of the two counts is the current one.
@@ -100,6 +102,7 @@ impl Quiescence {
         Self {
             epochs: Arc::clone(epochs),
             participant,
+            remote_fences: epochs.remote_fences,
             seen: 0,
             parity: false,
             before: 0,
@@ -112,20 +115,34 @@ impl Quiescence {
     pub(crate) fn enter(&mut self) {
         let current = self.epochs.current.load(Ordering::Acquire);
         if self.before == 0 && self.since == 0 {
-            self.seen = current;
-            self.participant.shown.store(current, Ordering::Relaxed);
-            // The trees must not be read before that store: the hypervisor's membarrier makes the
-            // compiler's order the CPU's order.
-            if self.epochs.remote_fences {
-                compiler_fence(Ordering::SeqCst);
-            } else {
-                fence(Ordering::SeqCst);
-            }
+            self.enter_idle();
         } else if current != self.seen && self.before == 0 {
             self.seen = current;
             self.parity = !self.parity;
             self.before = std::mem::take(&mut self.since);
         }
+    }
+
+    /// [`enter`](Self::enter) of a channel without I/O in flight.
+    #[inline]
+    pub(crate) fn enter_idle(&mut self) {
+        debug_assert!(self.before == 0 && self.since == 0);
+        self.seen = self.epochs.current.load(Ordering::Acquire);
+        self.participant.shown.store(self.seen, Ordering::Relaxed);
+        // The trees must not be read before that store: the hypervisor's membarrier makes the
+        // compiler's order the CPU's order.
+        if self.remote_fences {
+            compiler_fence(Ordering::SeqCst);
+        } else {
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// [`leave`](Self::leave) of a channel without I/O in flight.
+    #[inline]
+    pub(crate) fn leave_idle(&mut self) {
+        debug_assert!(self.before == 0 && self.since == 0);
+        self.participant.shown.store(IDLE, Ordering::Release);
     }
 
     /// The count that I/O translated now belongs to, for [`ended`](Self::ended).

@@ -6,8 +6,12 @@ mod common;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
-use sidecore_block::{Batch, BlockChannel, BlockDevice, Geometry, Operation, RamStore, Readiness};
+use sidecore_block::contract::Harness;
+use sidecore_block::{
+    Batch, BlockChannel, BlockDevice, Geometry, Operation, RamStore, Readiness, Tag,
+};
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
@@ -93,6 +97,42 @@ fn ram() -> RamStore {
 #[test]
 fn a_store_that_takes_less_than_a_batch_gets_each_request_translated_once() {
     check(Arc::new(Narrow(ram())), 8);
+}
+
+/// Only the exchanges are watched: they take the path of requests in the last extent.
+#[test]
+fn an_exchange_follows_the_last_extent_when_a_snapshot_shares_it() {
+    let store: Arc<dyn BlockDevice> = Arc::new(ram());
+    let controller = common::over(&store, BLOCK_BYTES as u32);
+    controller.create_volume("v", MIB, None).unwrap();
+    let (mut guest, _device) = common::guest(&controller, "v");
+    let write = |guest: &mut Harness, byte: u8| {
+        guest.poke(ADDRESS, &[byte; 1024]);
+        let request = guest.request(Operation::Write, 5 * BLOCK_BYTES, &[(ADDRESS, BLOCK_BYTES)]);
+        let (mut batch, mut completed) = (vec![request], Batch::new());
+        let mut polls = 0;
+        while completed.is_empty() {
+            guest.channel.exchange(Nanos(1), &mut batch, &mut completed);
+            polls += 1;
+            if completed.is_empty() {
+                guest.wait(Duration::from_millis(100));
+            }
+        }
+        let mut request = completed.pop().unwrap();
+        assert_eq!((request.result, request.offset_bytes), (Ok(()), 5 * BLOCK_BYTES));
+        request.tag.take().map(Tag::into_bits);
+        polls
+    };
+    guest.store(0, &[1; 16 << 10]);
+    write(&mut guest, 2);
+    assert_eq!(write(&mut guest, 3), 1, "a write in the last extent completes at once");
+    controller.snapshot_volume("v", "s").unwrap();
+    write(&mut guest, 4);
+    assert_eq!(write(&mut guest, 5), 1, "and in the new one");
+    assert_eq!(guest.load(5 * BLOCK_BYTES, 1024), [5; 1024]);
+    let (mut other, _device) = common::guest(&controller, "s");
+    assert_eq!(other.load(5 * BLOCK_BYTES, 1024), [3; 1024], "the snapshot's block");
+    assert_eq!(other.load(0, 1024), [1; 1024]);
 }
 
 #[test]

@@ -1,8 +1,7 @@
 //! A queue's last extent.
 
-use sidecore_units::Plba;
+use sidecore_units::{ByteExtent, Plba};
 
-use crate::arithmetic;
 use crate::entry::{Entry, UNUSED};
 use crate::range::BlockRange;
 use crate::root::TreeRoot;
@@ -37,12 +36,14 @@ impl LastExtent {
     pub fn in_bytes(&self, shift: u32) -> LastBytes {
         let bytes = |blocks: u64| blocks.checked_mul(1_u64.checked_shl(shift)?);
         let extent = self.extent;
-        match (bytes(extent.first), bytes(extent.count), bytes(extent.physical())) {
-            (Some(first), Some(len), Some(physical)) => {
-                LastBytes { version: self.version, first, len, physical, shared: extent.shared() }
-            }
-            _ => LastBytes::default(),
-        }
+        let place = || {
+            ByteExtent::new(bytes(extent.first)?, bytes(extent.count)?, bytes(extent.physical())?)
+        };
+        place().map_or_else(LastBytes::default, |place| LastBytes {
+            version: self.version,
+            extent: place,
+            shared: extent.shared(),
+        })
     }
 
     /// Drops the extent.
@@ -61,9 +62,7 @@ impl LastExtent {
 pub struct LastBytes {
     /// Zero is the version of no tree.
     version: u64,
-    first: u64,
-    len: u64,
-    physical: u64,
+    extent: ByteExtent,
     shared: bool,
 }
 
@@ -83,11 +82,11 @@ impl LastBytes {
         self.shared
     }
 
-    /// The bytes' place on the store, if the extent contains all of them.
+    /// The extent, for as long as it is [valid](Self::is_valid).
     #[must_use]
     #[inline]
-    pub fn locate(&self, offset_bytes: u64, len_bytes: u64) -> Option<u64> {
-        arithmetic::displace(self.first, self.len, self.physical, offset_bytes, len_bytes)
+    pub fn extent(&self) -> ByteExtent {
+        self.extent
     }
 }
 
@@ -107,6 +106,7 @@ mod tests {
     fn bytes_lie_where_their_blocks_do_and_outside_of_the_extent_nowhere() {
         let bytes = last(10, 2, 100).in_bytes(10);
         assert!(bytes.is_shared());
+        let bytes = bytes.extent();
         assert_eq!(bytes.locate(10 << 10, 2 << 10), Some(100 << 10));
         assert_eq!(bytes.locate((12 << 10) - 1, 1), Some((102 << 10) - 1));
         for (offset, len) in [
@@ -125,7 +125,7 @@ mod tests {
         let none =
             [LastExtent::default(), last(1 << 60, 1, 0), last(0, 1 << 60, 0), last(0, 1, 1 << 60)];
         for bytes in none.map(|last| last.in_bytes(10)) {
-            assert_eq!((bytes.version, bytes.locate(0, 1)), (0, None), "{bytes:?}");
+            assert_eq!((bytes.version, bytes.extent().locate(0, 1)), (0, None), "{bytes:?}");
         }
     }
 }

@@ -5,10 +5,13 @@
 //! Everything here is plain data; arithmetic that can overflow is checked and says so in its type.
 #![forbid(unsafe_code)]
 
+mod byte_extent;
 mod codes;
 pub mod layout;
 
 use std::fmt;
+
+pub use byte_extent::ByteExtent;
 
 /// Bytes in a virtio-blk sector, whatever the device's block size is (virtio 1.2, 5.2.4).
 pub const SECTOR_BYTES: u64 = 512;

@@ -1,17 +1,51 @@
 //! The fast path: whole requests in the queue's last extent, which only need another offset.
 //!
-//! Such a request carries its own state (`Detour`), so that neither direction reads a table. A
-//! store that completes requests synchronously returns the batch from the same call.
+//! A store in memory carries them out in one call, at their place in the extent, while the channel
+//! holds nothing else ([`BlockChannel::exchange_mapped`]): there is no state to keep. In front of
+//! any other store such a request carries its own state (`Detour`), so that neither direction reads
+//! a table.
 
 use std::rc::Rc;
 
-use sidecore_block::{Batch, BlockChannel, BlockRequest, Operation};
+use sidecore_block::{Batch, BlockChannel, BlockRequest};
 use sidecore_units::Nanos;
 
 use super::FunctionChannel;
 use crate::shares::units;
 
 impl FunctionChannel {
+    /// Has the store carry out the requests at the front of `batch` that lie in the last extent.
+    /// Nothing is in flight before, and nothing of it after.
+    #[inline]
+    pub(super) fn exchange_mapped_extent(&mut self, batch: &mut Batch, completed: &mut Batch) {
+        self.quiescence.enter_idle();
+        if self.last_bytes.is_valid(&self.root) {
+            let already = completed.len();
+            self.stores.physical.exchange_mapped(&self.mapped, batch, completed);
+            self.stats.last_hits.add(completed.len().wrapping_sub(already) as u64);
+        }
+        self.quiescence.leave_idle();
+    }
+
+    /// The fast path of requests that may stay in flight where it applies, else
+    /// [`submit`](BlockChannel::submit) and [`poll`](BlockChannel::poll).
+    #[inline(never)]
+    pub(super) fn exchange_detours(
+        &mut self,
+        now: Nanos,
+        batch: &mut Batch,
+        completed: &mut Batch,
+    ) {
+        if !self.is_plain || batch.len() > self.depth.saturating_sub(self.detours) {
+            self.submit(now, batch);
+            return self.poll(now, completed);
+        }
+        if self.is_shared() || self.shown > 0 {
+            return self.exchange_beside_others(now, batch, completed);
+        }
+        self.exchange_plain(now, batch, completed);
+    }
+
     /// Exchanges a batch that fits the depth while every request in flight is on a detour. Returns
     /// false if a request needed the slow path, in which case [`poll`](BlockChannel::poll) has run
     /// already.
@@ -67,6 +101,15 @@ impl FunctionChannel {
             self.submit(now, batch);
             return self.poll(now, completed);
         }
+        if self.takes_mapped && self.detours == 0 {
+            let already = completed.len();
+            self.exchange_mapped_extent(batch, completed);
+            let count = completed.len().wrapping_sub(already);
+            self.publish(&mut multiplexer.borrow_mut(), count);
+            if batch.is_empty() {
+                return;
+            }
+        }
         let already = completed.len();
         if self.exchange_plain(now, batch, completed) {
             self.publish(&mut multiplexer.borrow_mut(), completed.len().saturating_sub(already));
@@ -85,22 +128,13 @@ impl FunctionChannel {
     /// [`sent_on`](Self::sent_on).
     #[inline]
     pub(super) fn translate_front(&self, requests: &mut [Box<BlockRequest>]) -> usize {
-        if !self.last_bytes.is_valid(&self.function.root) {
+        if !self.last_bytes.is_valid(&self.root) {
             return 0;
         }
         let mark = self.mark();
         let mut count = 0_usize;
         for request in requests {
-            match request.operation {
-                Operation::Read => {}
-                Operation::Write if self.takes_writes => {}
-                _ => break,
-            }
-            let Some(offset_bytes) =
-                self.last_bytes.locate(request.offset_bytes, request.len_bytes)
-            else {
-                break;
-            };
+            let Some(offset_bytes) = self.mapped.place(request) else { break };
             if !request.send_on(offset_bytes, mark) {
                 break;
             }
