@@ -11,6 +11,9 @@ const DEVICE_APART: &[&str] = &["name", "socket", "store", "sidecore", "sidecore
 /// Keys of a volume for which `device add` has arguments of another form.
 const VOLUME_APART: &[&str] = &["controller", "volume", "size", "quota", "read_only"];
 
+/// Keys that devices of a pattern do not have, or that are an argument without a flag.
+const SERVE_APART: &[&str] = &["name", "socket", "serial", "client"];
+
 /// The name is an argument without a flag.
 const NAME: &[&str] = &["name"];
 
@@ -28,6 +31,9 @@ pub(crate) struct ClientFlags(pub(crate) Map<String, Value>);
 
 /// The keys of an IOhost that were given as flags.
 pub(crate) struct IohostFlags(pub(crate) Map<String, Value>);
+
+/// The keys of a pattern that were given as flags.
+pub(crate) struct ServeFlags(pub(crate) Map<String, Value>);
 
 /// The format of a store that was given as flags.
 pub(crate) struct FormatFlags(pub(crate) FormatSpec);
@@ -61,6 +67,10 @@ fn client_keys() -> impl Iterator<Item = &'static Key> {
 
 fn iohost_keys() -> impl Iterator<Item = &'static Key> {
     once(keys::IOHOST.iter(), NAME)
+}
+
+fn serve_keys() -> impl Iterator<Item = &'static Key> {
+    once(keys::serve().chain(keys::front_ends()), SERVE_APART)
 }
 
 fn volume_keys() -> impl Iterator<Item = &'static Key> {
@@ -98,6 +108,7 @@ flags! {
     LinkFlags: link_keys().map(flag), |matches| values(matches, link_keys());
     ClientFlags: client_keys().map(flag), |matches| values(matches, client_keys());
     IohostFlags: iohost_keys().map(flag), |matches| values(matches, iohost_keys());
+    ServeFlags: serve_keys().map(flag), |matches| values(matches, serve_keys());
     FormatFlags: FormatSpec::KEYS.iter().map(flag), format;
 }
 

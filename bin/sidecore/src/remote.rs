@@ -11,11 +11,11 @@ use serde_json::{Map, Value};
 use sidecore_control::config::size;
 use sidecore_control::report::{
     ClientReport, Counts, ExportReport, IohostReport, LinkCounts, LinkReport, RemoteReport,
-    VrioCounts,
+    ServeReport, VrioCounts,
 };
 use sidecore_control::{Client, RemoteKind};
 
-use crate::flags::{ClientFlags, IohostFlags, LinkFlags};
+use crate::flags::{ClientFlags, IohostFlags, LinkFlags, ServeFlags};
 use crate::table::Table;
 use crate::{print, print_json};
 
@@ -69,6 +69,31 @@ enum Command {
     /// Add and remove IOhosts: hosts whose devices this one uses.
     #[command(subcommand)]
     Iohost(Part<IohostFlags>),
+    /// Add and remove patterns by which devices of an IOhost are served, as soon as it has them.
+    ///
+    /// The devices of a removed pattern are removed when no VMM is connected to them.
+    #[command(subcommand)]
+    Serve(Part<ServeArguments>),
+}
+
+/// The arguments of a pattern behind its name.
+#[derive(Args)]
+struct ServeArguments {
+    /// The socket of each device, with `{device}` in the place of the device's name.
+    #[arg(value_name = "SOCKET")]
+    sockets: PathBuf,
+    #[command(flatten)]
+    flags: ServeFlags,
+}
+
+impl ServeArguments {
+    fn keys(self) -> Map<String, Value> {
+        // The daemon has another working directory.
+        let socket = std::path::absolute(&self.sockets).unwrap_or(self.sockets);
+        let mut keys = self.flags.0;
+        keys.insert("socket".to_owned(), socket.display().to_string().into());
+        keys
+    }
 }
 
 #[derive(Subcommand)]
@@ -127,6 +152,7 @@ pub(crate) fn run(client: &Client, arguments: Arguments) -> Result<()> {
         Command::Link(part) => change(client, RemoteKind::Link, part, json, |flags| flags.0),
         Command::Client(part) => change(client, RemoteKind::Client, part, json, |flags| flags.0),
         Command::Iohost(part) => change(client, RemoteKind::Iohost, part, json, |flags| flags.0),
+        Command::Serve(part) => change(client, RemoteKind::Serve, part, json, ServeArguments::keys),
         Command::Invite { client: name, file } => {
             // The file is made first: a key that cannot be written would be lost.
             let mut out = std::fs::OpenOptions::new()
@@ -176,6 +202,9 @@ fn list(remote: &RemoteReport, now: SystemTime) -> String {
     if !remote.iohosts.is_empty() {
         parts.push(iohosts(&remote.iohosts));
         parts.push(devices(&remote.iohosts, now));
+    }
+    if !remote.serves.is_empty() {
+        parts.push(serves(&remote.serves));
     }
     parts.join("\n")
 }
@@ -320,6 +349,39 @@ fn devices(iohosts: &[IohostReport], now: SystemTime) -> String {
     table.render() + &notes
 }
 
+/// Refused devices that are shown by their names, of each pattern.
+const REFUSED_SHOWN: usize = 8;
+
+fn serves(serves: &[ServeReport]) -> String {
+    let mut table = Table::new(&["SERVE", "IOHOST", "PATTERN", ">REFUSED", "DEVICES"]);
+    let mut notes = String::new();
+    for serve in serves {
+        table.row([
+            serve.name.clone(),
+            serve.iohost.clone(),
+            serve.pattern.clone(),
+            serve.refused.len().to_string(),
+            serve.devices.join(", "),
+        ]);
+        for device in &serve.leaving {
+            notes.push_str(&format!(
+                "{device} is in use, and is removed when its VMM disconnects: the IOhost has it \
+                 no longer\n"
+            ));
+        }
+        for refused in serve.refused.iter().take(REFUSED_SHOWN) {
+            // An IOhost may send any name.
+            let name = refused.device.escape_debug();
+            notes.push_str(&format!("\"{name}\" is not served: {}\n", refused.reason));
+        }
+        if let Some(more) = serve.refused.len().checked_sub(REFUSED_SHOWN).filter(|more| *more > 0)
+        {
+            notes.push_str(&format!("{more} more devices are not served: see --json\n"));
+        }
+    }
+    table.render() + &notes
+}
+
 /// A line with the reasons for which frames were dropped, if any were.
 fn drops<C: Counts>(subject: &str, counts: &C) -> String {
     let reasons: Vec<String> = C::METRICS
@@ -352,9 +414,31 @@ fn ago(unix_s: u64, now: SystemTime) -> String {
 mod tests {
     use std::time::Duration;
 
-    use sidecore_control::report::RemoteDeviceReport;
+    use serde_json::json;
+    use sidecore_control::report::{RefusedDeviceReport, RemoteDeviceReport};
 
     use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[arg(long, short, global = true)]
+        socket: Option<PathBuf>,
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    #[test]
+    fn a_pattern_has_its_sockets_and_the_keys_of_its_devices() {
+        let line = "sidecore -s /c serve add db /run/{device}.sock --iohost io1 --front-end nvme";
+        let line = <Line as clap::Parser>::try_parse_from(line.split(' ')).unwrap();
+        let Command::Serve(Part::Add { name, keys }) = line.arguments.command else {
+            panic!("another command")
+        };
+        let keys = Value::Object(keys.keys());
+        let socket = "/run/{device}.sock";
+        let wanted = json!({ "iohost": "io1", "front_end": "nvme", "socket": socket });
+        assert_eq!((name.as_str(), keys, line.socket), ("db", wanted, Some("/c".into())));
+    }
 
     #[test]
     fn a_list_shows_states_drops_by_reason_and_waiting_devices() {
@@ -389,14 +473,31 @@ mod tests {
             devices: vec![device],
             ..IohostReport::default()
         };
-        let remote =
-            RemoteReport { links: vec![link], clients: vec![client], iohosts: vec![iohost] };
+        let refused = |number: usize| RefusedDeviceReport {
+            device: format!("disk{number}\u{1b}"),
+            reason: "no".to_owned(),
+        };
+        let serve = ServeReport {
+            name: "db".to_owned(),
+            leaving: vec!["db-1".to_owned()],
+            refused: (0..10).map(refused).collect(),
+            ..ServeReport::default()
+        };
+        let remote = RemoteReport {
+            links: vec![link],
+            clients: vec![client],
+            iohosts: vec![iohost],
+            serves: vec![serve],
+        };
         let text = list(&remote, now);
         for line in [
             "link wire is down: the interface is down\n",
             "link wire has dropped frames: 3 full\n",
             "client vmhost1 has dropped frames: 2 seal, 1 epoch\n",
             "r1 waits for iohost \"io1\", for 10 s\n",
+            "db-1 is in use, and is removed when its VMM disconnects: ",
+            "\"disk0\\u{1b}\" is not served: no\n",
+            "2 more devices are not served: see --json\n",
         ] {
             assert!(text.contains(line), "{line}{text}");
         }

@@ -131,6 +131,7 @@ fn run(config: &Config, mut service: Service) -> Result<ExitCode> {
     // On an error, devices not yet resumed are exported again, for the next daemon.
     let assembly = Arc::new(assembly.inspect_err(|_| service.export(exported))?);
     assembly.serve_late()?;
+    assembly.serve_patterns()?;
     let (events, received) = mpsc::channel();
     let api = {
         let (assembly, events) = (Arc::clone(&assembly), events.clone());

@@ -6,12 +6,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use sidecore_control::NewDevice;
+use serde_json::json;
 use sidecore_control::report::DeviceState;
+use sidecore_control::{Client, CreateVolume, NewDevice, RemoteKind};
 use sidecore_driver::{
     BlkClient, ClientOptions, NvmeClient, NvmeCommand, NvmeOptions, Status, admin_opcode,
 };
-use sidecore_kit::guest::{read, write};
+use sidecore_kit::guest::{flush, read, write};
 use sidecore_kit::wait;
 
 use common::Daemon;
@@ -147,6 +148,85 @@ fn a_removal_that_waits_for_an_iohost_ends_and_delays_no_other_change() {
     assert_eq!(read(&mut blk, 0), 1);
     assert_eq!(write(&mut blk, 0, 2), Status::Ok);
     drop(blk);
+    end(vm);
+    end(io);
+}
+
+/// Exports a new volume to the client.
+fn export(iohost: &Client, volume: &str, name: &str) {
+    let new =
+        CreateVolume { name: volume.to_owned(), size_bytes: DISK_BYTES, ..CreateVolume::default() };
+    iohost.create_volume("pool", &new).unwrap();
+    let device = NewDevice::default().with("name", name).with("front_end", "vrio");
+    iohost.add_device(&device.with("client", "vmhost").of_volume("pool", volume)).unwrap();
+}
+
+/// Devices of an IOhost appear as sockets by themselves, and go.
+#[test]
+fn devices_that_fit_a_pattern_come_grow_and_go_with_those_of_the_iohost() {
+    let shared = tempfile::tempdir().unwrap();
+    let io = start(&iohost(shared.path(), &["db-1", "web"]));
+    let vm = start(&vmhost(
+        shared.path(),
+        "[[serve]]\nname = \"databases\"\niohost = \"io1\"\npattern = \"db-*\"\nsocket = \
+         \"{device}.sock\"\n",
+    ));
+    let (control, iohost) = (vm.client(), io.client());
+    let socket = |name: &str| vm.directory.path().join(format!("{name}.sock"));
+    let names = || {
+        let devices = control.devices().unwrap().into_iter();
+        devices.map(|device| device.name).collect::<Vec<_>>()
+    };
+    let serves = || control.remote().unwrap().serves;
+    wait::until("the device is served", SOON, || names() == ["db-1"] && socket("db-1").exists());
+    let options = ClientOptions { timeout: SOON, ..ClientOptions::default() };
+    let mut blk = BlkClient::connect(socket("db-1"), &options).unwrap();
+    let mut watch = blk.watch_config().unwrap();
+    assert_eq!(write(&mut blk, 8, 3), Status::Ok);
+    flush(&mut blk);
+    iohost.resize_volume("pool", "db-1", 2 * DISK_BYTES).unwrap();
+    watch.wait(SOON).unwrap();
+
+    // More of them, one with a name that is none, and by another pattern those that are left.
+    export(&iohost, "two", "db-2");
+    export(&iohost, "three", "-x");
+    let rest = json!({
+        "name": "rest",
+        "iohost": "io1",
+        "front_end": "nvme",
+        "socket": vm.directory.path().join("{device}.sock"),
+    });
+    control.add_part(RemoteKind::Serve, &rest).unwrap();
+    wait::until("the others are served", SOON, || names().len() == 3);
+    let shown = serves();
+    assert_eq!(shown[0].devices, ["db-1", "db-2"]);
+    assert_eq!(shown[1].devices, ["web"]);
+    wait::until("the refusal", SOON, || {
+        serves()[1].refused.iter().any(|it| it.device == "-x" && it.reason.contains("its name"))
+    });
+    let metrics = control.metrics(false).unwrap();
+    let labels = "iohost=\"io1\",serve=\"rest\"";
+    assert!(metrics.contains(&format!("sidecore_serve_refused_devices{{{labels}}} 1\n")));
+    let nvme = NvmeOptions { timeout: SOON, ..NvmeOptions::default() };
+    drop(NvmeClient::connect(socket("web"), &nvme).unwrap());
+
+    // The device of a guest goes: it is listed until the guest is gone. The unused one goes.
+    iohost.remove_device("db-1").unwrap();
+    iohost.remove_device("db-2").unwrap();
+    wait::until("the unused device is gone", SOON, || !names().contains(&"db-2".to_owned()));
+    assert!(!socket("db-2").exists());
+    wait::until("the other one waits", SOON, || serves()[0].leaving == ["db-1"]);
+    let warnings = control.devices().unwrap()[0].warnings.join("");
+    assert!(warnings.contains("which the IOhost does not have"), "{warnings}");
+    drop(blk);
+    wait::until("the device is gone", SOON, || names() == ["web"]);
+    assert!(!socket("db-1").exists());
+    let refused = control.remove_part(RemoteKind::Iohost, "io1").unwrap_err().to_string();
+    assert!(refused.contains("serve \"databases\""), "{refused}");
+    control.remove_part(RemoteKind::Serve, "rest").unwrap();
+    wait::until("no device is left", SOON, || names().is_empty());
+    control.remove_part(RemoteKind::Serve, "databases").unwrap();
+    control.remove_part(RemoteKind::Iohost, "io1").unwrap();
     end(vm);
     end(io);
 }

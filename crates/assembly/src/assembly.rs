@@ -2,6 +2,7 @@
 
 mod end;
 mod parts;
+mod patterns;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -24,6 +25,7 @@ use crate::report::{
 };
 use crate::spec::{DeviceSpec, Spec, StoreSpec};
 use crate::stores::Progress;
+use patterns::Patterns;
 
 /// A daemon's sidecores, stores, controllers and devices. `drop` drains the assembly.
 pub struct Assembly {
@@ -34,6 +36,7 @@ pub struct Assembly {
     graph: Arc<Mutex<Graph>>,
     /// Filled at the end.
     given_up: Mutex<Vec<GivenUp>>,
+    patterns: Mutex<Patterns>,
 }
 
 impl Assembly {
@@ -62,9 +65,9 @@ impl Assembly {
         let clock = Clock::new();
         let (started_at, lists) = (clock.now(), Lists::new(&clock, spec));
         let graph = Graph::new(clock.clone(), lists.clone());
-        let given_up = Mutex::default();
+        let (given_up, patterns) = (Mutex::default(), Mutex::default());
         let mut assembly =
-            Self { clock, started_at, sidecores: Vec::new(), lists, graph, given_up };
+            Self { clock, started_at, sidecores: Vec::new(), lists, graph, given_up, patterns };
         assembly.graph().left.append(left);
         if let Err(error) = assembly.come_up(spec) {
             left.append(&mut assembly.graph().left);
@@ -330,10 +333,12 @@ impl Assembly {
         devices.sort_by_key(|device| wanted.place(name(device)));
     }
 
-    /// Reports the links, the clients and the IOhosts.
+    /// Reports the links, the clients, the IOhosts, and the patterns.
     #[must_use]
     pub fn remote(&self) -> RemoteReport {
-        self.lists.remote.report()
+        let serves = self.lists.wanted().spec.serves.clone();
+        let serves = lock(&self.patterns).report(&serves);
+        RemoteReport { serves, ..self.lists.remote.report() }
     }
 
     /// Makes a key for a client, whom the text that this returns lets in. It is a secret.

@@ -23,7 +23,8 @@ pub use controller::{
     SpaceReport, TreeMemoryReport, TreeReport, VolumeReport,
 };
 pub use remote::{
-    ClientReport, ExportReport, IohostReport, LinkReport, RemoteDeviceReport, RemoteReport,
+    ClientReport, ExportReport, IohostReport, LinkReport, RefusedDeviceReport, RemoteDeviceReport,
+    RemoteReport, ServeReport,
 };
 pub use repair::{LossReport, RepairReport, RivalsReport};
 pub use sidecore_block::QueueCounts;

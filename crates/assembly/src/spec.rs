@@ -23,8 +23,8 @@ pub use link::{
     LINK, LinkKind, LinkSpec, MemoryLinkSpec, PacketLinkSpec, REMOTE_PORT, UdpLinkSpec, XdpLinkSpec,
 };
 pub use remote::{
-    CLIENT, CLIENT_NAME_MAX, ClientSpec, IOHOST, IohostSpec, REMOTE_DEVICE_NAME_MAX, RemoteKind,
-    RemotePart, RemoteSpec,
+    CLIENT, CLIENT_NAME_MAX, ClientSpec, DEVICE_IN_PATH, IOHOST, IohostSpec,
+    REMOTE_DEVICE_NAME_MAX, RemoteKind, RemotePart, RemoteSpec, SERVE, ServeSpec,
 };
 pub use rules::{is_mode, is_name, is_socket_path};
 pub use sidecore_keys::{FromValue, Key, Kind, Value, Values, Variant, size};
@@ -63,6 +63,8 @@ pub struct Spec {
     pub clients: Vec<ClientSpec>,
     /// The hosts whose devices this one uses.
     pub iohosts: Vec<IohostSpec>,
+    /// The ways to serve devices that IOhosts have, by their names.
+    pub serves: Vec<ServeSpec>,
     /// The disks that guests see, and those exported to clients.
     pub devices: Vec<DeviceSpec>,
 }

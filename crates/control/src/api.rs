@@ -40,7 +40,7 @@ use answer::{Refusal, body, off_thread};
 use connections::Limits;
 
 pub use new_device::NewDevice;
-pub use remote::{Invitation, NewClient, NewIohost, NewLink};
+pub use remote::{Invitation, NewClient, NewIohost, NewLink, NewServe};
 pub use requests::{
     CreateVolume, ExtentsQuery, MetricsQuery, Named, Place, Prune, Quota, Resize, Share,
 };

@@ -35,6 +35,7 @@ impl Assembly {
             }
             RemotePart::Client(client) => next.clients.push(client),
             RemotePart::Iohost(iohost) => next.iohosts.push(iohost),
+            RemotePart::Serve(serve) => next.serves.push(serve),
         }
         check(&next)?;
         graph.change(next)?;
@@ -65,6 +66,7 @@ impl Assembly {
         match kind {
             RemoteKind::Link => next.links.retain(|link| link.name != name),
             RemoteKind::Client => next.clients.retain(|client| client.name != name),
+            RemoteKind::Serve => next.serves.retain(|serve| serve.name != name),
             RemoteKind::Iohost => {
                 next.iohosts.retain(|iohost| iohost.name != name);
                 next.stores
@@ -88,6 +90,7 @@ fn names(spec: &Spec, kind: RemoteKind) -> Box<dyn Iterator<Item = &String> + '_
         RemoteKind::Link => Box::new(spec.links.iter().map(|link| &link.name)),
         RemoteKind::Client => Box::new(spec.clients.iter().map(|client| &client.name)),
         RemoteKind::Iohost => Box::new(spec.iohosts.iter().map(|iohost| &iohost.name)),
+        RemoteKind::Serve => Box::new(spec.serves.iter().map(|serve| &serve.name)),
     }
 }
 
@@ -107,7 +110,11 @@ fn user(spec: &Spec, kind: RemoteKind, name: &str) -> Option<String> {
             let device = devices.find(|device| device.front_end.client() == Some(name))?;
             Some(format!("device \"{}\"", device.name))
         }
+        RemoteKind::Serve => None,
         RemoteKind::Iohost => {
+            if let Some(serve) = spec.serves.iter().find(|serve| serve.iohost == name) {
+                return Some(format!("serve \"{}\"", serve.name));
+            }
             let parts = Parts::of(spec);
             let needed = needed(&parts, |_| true);
             let mut stores = spec.stores.iter().filter(|store| needed.contains(&*store.name));

@@ -76,6 +76,10 @@ impl<'a> Checker<'a> {
         if let Some(spec) = next.iohosts.iter().find(|iohost| is_missing(&&iohost.link)) {
             return Err(unknown(format!("iohost \"{}\"", spec.name), "link", &spec.link));
         }
+        let is_missing = |name: &String| self.parts.iohost(name).is_none();
+        if let Some(spec) = next.serves.iter().find(|serve| is_missing(&serve.iohost)) {
+            return Err(unknown(format!("serve \"{}\"", spec.name), "iohost", &spec.iohost));
+        }
         check_users_of_links(next)
     }
 

@@ -13,6 +13,7 @@ use sidecore_remote::export::ExportStatus;
 use sidecore_telemetry::{CounterSet as _, Counts as _};
 use sidecore_units::Nanos;
 use sidecore_vrio::VrioCounts;
+use sidecore_vrio::wire::DeviceEntry;
 
 use super::link::Granted;
 use super::using::{UsedDevice, UsedIohost};
@@ -146,6 +147,7 @@ fn refresh(remote: &Weak<Remote>, history: &mut History) -> bool {
         links: links(&parts, history),
         clients: clients(&parts, history),
         iohosts: parts.iohosts.values().map(|used| iohost(used, history, now)).collect(),
+        serves: Vec::new(),
     };
     drop(parts);
     let devices: Vec<_> = report.iohosts.iter().flat_map(|iohost| &iohost.devices).collect();
@@ -346,6 +348,7 @@ fn iohost(used: &UsedIohost, history: &mut History, now: Nanos) -> IohostReport 
         report.round_trip_ns = report.round_trip_ns.max(session.round_trip.0);
         if session.is_connected {
             is_connected = true;
+            report.announced = report.announced.or_else(|| Some(names(session.devices.as_ref()?)));
             report.incarnation = Some(format!("{:016x}", session.incarnation));
             report.credits = report.credits.saturating_add(session.slot_limit.into());
         }
@@ -377,4 +380,13 @@ fn iohost(used: &UsedIohost, history: &mut History, now: Nanos) -> IohostReport 
         });
     }
     report
+}
+
+/// The names of devices. An IOhost may send any bytes.
+fn names(devices: &[DeviceEntry]) -> Vec<String> {
+    let name = |entry: &DeviceEntry| {
+        let end = entry.name.iter().position(|byte| *byte == 0).unwrap_or(entry.name.len());
+        String::from_utf8_lossy(entry.name.get(..end).unwrap_or_default()).into_owned()
+    };
+    devices.iter().map(name).collect()
 }

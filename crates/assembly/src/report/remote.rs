@@ -14,6 +14,35 @@ pub struct RemoteReport {
     pub clients: Vec<ClientReport>,
     /// The IOhosts that this daemon is a client of, in the same order.
     pub iohosts: Vec<IohostReport>,
+    /// The patterns by which devices of IOhosts are served, in the same order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub serves: Vec<ServeReport>,
+}
+
+/// A pattern by which devices of an IOhost are served.
+#[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct ServeReport {
+    /// The pattern's name in the configuration.
+    pub name: String,
+    /// The name of the IOhost.
+    pub iohost: String,
+    /// The pattern.
+    pub pattern: String,
+    /// The devices that it serves. Here and at the IOhost, they have these names.
+    pub devices: Vec<String>,
+    /// Those of them that the IOhost has no longer, and that VMMs are connected to.
+    pub leaving: Vec<String>,
+    /// Devices of the IOhost that fit and are not served, with the reasons.
+    pub refused: Vec<RefusedDeviceReport>,
+}
+
+/// A device of an IOhost that is not served.
+#[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct RefusedDeviceReport {
+    /// The device's name at the IOhost.
+    pub device: String,
+    /// Why it is not served.
+    pub reason: String,
 }
 
 /// A link, with all its queues.
@@ -115,6 +144,9 @@ pub struct IohostReport {
     pub credits: u64,
     /// Stores that are devices of the IOhost.
     pub devices: Vec<RemoteDeviceReport>,
+    /// The names of all devices that the IOhost has for this host, while there is a session.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub announced: Option<Vec<String>>,
     /// The counters of all sessions with the IOhost together.
     #[serde(flatten)]
     pub counts: VrioCounts,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sidecore_keys::{Key, Kind, Value, Values, size};
 
 use super::rules::{NAME, has_name};
-use super::{LimitsSpec, LinkKind, LinkSpec};
+use super::{DeviceSpec, LimitsSpec, LinkKind, LinkSpec};
 
 /// The longest name of a client, in bytes: as on the wire (docs/vrio.md).
 pub const CLIENT_NAME_MAX: usize = 16;
@@ -63,6 +63,8 @@ pub enum RemotePart {
     Client(ClientSpec),
     /// A host whose devices this one uses.
     Iohost(IohostSpec),
+    /// The way to serve devices of an IOhost by their names.
+    Serve(ServeSpec),
 }
 
 /// The kind of such a part.
@@ -74,6 +76,8 @@ pub enum RemoteKind {
     Client,
     /// See [`RemotePart::Iohost`].
     Iohost,
+    /// See [`RemotePart::Serve`].
+    Serve,
 }
 
 impl RemoteKind {
@@ -84,6 +88,7 @@ impl RemoteKind {
             Self::Link => "link",
             Self::Client => "client",
             Self::Iohost => "iohost",
+            Self::Serve => "serve",
         }
     }
 }
@@ -96,6 +101,7 @@ impl RemotePart {
             Self::Link(_) => RemoteKind::Link,
             Self::Client(_) => RemoteKind::Client,
             Self::Iohost(_) => RemoteKind::Iohost,
+            Self::Serve(_) => RemoteKind::Serve,
         }
     }
 
@@ -105,7 +111,8 @@ impl RemotePart {
         match self {
             Self::Link(LinkSpec { name, .. })
             | Self::Client(ClientSpec { name, .. })
-            | Self::Iohost(IohostSpec { name, .. }) => name,
+            | Self::Iohost(IohostSpec { name, .. })
+            | Self::Serve(ServeSpec { name, .. }) => name,
         }
     }
 }
@@ -277,6 +284,88 @@ impl IohostSpec {
     }
 }
 
+/// The keys of a pattern that are not those of its devices.
+pub const SERVE: &[Key] = &[
+    NAME,
+    Key::required(
+        "iohost",
+        Kind::Text,
+        "\"the name of an [[iohost]]\"",
+        "the IOhost whose devices are served",
+    ),
+    Key::new(
+        "pattern",
+        Kind::Text,
+        "`\"*\"`",
+        "the names of the devices: `*` stands for any characters, `?` for one. The first \
+         `[[serve]]` that fits a device serves it",
+    ),
+    Key::new(
+        "devices_max",
+        Kind::Number(1, 256),
+        "64",
+        "how many devices it serves at most, 1 to 256",
+    ),
+];
+
+/// The part of a socket's path that the name of the device replaces.
+pub const DEVICE_IN_PATH: &str = "{device}";
+
+/// The way to serve the devices of an IOhost with certain names, as soon as it has them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServeSpec {
+    /// Unique among the patterns.
+    pub name: String,
+    /// The name of the IOhost.
+    pub iohost: String,
+    /// See [`fits`](Self::fits).
+    pub pattern: String,
+    /// Devices at a time.
+    pub devices_max: usize,
+    /// A device without name and store. Its socket has [`DEVICE_IN_PATH`] in it.
+    pub device: DeviceSpec,
+}
+
+impl ServeSpec {
+    /// The pattern with these values of its keys.
+    #[must_use]
+    pub fn from_values(values: &Values, device: DeviceSpec) -> Self {
+        Self {
+            name: values.get("name").unwrap_or_default(),
+            iohost: values.get("iohost").unwrap_or_default(),
+            pattern: values.get("pattern").unwrap_or_else(|| "*".to_owned()),
+            devices_max: values.get("devices_max").unwrap_or(64),
+            device,
+        }
+    }
+
+    /// Whether the pattern fits the name of a device.
+    #[must_use]
+    pub fn fits(&self, device: &str) -> bool {
+        let (pattern, name) = (self.pattern.as_bytes(), device.as_bytes());
+        let (mut at, mut from) = (0, 0);
+        // The newest star, and the first byte of the name behind its part.
+        let mut star = None;
+        while let Some(byte) = name.get(from) {
+            match pattern.get(at) {
+                Some(b'*') => {
+                    star = Some((at, from));
+                    at += 1;
+                }
+                Some(wanted) if wanted == byte || *wanted == b'?' => {
+                    (at, from) = (at + 1, from + 1)
+                }
+                _ => {
+                    let Some((place, begin)) = star else { return false };
+                    star = Some((place, begin + 1));
+                    (at, from) = (place + 1, begin + 1);
+                }
+            }
+        }
+        pattern.iter().skip(at).all(|byte| *byte == b'*')
+    }
+}
+
 /// The keys of a store of type `remote`.
 pub(super) const REMOTE: &[Key] = &[
     Key::required(
@@ -347,4 +436,42 @@ fn is_replay_size(key: &str, value: &Value) -> Result<(), String> {
     }
     let [bytes, least, most] = [bytes, least, most].map(size::show);
     Err(format!("{key} = {bytes} is not between {least} and {most}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pattern_fits_names() {
+        let fits = |pattern: &str, device: &str| {
+            let values =
+                Values(std::iter::once(("pattern", Value::Text(pattern.to_owned()))).collect());
+            ServeSpec::from_values(&values, DeviceSpec::default()).fits(device)
+        };
+        for (pattern, device) in [
+            ("*", ""),
+            ("*", "db-1"),
+            ("db-*", "db-"),
+            ("db-*", "db-1"),
+            ("*-?", "a-b-1"),
+            ("a*b*c", "aXbXbXc"),
+            ("db-1", "db-1"),
+            ("**", "x"),
+        ] {
+            assert!(fits(pattern, device), "{pattern} {device}");
+        }
+        for (pattern, device) in [
+            ("", "x"),
+            ("db-*", "xdb-1"),
+            ("?", ""),
+            ("?", "ab"),
+            ("a*b", "abc"),
+            ("db-1", "db-10"),
+        ] {
+            assert!(!fits(pattern, device), "{pattern} {device}");
+        }
+        // The work is bounded by the product of the lengths.
+        assert!(!fits(&"*a".repeat(32), &"a".repeat(31)));
+    }
 }

@@ -59,6 +59,8 @@ parts! {
     NewClient keys::client(), std::iter::empty();
     /// An IOhost to add: `POST /v1/remote/iohosts`, with the keys of an `[[iohost]]`.
     NewIohost keys::IOHOST.iter(), std::iter::empty();
+    /// A pattern to add: `POST /v1/remote/serves`, with the keys of a `[[serve]]`.
+    NewServe keys::serve(), keys::front_ends();
 }
 
 type Shared = State<Arc<dyn Source>>;
@@ -116,6 +118,20 @@ pub(super) async fn remove_iohost(
     UrlPath(iohost): UrlPath<String>,
 ) -> Result<StatusCode, Refusal> {
     remove(source, RemoteKind::Iohost, iohost).await
+}
+
+pub(super) async fn add_serve(
+    State(source): Shared,
+    request: Request,
+) -> Result<StatusCode, Refusal> {
+    add(source, RemoteKind::Serve, body::<NewServe>(request).await?.0).await
+}
+
+pub(super) async fn remove_serve(
+    State(source): Shared,
+    UrlPath(serve): UrlPath<String>,
+) -> Result<StatusCode, Refusal> {
+    remove(source, RemoteKind::Serve, serve).await
 }
 
 pub(super) async fn report(State(source): Shared) -> Json<RemoteReport> {

@@ -14,8 +14,8 @@ use super::requests::{
     CreateVolume, ExtentsQuery, MetricsQuery, Named, Prune, Quota, Resize, Share,
 };
 use super::{
-    Controllers, Devices, Invitation, NewClient, NewDevice, NewIohost, NewLink, Sidecores, Volumes,
-    remote, volumes,
+    Controllers, Devices, Invitation, NewClient, NewDevice, NewIohost, NewLink, NewServe,
+    Sidecores, Volumes, remote, volumes,
 };
 use crate::Source;
 
@@ -111,6 +111,10 @@ routes! {
         body NewIohost;
     delete "/v1/remote/iohosts/{iohost}" => remote::remove_iohost,
         "Remove an IOhost whose devices are not used", Nothing;
+    post "/v1/remote/serves" => remote::add_serve, "Serve devices of an IOhost by their names",
+        Nothing, body NewServe;
+    delete "/v1/remote/serves/{serve}" => remote::remove_serve,
+        "Serve such devices no longer", Nothing;
     get "/v1/controllers" => volumes::list, "The controllers", json!(200, Controllers);
     get "/v1/controllers/{controller}" => volumes::show,
         "A controller", json!(200, ControllerReport);

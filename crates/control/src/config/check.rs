@@ -27,6 +27,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
     );
     unique_names("link", draft.links.iter().map(|link| &link.head), problems);
     unique_names("client", draft.clients.iter().map(|client| &client.head), problems);
+    unique_names("serve", draft.serves.iter().map(|serve| &serve.head), problems);
     unique_names("iohost", draft.iohosts.iter().map(|iohost| &iohost.head), problems);
     unique_names("device", draft.devices.iter().map(|device| &device.head), problems);
     sidecores(draft, problems);

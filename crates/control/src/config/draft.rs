@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use sidecore_assembly::spec::{
-    ClientSpec, ControllerSpec, DEFAULT_SPIN_US, DeviceSpec, FormatSpec, FrontEndSpec, IOHOST,
-    IdleMode, IohostSpec, Key, LINK, LinkKind, LinkSpec, Nanos, SidecoreSpec, SocketAccess,
-    StageSpec, StoreKind, Values,
+    ClientSpec, ControllerSpec, DEFAULT_SPIN_US, DEVICE_IN_PATH, DeviceSpec, FormatSpec,
+    FrontEndSpec, IOHOST, IdleMode, IohostSpec, Key, LINK, LinkKind, LinkSpec, Nanos, ServeSpec,
+    SidecoreSpec, SocketAccess, StageSpec, StoreKind, Values,
 };
 use toml::de::DeTable;
 
@@ -55,6 +55,7 @@ pub(super) struct Draft {
     pub(super) links: Vec<Part<LinkSpec>>,
     pub(super) clients: Vec<Part<ClientSpec>>,
     pub(super) iohosts: Vec<Part<IohostSpec>>,
+    pub(super) serves: Vec<Part<ServeSpec>>,
     pub(super) devices: Vec<Part<DeviceSpec>>,
 }
 
@@ -94,8 +95,8 @@ pub(super) fn read(text: &str, problems: &mut Collector<'_>) -> Option<Draft> {
     }
     let mut top = Section::new(document.get_ref(), 0..0, "", problems);
     let values = top.all(keys::CONTROL);
-    let [sidecores, stores, controllers, links, clients, iohosts, devices] =
-        ["sidecore", "store", "controller", "link", "client", "iohost", "device"]
+    let [sidecores, stores, controllers, links, clients, iohosts, serves, devices] =
+        ["sidecore", "store", "controller", "link", "client", "iohost", "serve", "device"]
             .map(|key| top.tables(key, key));
     let head = top.finish();
     let control_socket: PathBuf =
@@ -113,6 +114,7 @@ pub(super) fn read(text: &str, problems: &mut Collector<'_>) -> Option<Draft> {
         links: each("link", links, problems, link),
         clients: each("client", clients, problems, client),
         iohosts: each("iohost", iohosts, problems, iohost),
+        serves: each("serve", serves, problems, serve),
         devices: each("device", devices, problems, |mut section| Part {
             spec: device(&mut section),
             head: section.finish(),
@@ -267,10 +269,35 @@ pub(super) fn iohost(mut section: Section<'_, '_, '_>) -> Part<IohostSpec> {
     Part { spec, head: section.finish() }
 }
 
+pub(super) fn serve(mut section: Section<'_, '_, '_>) -> Part<ServeSpec> {
+    let values = section.all(keys::serve_structure());
+    let device = device_of(&mut section, &values);
+    if device.front_end.client().is_some() {
+        let message = "front_end = \"vrio\" has no meaning here: the IOhost exports its devices";
+        section.complain_about("front_end", message);
+    } else if section.place("socket").is_some()
+        && !device.socket.display().to_string().contains(DEVICE_IN_PATH)
+    {
+        let message = "`socket` has no `{device}` in it, which the name of each device replaces; \
+                       write for instance \"/run/sidecore/{device}.sock\"";
+        section.complain_about("socket", message);
+    }
+    if section.place("serial").is_some() {
+        let message = "`serial` has no meaning here: each device has its own; leave it out";
+        section.complain_about("serial", message);
+    }
+    Part { spec: ServeSpec::from_values(&values, device), head: section.finish() }
+}
+
 /// Reads a device from an opened section.
 pub(super) fn device(section: &mut Section<'_, '_, '_>) -> DeviceSpec {
     let values = section.all(STRUCTURE);
-    let mut front_end = front_end(section, &values);
+    device_of(section, &values)
+}
+
+/// Reads a device of which the section's structure was read.
+fn device_of(section: &mut Section<'_, '_, '_>, values: &Values) -> DeviceSpec {
+    let mut front_end = front_end(section, values);
     if front_end.client().is_some() {
         for key in STRUCTURE.iter().filter(|key| OF_GUESTS.contains(&key.name)) {
             let message = format!(
@@ -290,10 +317,10 @@ pub(super) fn device(section: &mut Section<'_, '_, '_>) -> DeviceSpec {
         name: values.get("name").unwrap_or_default(),
         store: values.get("store").unwrap_or_default(),
         socket: values.get("socket").unwrap_or_default(),
-        access: SocketAccess::from_values(&values, "socket"),
+        access: SocketAccess::from_values(values, "socket"),
         queues,
-        sidecores: sidecores(section, &values, queues),
-        idle: idle(section, &values),
+        sidecores: sidecores(section, values, queues),
+        idle: idle(section, values),
         ..DeviceSpec::default()
     };
     spec.set(&section.all(DeviceSpec::KEYS));

@@ -69,6 +69,7 @@ pub(crate) fn remote_part(
             RemoteKind::Link => RemotePart::Link(draft::link(section).spec),
             RemoteKind::Client => RemotePart::Client(draft::client(section).spec),
             RemoteKind::Iohost => RemotePart::Iohost(draft::iohost(section).spec),
+            RemoteKind::Serve => RemotePart::Serve(draft::serve(section).spec),
         }
     })
 }

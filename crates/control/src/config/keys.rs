@@ -1,8 +1,8 @@
 //! The tables of keys: for the parser, the command line, the manual and the API's document.
 
 pub use sidecore_assembly::spec::{
-    FormatSpec, FrontEndSpec, IOHOST, Key, Kind, LINK, LinkKind, LinkSpec, SIDECORE, STAGE, STORE,
-    STRUCTURE, StageSpec, StoreKind, VOLUME, Value, Values, Variant,
+    FormatSpec, FrontEndSpec, IOHOST, Key, Kind, LINK, LinkKind, LinkSpec, SERVE, SIDECORE, STAGE,
+    STORE, STRUCTURE, StageSpec, StoreKind, VOLUME, Value, Values, Variant,
 };
 
 use sidecore_assembly::spec::{
@@ -66,6 +66,16 @@ pub fn link() -> impl Iterator<Item = &'static Key> {
 /// The keys of links of a certain type.
 pub fn of_links() -> impl Iterator<Item = &'static Key> {
     LinkKind::WORDS.into_iter().flat_map(LinkKind::keys)
+}
+
+/// The keys of a pattern that are read together: its own, and most of those of a device.
+pub fn serve_structure() -> impl Iterator<Item = &'static Key> {
+    SERVE.iter().chain(STRUCTURE.iter().filter(|key| !["name", "store"].contains(&key.name)))
+}
+
+/// The keys of every pattern.
+pub fn serve() -> impl Iterator<Item = &'static Key> {
+    serve_structure().chain(DeviceSpec::KEYS)
 }
 
 /// The keys of every device.

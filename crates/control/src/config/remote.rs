@@ -21,6 +21,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
     for iohost in &draft.iohosts {
         iohost_link(iohost, &links, problems);
     }
+    serves(draft, problems);
     users(draft, problems);
     exports(draft, problems);
     stores(draft, problems);
@@ -82,6 +83,20 @@ fn media(draft: &Draft, problems: &mut Collector<'_>) {
             let message = format!("this socket is that of {link}; give each its own");
             problems.add(place, &device.head.subject, message);
         }
+    }
+}
+
+/// Checks the IOhosts and sidecores of patterns.
+fn serves(draft: &Draft, problems: &mut Collector<'_>) {
+    let iohosts = draft.iohosts.iter().filter_map(|iohost| iohost.head.name());
+    let there = draft.sidecores.iter().filter_map(|sidecore| sidecore.head.name());
+    for Part { head, spec } in &draft.serves {
+        if let Some((iohost, place)) = refers(head, "iohost", Some(&spec.iohost)) {
+            known("iohost", (iohost, place), iohosts.clone(), &head.subject, problems);
+        }
+        let places = head.places("sidecores").iter().cloned();
+        let named = spec.device.sidecores.iter().zip(places.chain(head.place("sidecore")));
+        list("sidecore", named, there.clone(), &head.subject, problems);
     }
 }
 

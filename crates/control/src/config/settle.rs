@@ -29,6 +29,13 @@ pub(super) fn settle(draft: Draft) -> Config {
         spec
     });
     let links = links.collect();
+    let serves = draft.serves.into_iter().map(|Part { mut spec, head }| {
+        if head.place("spin_us").is_none() {
+            settle_spin(&mut spec.device.idle, &spec.device.sidecores, &draft.sidecores);
+        }
+        spec
+    });
+    let serves = serves.collect();
     let spec = Spec {
         stores: stores.collect(),
         controllers: draft.controllers.into_iter().map(|controller| controller.spec).collect(),
@@ -36,6 +43,7 @@ pub(super) fn settle(draft: Draft) -> Config {
         links,
         clients: draft.clients.into_iter().map(|client| client.spec).collect(),
         iohosts: draft.iohosts.into_iter().map(|iohost| iohost.spec).collect(),
+        serves,
         devices,
         sidecores: draft.sidecores.into_iter().map(|sidecore| sidecore.spec.spec).collect(),
     };

@@ -1,7 +1,7 @@
 //! The metrics of links, clients and IOhosts.
 
 use sidecore_assembly::report::{
-    ClientReport, IohostReport, LinkReport, RemoteDeviceReport, RemoteReport,
+    ClientReport, IohostReport, LinkReport, RemoteDeviceReport, RemoteReport, ServeReport,
 };
 use sidecore_telemetry::{Metric, Value};
 
@@ -69,6 +69,20 @@ const DEVICES: &[Metric<RemoteDeviceReport>] = &[
     ),
 ];
 
+const SERVES: &[Metric<ServeReport>] = &[
+    gauge("devices", "Devices of an IOhost that the pattern serves.", |serve| {
+        Value::Whole(serve.devices.len() as u64)
+    }),
+    gauge(
+        "leaving_devices",
+        "Devices that VMMs are connected to, and that the IOhost has no longer.",
+        |serve| Value::Whole(serve.leaving.len() as u64),
+    ),
+    gauge("refused_devices", "Devices that fit the pattern and are not served.", |serve| {
+        Value::Whole(serve.refused.len() as u64)
+    }),
+];
+
 impl Page {
     pub(super) fn remote(&mut self, remote: &RemoteReport) {
         let links = || {
@@ -92,5 +106,9 @@ impl Page {
             })
         });
         self.metrics("sidecore_remote_device_", DEVICES, devices);
+        let serves = remote.serves.iter().map(|serve| {
+            (vec![("iohost", serve.iohost.as_str()), ("serve", serve.name.as_str())], serve)
+        });
+        self.metrics("sidecore_serve_", SERVES, serves);
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use sidecore_assembly::report::{
     ClientReport, DeviceStats, FunctionReport, FunctionStats, HypervisorCounts, IohostReport,
     Latency, LatencyCounts, LinkReport, QueueCounts, ReactorCounts, RemoteDeviceReport,
-    SpaceReport, TranslationCounts, TreeMemoryReport, TreeReport,
+    ServeReport, SpaceReport, TranslationCounts, TreeMemoryReport, TreeReport,
 };
 
 use super::*;
@@ -112,7 +112,18 @@ fn remote() -> RemoteReport {
         devices: vec![device],
         ..IohostReport::default()
     };
-    RemoteReport { links: vec![link], clients: vec![client], iohosts: vec![iohost] }
+    let serve = ServeReport {
+        name: "db".to_owned(),
+        iohost: "io1".to_owned(),
+        devices: vec!["db-1".to_owned()],
+        ..ServeReport::default()
+    };
+    RemoteReport {
+        links: vec![link],
+        clients: vec![client],
+        iohosts: vec![iohost],
+        serves: vec![serve],
+    }
 }
 
 /// The same for a controller with a function.

@@ -30,6 +30,7 @@ fn keys_of(table: &str) -> Vec<&'static Key> {
         ("link", _) => keys::link().collect(),
         ("client", _) => keys::client().collect(),
         ("iohost", _) => keys::IOHOST.iter().collect(),
+        ("serve", _) => keys::SERVE.iter().collect(),
         ("controller", _) => keys::controller().collect(),
         ("device", _) => keys::device().collect(),
         _ => front_end.unwrap_or_else(|| panic!("there are no keys of {table}")).1.iter().collect(),
@@ -99,7 +100,7 @@ fn the_tables_of_the_manual_are_those_of_the_keys() {
         std::fs::write(FILE, right).unwrap();
         return;
     }
-    assert_eq!(right.matches(BEGIN).count(), 21 + FrontEndSpec::KINDS.len());
+    assert_eq!(right.matches(BEGIN).count(), 22 + FrontEndSpec::KINDS.len());
     assert!(manual == right, "run `cargo xtask keys`: docs/config.md is not as the keys are");
 }
 

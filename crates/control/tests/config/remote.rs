@@ -181,3 +181,36 @@ fn parts_that_take_the_same_thing_are_refused() {
     let said = problems(&format!("{REMOTE}{controller}"));
     assert!(said.contains("is a device of an IOhost"), "{said}");
 }
+
+/// A pattern, after `GOOD` and `REMOTE`.
+const SERVE: &str = "[[serve]]\nname = \"db\"\niohost = \"io1\"\npattern = \"db-*\"\nfront_end = \
+                     \"nvme\"\nsocket = \"{device}.sock\"\nidle = \"poll\"\n";
+
+#[test]
+fn a_pattern_has_the_keys_of_its_devices() {
+    let parsed = |serve: &str| {
+        parse(Path::new("/"), &format!("{GOOD}{REMOTE}{serve}"), Depth::Text)
+            .map_err(|problems| problems.to_string())
+    };
+    let spec = parsed(SERVE).unwrap().spec.serves.remove(0);
+    assert_eq!((spec.name.as_str(), spec.iohost.as_str(), spec.devices_max), ("db", "io1", 64));
+    assert_eq!(spec.device.socket, Path::new("/{device}.sock"));
+    assert_eq!((spec.device.idle, spec.device.queues), (IdleMode::Poll, 64));
+    assert!(spec.fits("db-1") && !spec.fits("web"));
+    for (from, to, message) in [
+        ("\"io1\"", "\"io9\"", "there is no iohost \"io9\""),
+        ("\"{device}.sock\"", "\"x.sock\"", "has no `{device}` in it"),
+        ("\"nvme\"", "\"vrio\"", "the IOhost exports its devices"),
+        ("idle = \"poll\"", "store = \"s\"", "unknown key `store`"),
+        ("idle = \"poll\"", "serial = \"s\"", "`serial` has no meaning here"),
+        ("idle = \"poll\"", "devices_max = 0", "from 1 to 256"),
+        ("idle = \"poll\"", "sidecores = [\"sc9\"]", "there is no sidecore \"sc9\""),
+        ("name = \"db\"\n", "", "`name` is missing"),
+    ] {
+        assert!(SERVE.contains(from), "{from}");
+        let said = parsed(&SERVE.replace(from, to)).unwrap_err();
+        assert!(said.contains(message), "{message}: {said}");
+    }
+    let said = parsed(&format!("{SERVE}{SERVE}")).unwrap_err();
+    assert!(said.contains("\"db\""), "{said}");
+}

@@ -9,6 +9,7 @@ use sidecore_link::LinkState;
 use sidecore_reactor::{Polled, PortSender};
 use sidecore_units::Nanos;
 use sidecore_vrio::handshake::ClientHandshake;
+use sidecore_vrio::wire::DeviceEntry;
 use sidecore_vrio::{Client, Event, SubmitError};
 
 use super::handover::HandoverEnd;
@@ -64,6 +65,8 @@ pub(super) struct SessionDesk<H: ClientHandshake> {
     shared: Arc<Shared>,
     lines: Vec<Option<Line>>,
     devices: Vec<Device>,
+    /// The devices that the IOhost has for this client, once all of them are known.
+    pub(super) listed: Option<Vec<DeviceEntry>>,
     /// Requests of the lines at most.
     depth: usize,
     /// Something has changed that a device may wait for.
@@ -93,6 +96,7 @@ impl<H: ClientHandshake> SessionDesk<H> {
             shared,
             lines: Vec::new(),
             devices: Vec::new(),
+            listed: None,
             depth: 0,
             looks_again: true,
             waiting: 0,
@@ -172,13 +176,14 @@ impl<H: ClientHandshake> SessionDesk<H> {
                 }
                 Event::Connected => {
                     tracing::info!(iohost = self.shared.name, "a session has begun");
+                    self.listed = None;
                     self.looks_again = true;
                 }
                 Event::Disconnected => {
                     tracing::warn!(iohost = self.shared.name, "the session is lost");
                     self.looks_again = true;
                 }
-                Event::Listed => {}
+                Event::Listed => self.listed = Some(self.client.listed().to_vec()),
                 Event::Device(number) => {
                     self.looks_again = true;
                     self.note_entry(number);

@@ -53,8 +53,8 @@ pub struct SessionReport {
     pub slot_limit: u16,
     /// Requests of queues that are not answered.
     pub in_flight: usize,
-    /// The devices that the IOhost has for this client.
-    pub devices: Vec<DeviceEntry>,
+    /// The devices that the IOhost has for this client; `None` before all of them are known.
+    pub devices: Option<Vec<DeviceEntry>>,
     /// The devices that stores use.
     pub opened: Vec<OpenedReport>,
 }
@@ -142,7 +142,7 @@ impl<H: ClientHandshake + 'static> Session<H> {
             frame_bytes: client.frame_bytes(),
             slot_limit: client.slot_limit(),
             in_flight: desk.in_flight(),
-            devices: client.listed().to_vec(),
+            devices: desk.listed.clone(),
             opened: desk.opened(),
         }
     }
