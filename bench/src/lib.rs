@@ -34,6 +34,7 @@ pub mod process;
 pub mod publish;
 pub mod record;
 pub mod remote_block;
+pub mod remote_figures;
 pub mod requests;
 pub mod rounds;
 pub mod runs;

@@ -18,6 +18,8 @@ pub const BLOCK_BYTES: u32 = 4096;
 pub struct Work {
     /// Write instead of read.
     pub write: bool,
+    /// Write to every other place, and read the others, without touching their bytes.
+    pub is_mixed: bool,
     /// Requests in flight.
     pub depth: u16,
     /// Size of each request, a multiple of 512.
@@ -39,6 +41,7 @@ impl Default for Work {
     fn default() -> Self {
         Self {
             write: false,
+            is_mixed: false,
             depth: 1,
             bytes: BLOCK_BYTES,
             blocks: 1,
@@ -51,6 +54,12 @@ impl Default for Work {
 }
 
 impl Work {
+    /// Whether the request of a place is a write.
+    #[inline]
+    pub(crate) const fn is_write(&self, place: u64) -> bool {
+        self.write || (self.is_mixed && place % 2 == 1)
+    }
+
     #[inline]
     fn next_sector(&self, places: &mut Places) -> Sector {
         Sector(self.first.0 + places.next_block() * (u64::from(self.bytes) / SECTOR_BYTES))
@@ -300,7 +309,9 @@ fn submit<Q: Queue>(
     work: &Work,
     pattern: &[u8],
 ) -> Result<()> {
-    if work.write {
+    if work.is_mixed && work.is_write(sector.0 * SECTOR_BYTES / u64::from(work.bytes)) {
+        queue.submit_write(slot, sector, work.bytes)?;
+    } else if work.write {
         if work.touch {
             queue.write_data(slot, 0, pattern);
         }

@@ -11,8 +11,8 @@ use quanta::Clock;
 use sidecore_bench::fill::{self, Order};
 use sidecore_bench::load::{self, BLOCK_BYTES, Sample, Work};
 use sidecore_bench::{
-    cores, fresh_writes, guest_cost, local_block, nested, nvme_vf, plot, remote_block, shares,
-    stop, translation, verdicts,
+    cores, fresh_writes, guest_cost, local_block, nested, nvme_vf, plot, remote_block,
+    remote_figures, shares, stop, translation, verdicts,
 };
 use sidecore_driver::{BlkClient, ClientOptions, Notify, NvmeClient, NvmeOptions};
 use sidecore_units::SECTOR_BYTES;
@@ -45,6 +45,8 @@ enum Command {
     Shares(shares::Options),
     /// Remote devices beside local ones and beside the bare exchange of their bytes.
     RemoteBlock(remote_block::Options),
+    /// The figures of vRIO's evaluation, counted, simulated and timed.
+    RemoteFigures(remote_figures::Options),
     /// Put the verdicts of several experiments into docs/bench.md; fails unless every bound holds.
     Verdicts(verdicts::Options),
     /// Drive one disk and print its speed.
@@ -107,6 +109,7 @@ fn main() -> ExitCode {
         Command::FreshWrites(options) => fresh_writes::run(&options),
         Command::Shares(options) => shares::run(&options),
         Command::RemoteBlock(options) => remote_block::run(&options),
+        Command::RemoteFigures(options) => remote_figures::run(&options),
         Command::Verdicts(options) => verdicts::run(&options),
         Command::Socket(options) => socket(&options).map(|()| true),
     };

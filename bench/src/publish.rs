@@ -230,6 +230,7 @@ mod tests {
             "fresh-writes",
             "shares",
             "remote-block",
+            "remote-figures",
         ];
         for name in experiments
             .map(|name| format!("bench: {name}"))

@@ -16,7 +16,7 @@ mod nbd;
 mod report;
 pub(crate) mod rig;
 mod sealing;
-mod wire;
+pub(crate) mod wire;
 
 use std::time::Duration;
 

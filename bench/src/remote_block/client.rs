@@ -30,9 +30,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const TURNS_PER_LOOK: u32 = 1 << 16;
 
 /// A client as its IOhost knows it.
-pub(super) struct Identity {
-    pub(super) name: ClientName,
-    pub(super) trust: ClientTrust,
+pub(crate) struct Identity {
+    pub(crate) name: ClientName,
+    pub(crate) trust: ClientTrust,
 }
 
 /// One client: a session over a link of its own.
@@ -49,7 +49,7 @@ struct Station {
 
 /// The clients of an IOhost. Their time passes only while they run, because the IOhost is frozen
 /// between runs.
-pub(super) struct Clients {
+pub(crate) struct Clients {
     stations: Vec<Station>,
     /// The IOhost's address.
     iohost: LinkAddress,
@@ -62,7 +62,7 @@ impl Clients {
     ///
     /// # Errors
     /// A client does not get its devices.
-    pub(super) fn new(
+    pub(crate) fn new(
         links: Vec<(Identity, Box<dyn Link>)>,
         iohost: LinkAddress,
         disks: &[Disk],
@@ -126,7 +126,7 @@ impl Clients {
     ///
     /// # Errors
     /// A request fails or does not come back; an interrupt.
-    pub(super) fn run(&mut self, disk: Disk, work: &Work, clock: &Clock) -> Result<Sample> {
+    pub(crate) fn run(&mut self, disk: Disk, work: &Work, clock: &Clock) -> Result<Sample> {
         for station in &mut self.stations {
             station.prepare(work)?;
         }
@@ -169,7 +169,12 @@ impl Station {
     #[inline]
     fn submit(&mut self, disk: usize, work: &Work, now: Nanos) -> Result<()> {
         for request in &mut self.idle {
-            request.offset_bytes = self.places.next_block() * u64::from(work.bytes);
+            let place = self.places.next_block();
+            if work.is_mixed {
+                let is_write = work.is_write(place);
+                request.operation = if is_write { Operation::Write } else { Operation::Read };
+            }
+            request.offset_bytes = place * u64::from(work.bytes);
             request.taken_at = now;
         }
         let (_, channel) = self.channels.get_mut(disk).context("no such disk")?;

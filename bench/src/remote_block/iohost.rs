@@ -14,7 +14,7 @@ use crate::sidecored::{self, Sidecored, Store};
 
 /// The store below a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Disk {
+pub(crate) enum Disk {
     /// It keeps no data.
     Null,
     /// It is in memory.
@@ -24,14 +24,14 @@ pub(super) enum Disk {
 impl Disk {
     pub(super) const ALL: [Self; 2] = [Self::Null, Self::Ram];
 
-    pub(super) const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Null => "null",
             Self::Ram => "ram",
         }
     }
 
-    pub(super) const fn store(self, bytes: u64) -> Store {
+    pub(crate) const fn store(self, bytes: u64) -> Store {
         match self {
             Self::Null => Store::Null { bytes },
             Self::Ram => Store::Ram { bytes },
@@ -157,6 +157,6 @@ fn configuration(directory: &Path, setting: Setting, disk_bytes: u64) -> Result<
 }
 
 /// The name of a client's device.
-pub(super) fn device_name(disk: Disk, client: &str) -> String {
+pub(crate) fn device_name(disk: Disk, client: &str) -> String {
     format!("{}-{client}", disk.name())
 }

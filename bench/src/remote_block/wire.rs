@@ -14,7 +14,7 @@ use sidecore_vrio::wire::{DATA_HEADER_BYTES, ETHERTYPE};
 
 /// A kind of link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wire {
+pub(crate) enum Wire {
     /// Shared memory.
     Memory,
     /// The rings of a packet socket, over a virtual wire.
@@ -47,7 +47,7 @@ impl Wire {
     }
 
     /// The link of an IOhost, as its configuration has it.
-    pub(super) fn configuration(self, directory: &Path) -> Result<String> {
+    pub(crate) fn configuration(self, directory: &Path) -> Result<String> {
         let mut text = format!("[[link]]\nname = \"wire\"\ntype = {:?}\n", self.name());
         match self {
             Self::Memory => writeln!(text, "socket = {:?}", directory.join(SOCKET))?,
@@ -58,7 +58,7 @@ impl Wire {
     }
 
     /// The IOhost's address.
-    pub(super) fn iohost(self) -> Result<LinkAddress> {
+    pub(crate) fn iohost(self) -> Result<LinkAddress> {
         Ok(match self {
             Self::Memory => LinkAddress::Peer(0),
             Self::Packet | Self::Xdp => LinkAddress::Ethernet(HOST_MAC.parse()?),
@@ -67,7 +67,7 @@ impl Wire {
     }
 
     /// The client's end in front of the IOhost whose files are in `directory`.
-    pub(super) fn client(self, cable: &Cable, directory: &Path) -> Result<Box<dyn Link>> {
+    pub(crate) fn client(self, cable: &Cable, directory: &Path) -> Result<Box<dyn Link>> {
         match &cable.0 {
             None => {
                 let path = directory.join(SOCKET);
@@ -115,14 +115,14 @@ fn one(description: &LinkDescription) -> Result<Box<dyn Link>> {
 }
 
 /// A virtual wire between two namespaces, the client's and the IOhost's; none for shared memory.
-pub(super) struct Cable(Option<(Namespace, Namespace)>);
+pub(crate) struct Cable(Option<(Namespace, Namespace)>);
 
 impl Cable {
     /// The cable that a kind of link needs.
     ///
     /// # Errors
     /// The machine has no namespaces or no virtual wires, or the process no privilege.
-    pub(super) fn for_wire(wire: Wire) -> Result<Self> {
+    pub(crate) fn for_wire(wire: Wire) -> Result<Self> {
         if wire == Wire::Memory { Ok(Self(None)) } else { Self::ethernet() }
     }
 
