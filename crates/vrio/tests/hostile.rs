@@ -70,13 +70,19 @@ fn a_request_that_lies_about_itself_is_dropped_by_its_reason() {
     assert_eq!(drops(&|body| body.slot = 128), Some(Reason::Slot));
     assert_eq!(drops(&|body| body.slot = u16::MAX), Some(Reason::Slot));
     assert_eq!(drops(&|body| body.sequence = 0), Some(Reason::Sequence));
-    assert_eq!(drops(&|body| body.sequence = 3), Some(Reason::Sequence));
-    assert_eq!(drops(&|body| body.sequence = 2), Some(Reason::Slot), "the slot has a request");
+    assert_eq!(drops(&|body| body.sequence = u32::MAX), Some(Reason::Sequence));
+    for later in [2, 3, 1 << 31] {
+        let dropped = drops(&|body| body.sequence = later);
+        assert_eq!(dropped, Some(Reason::Slot), "the slot has a request");
+    }
     assert_eq!(drops(&|body| body.header.sector = 8), Some(Reason::Segment), "another request's");
     assert_eq!(drops(&|body| body.len_bytes = 8192), Some(Reason::Segment));
     assert_eq!(drops(&|_| ()), Some(Reason::Duplicate));
     // In slots that are free.
-    assert_eq!(drops(&|body| (body.slot, body.sequence) = (5, 2)), Some(Reason::Sequence));
+    for older in [0, 1 << 31, u32::MAX] {
+        let dropped = drops(&|body| (body.slot, body.sequence) = (5, older));
+        assert_eq!(dropped, Some(Reason::Sequence));
+    }
     assert_eq!(
         drops(&|body| (body.slot, body.sequence, body.offset_bytes) = (5, 1, 512)),
         Some(Reason::Segment)

@@ -287,3 +287,36 @@ fn frames_name_the_queue_of_their_receiver() {
     assert!(seen.len() > 4 && seen.iter().all(|(_, queue)| *queue == 1), "{seen:?}");
     assert_eq!(rig.wait(1), Ok(()));
 }
+
+/// Requests that the client gives up, because their device is gone, never reach the IOhost, or are
+/// dropped there. The slots that they had are used again.
+#[test]
+fn the_end_of_a_device_leaves_the_slots_to_the_others() {
+    for arrives in [true, false] {
+        let mut rig = rig();
+        rig.devices.push(device(1));
+        rig.set_devices();
+        assert_eq!(rig.client.open(&name(1)), Some(1));
+        rig.run_until(Nanos::from_millis(100), |rig| rig.client.is_ready(1));
+        for tag in 0..4 {
+            rig.write(tag, tag * 4096, &pattern(1, 4096));
+        }
+        rig.poll_client();
+        let frames = std::mem::take(&mut rig.to_host.frames);
+        rig.devices.remove(0);
+        rig.set_devices();
+        for frame in frames.iter().filter(|_| arrives) {
+            rig.host_receives(Peer(9), frame);
+        }
+        for tag in 0..4 {
+            assert_eq!(rig.wait(tag), Err(BlockError::EIO));
+        }
+        for tag in 10..14 {
+            rig.guest.bytes(tag).fill(1);
+            rig.client.submit(tag, 1, request(Operation::Write, tag * 4096, 4096)).unwrap();
+        }
+        for tag in 10..14 {
+            assert_eq!(rig.wait(tag), Ok(()), "the frames arrived: {arrives}");
+        }
+    }
+}

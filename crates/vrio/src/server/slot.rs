@@ -11,6 +11,9 @@ use crate::segmentation::segment_bytes;
 use crate::wire::{DeviceEntry, RequestBody, request_flag, status};
 use crate::{Neglected, Reason, Request, Rule, Segmentation};
 
+/// A sequence that is at least so far ahead of another one is older: sequences wrap.
+const OLDER: u32 = 1 << 31;
+
 /// How far a slot's request is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum State {
@@ -89,15 +92,11 @@ impl Slot {
     ) -> Result<Step, Reason> {
         match frame.body.sequence.wrapping_sub(self.body.sequence) {
             0 if self.state != State::Idle => self.again(now, frame, (entry, terms)),
-            1 => match self.state {
-                State::Executing => Err(Reason::Slot),
-                // A client that closes a device gives up its requests, also those of which the
-                // IOhost has a part.
-                State::Idle | State::Assembling | State::Done => {
-                    self.begin(now, frame, (entry, terms))
-                }
-            },
-            _ => Err(Reason::Sequence),
+            0 | OLDER.. => Err(Reason::Sequence),
+            // A client that closes a device, or that is told of its end, gives up its requests. The
+            // IOhost may have a part of them, or none.
+            _ if self.state == State::Executing => Err(Reason::Slot),
+            _ => self.begin(now, frame, (entry, terms)),
         }
     }
 
