@@ -243,6 +243,8 @@ struct Core {
     /// No timer of a slot ends before.
     next_due: Nanos,
 
+    /// The link had room for all frames so far.
+    has_room: bool,
     completed: VecDeque<(u64, Result<(), BlockError>)>,
     untold: Untold,
 }
@@ -289,6 +291,7 @@ impl Core {
             completed: VecDeque::with_capacity(entries),
             untold: Untold::default(),
         }
+            has_room: true,
     }
 
     /// Makes an entry of a request of the caller.
@@ -646,7 +649,8 @@ impl<H: ClientHandshake> Client<H> {
         if !core.phase.is_connected() {
             return next.min(core.failure_deadline());
         }
-        let has_work = core.looks_again || !core.sending.is_empty();
+        // A link without room wakes its sidecore when there is some.
+        let has_work = core.looks_again || (core.has_room && !core.sending.is_empty());
         next.min(if has_work { Nanos::ZERO } else { core.next_due })
     }
 

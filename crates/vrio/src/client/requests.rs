@@ -293,7 +293,8 @@ impl Core {
         port: &mut impl Port,
     ) {
         while let Some(number) = self.sending.front().copied() {
-            if !self.send_slot(now, number, channel, port) {
+            self.has_room = self.send_slot(now, number, channel, port);
+            if !self.has_room {
                 return;
             }
             self.sending.pop_front();

@@ -257,6 +257,7 @@ impl Core {
         if now < next_at {
             return;
         }
+        self.plan_hello(now);
         let frame_bytes = sizes.get(size).copied().unwrap_or(MIN_FRAME_BYTES);
         let (challenged_ns, cookie) = challenge;
         if self.hello.is_empty() && !self.make_hello(frame_bytes, cookie, handshake) {
@@ -277,11 +278,10 @@ impl Core {
             payload_bytes: padded_bytes(frame_bytes),
             ..FrameHeader::default()
         };
-        if !send_greeting(port, to, &header, &greeting, &self.hello) {
-            return;
+        if send_greeting(port, to, &header, &greeting, &self.hello) {
+            self.stats.frames_sent.add(1);
+            self.said_hello();
         }
-        self.stats.frames_sent.add(1);
-        self.said_hello(now);
     }
 
     /// Has the handshake make the message of the HELLO for the wanted session.
@@ -310,17 +310,22 @@ impl Core {
         !self.hello.is_empty()
     }
 
-    /// Plans the next HELLO.
-    fn said_hello(&mut self, now: Nanos) {
+    /// Plans the next HELLO. One that found no room, or that could not be made, is tried again as
+    /// if it had been lost: the link may be down for long.
+    fn plan_hello(&mut self, now: Nanos) {
         let timing = self.options.timing;
-        let Phase::Hello { size, is_certain, tries, challenge, next_at, timeout } = &mut self.phase
-        else {
-            return;
-        };
-        *tries = tries.saturating_add(1);
+        let Phase::Hello { next_at, timeout, .. } = &mut self.phase else { return };
         let longer = Nanos(timeout.0.saturating_mul(2)).min(timing.hello);
         *timeout = longer.max(timing.first_timeout);
         *next_at = now.after(*timeout);
+    }
+
+    /// Counts a HELLO, and chooses the size of the next one.
+    fn said_hello(&mut self) {
+        let Phase::Hello { size, is_certain, tries, challenge, .. } = &mut self.phase else {
+            return;
+        };
+        *tries = tries.saturating_add(1);
         if *tries >= TRIES_PER_SIZE {
             // A HELLO of another size is for another session: the IOhost may have begun one whose
             // WELCOME does not get through.

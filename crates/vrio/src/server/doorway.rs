@@ -13,7 +13,7 @@ use crate::wire::Greeting;
 
 /// A cookie is good for this time.
 const COOKIE_LIFE: Nanos = Nanos::from_millis(10_000);
-/// CHALLENGEs that wait for room in the link. Further ones are dropped: the client asks again.
+/// CHALLENGEs that wait for the next poll. Further ones are dropped: the client asks again.
 const CHALLENGES: usize = 64;
 
 /// Cookies, and a budget for handshakes.
@@ -66,17 +66,12 @@ impl Doorway {
         }
     }
 
-    /// The CHALLENGE that is to be sent next, and to where.
-    pub(super) fn next_challenge(&self, now: Nanos) -> Option<(Peer, Greeting)> {
-        let (to, challenge) = *self.challenges.front()?;
+    /// Takes the CHALLENGE that is to be sent next, and to where.
+    pub(super) fn next_challenge(&mut self, now: Nanos) -> Option<(Peer, Greeting)> {
+        let (to, challenge) = self.challenges.pop_front()?;
         let challenged_ns = now.0;
         let cookie = self.cookie(to, (challenge.life, challenge.number), challenged_ns);
         Some((to, Greeting { challenged_ns, cookie, ..challenge }))
-    }
-
-    /// That CHALLENGE was sent.
-    pub(super) fn challenged(&mut self) {
-        self.challenges.pop_front();
     }
 
     pub(super) fn has_challenges(&self) -> bool {
@@ -134,7 +129,6 @@ mod tests {
         ] {
             assert!(!doorway.knows(Nanos(100), Peer(1), &change), "{change:?}");
         }
-        doorway.challenged();
         assert!(!doorway.has_challenges());
     }
 

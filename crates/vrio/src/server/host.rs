@@ -150,6 +150,8 @@ pub struct Host<H: HostHandshake> {
     doorway: Doorway,
     places: Vec<Place<H>>,
     active: VecDeque<u16>,
+    /// The link had room for all that the last poll had to send.
+    has_room: bool,
     ready: VecDeque<u16>,
     timed: VecDeque<u16>,
     /// No timer of a place ends before.
@@ -183,6 +185,7 @@ impl<H: HostHandshake> Host<H> {
             doorway: Doorway::new(&options),
             places: Vec::new(),
             active: VecDeque::new(),
+            has_room: true,
             ready: VecDeque::new(),
             timed: VecDeque::new(),
             next_timer: Nanos::MAX,
@@ -495,6 +498,7 @@ impl<H: HostHandshake> Host<H> {
             self.expire(now);
         }
         self.send_clear(now, port);
+        self.has_room = true;
         for _ in 0..self.active.len() {
             let Some(number) = self.active.pop_front() else { return };
             self.begin(now, number);
@@ -511,10 +515,12 @@ impl<H: HostHandshake> Host<H> {
             if !self.places.get(usize::from(number)).is_some_and(waits) {
                 self.activate(number);
             }
-            if !has_room {
-                // The next poll begins with the next client.
-                return;
-            }
+            // A link may have room for one client and none for another.
+            self.has_room &= has_room;
+        }
+        if !self.has_room && !self.active.is_empty() {
+            // The next poll begins with the next client.
+            self.active.rotate_left(1);
         }
     }
 
@@ -530,7 +536,9 @@ impl<H: HostHandshake> Host<H> {
         }
     }
 
-    /// Sends the frames that are outside of any session, but for WELCOMEs.
+    /// Sends the frames that are outside of any session, but for WELCOMEs. Those that find no room
+    /// are lost: a peer that leaves none must not keep the others waiting, and asks again if it is
+    /// there.
     fn send_clear(&mut self, now: Nanos, port: &mut impl Port) {
         let incarnation = self.options.incarnation;
         let header = |kind: Kind, session, queue| FrameHeader {
@@ -540,26 +548,27 @@ impl<H: HostHandshake> Host<H> {
             queue,
             ..FrameHeader::default()
         };
-        if let Some(Refusal { to, queue, session, ending }) = self.ending
-            && send_clear(port, to, &header(Kind::Ending, session, queue), &ending.encode())
-        {
-            self.stats.frames_sent.add(1);
-            self.ending = None;
+        let mut sent = 0_u64;
+        if let Some(Refusal { to, queue, session, ending }) = self.ending.take() {
+            let header = header(Kind::Ending, session, queue);
+            sent = u64::from(send_clear(port, to, &header, &ending.encode()));
         }
         while let Some((to, challenge)) = self.doorway.next_challenge(now) {
             let header = header(Kind::Challenge, 0, challenge.queue);
-            if !send_clear(port, to, &header, &challenge.encode()) {
-                return;
-            }
-            self.stats.frames_sent.add(1);
-            self.doorway.challenged();
+            let was_sent = send_clear(port, to, &header, &challenge.encode());
+            sent = sent.saturating_add(u64::from(was_sent));
+        }
+        if sent > 0 {
+            self.stats.frames_sent.add(sent);
         }
     }
 
     /// When to poll next, if no frame arrives and nothing is completed; `None` for no such time.
     #[must_use]
     pub fn deadline(&self) -> Option<Nanos> {
-        if self.ending.is_some() || self.doorway.has_challenges() || !self.active.is_empty() {
+        // A link without room wakes its sidecore when there is some.
+        let sends = self.has_room && !self.active.is_empty();
+        if self.ending.is_some() || self.doorway.has_challenges() || sends {
             return Some(Nanos::ZERO);
         }
         (self.next_timer < Nanos::MAX).then_some(self.next_timer)
