@@ -218,6 +218,9 @@ struct Core {
     /// Something has to be asked for: an entry of the list, or a device.
     is_asking: bool,
     devices: Vec<Device>,
+    /// The names of devices of which requests in slots were given up in this session: the IOhost
+    /// may have them still, and the network may.
+    given_up: Vec<[u8; DEVICE_NAME_BYTES]>,
 
     entries: Vec<Entry>,
     blank: Vec<u16>,
@@ -274,6 +277,7 @@ impl Core {
             listing: Listing::default(),
             is_asking: false,
             devices: Vec::new(),
+            given_up: Vec::new(),
             entries: vec![Entry::default(); entries],
             blank: (0..u16::try_from(entries).unwrap_or(u16::MAX)).rev().collect(),
             guest_requests: 0,

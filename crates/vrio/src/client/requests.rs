@@ -211,10 +211,10 @@ impl Core {
             return Start::Started;
         }
         let Origin::Guest { tag } = entry.origin else { return Start::Started };
-        if entry.record.is_some() || !device.keeps_writes() || !request.operation.is_write() {
+        if entry.record.is_some() || !request.operation.is_write() {
             return Start::Started;
         }
-        if request.fua {
+        if request.fua || !device.keeps_writes() {
             // It is durable, so there is no need to keep it. But an older write must not come back
             // over it in a replay: that one is made durable before.
             let overlaps = device.log.overlaps(request);
@@ -240,8 +240,9 @@ impl Core {
         if device.is_flushing || device.log.base() == device.log.end() {
             return Start::Waits;
         }
-        if let Some(error) = device.lost.take() {
-            // The last flush failed: so does the write that needs it.
+        if let Some(error) = device.lost {
+            // The last flush or a replay failed: so does the write that needs a flush. The caller's
+            // next flush tells of the answered writes that are lost.
             return self.refuse(index, error);
         }
         // Without an entry for it, one of the engine's own requests ends first.
@@ -536,6 +537,7 @@ impl Core {
     /// the engine's own requests are given up.
     pub(super) fn requeue(&mut self) {
         self.waiting.clear();
+        self.given_up.clear();
         self.sending.clear();
         self.slots.fill(Slot::default());
         self.free_slots.reset(0);

@@ -648,6 +648,12 @@ impl Core {
             self.lose(now, 0);
             return Ok(());
         }
+        if !device.is_attached && self.given_up.contains(&device.name) {
+            // A write that was given up might be executed after later ones. The next session begins
+            // when the IOhost has nothing of this one.
+            self.lose(now, 0);
+            return Ok(());
+        }
         if !device.is_known() {
             device.promised = entry;
         }
@@ -693,9 +699,22 @@ impl Core {
         self.waiting.retain(|index| !is_failed(*index));
         for index in 0..u16::try_from(self.entries.len()).unwrap_or(u16::MAX) {
             let entry = self.entries.get(usize::from(index));
-            if entry.is_some_and(|entry| entry.origin != Origin::None && concerns(entry)) {
-                self.end(index, Err(error));
+            let failed = entry.filter(|entry| entry.origin != Origin::None && concerns(entry));
+            let Some((slot, device)) = failed.map(|entry| (entry.slot, entry.device)) else {
+                continue;
+            };
+            if slot.is_some() {
+                self.note_given_up(device);
             }
+            self.end(index, Err(error));
+        }
+    }
+
+    /// A request of a device was given up that has a slot.
+    fn note_given_up(&mut self, device: usize) {
+        let Some(name) = self.devices.get(device).map(|device| device.name) else { return };
+        if !self.given_up.contains(&name) {
+            self.given_up.push(name);
         }
     }
 }
