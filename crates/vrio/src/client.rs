@@ -243,11 +243,11 @@ struct Core {
     asked_frames: u32,
     /// Slots that have something to send.
     sending: VecDeque<u16>,
+    /// The link had room for all frames so far.
+    has_room: bool,
     /// No timer of a slot ends before.
     next_due: Nanos,
 
-    /// The link had room for all frames so far.
-    has_room: bool,
     completed: VecDeque<(u64, Result<(), BlockError>)>,
     untold: Untold,
 }
@@ -291,11 +291,11 @@ impl Core {
             slot_limit: 0,
             asked_frames: 0,
             sending: VecDeque::with_capacity(slots),
+            has_room: true,
             next_due: Nanos::MAX,
             completed: VecDeque::with_capacity(entries),
             untold: Untold::default(),
         }
-            has_room: true,
     }
 
     /// Makes an entry of a request of the caller.
@@ -576,6 +576,13 @@ impl<H: ClientHandshake> Client<H> {
             frame.check_size(frame_bytes, 0)?;
             if !port.open(received, frame.head, payload_bytes, 0, &mut Plain) {
                 return Err(Reason::Seal);
+            }
+            // Nothing proves an ENDING but the name of the session, which a stranger cannot guess.
+            if frame.kind == Kind::Ending
+                && core.phase.is_connected()
+                && frame.header.session != channel.session
+            {
+                return Err(Reason::Session);
             }
             let frame = (&frame, frame_bytes);
             let handshake = (handshake, opened);

@@ -408,20 +408,29 @@ fn frames_of_other_stations_are_not_the_iohosts() {
 fn an_ending_that_anyone_can_send_is_looked_into_and_not_believed() {
     let mut rig = rig();
     rig.step();
-    let header = FrameHeader {
-        version: VERSION,
-        kind: Kind::Ending.code(),
-        payload_bytes: Ending::BYTES as u16,
-        ..FrameHeader::default()
+    let session = rig.host.session(0).unwrap().session();
+    let of = |session| {
+        let header = FrameHeader {
+            version: VERSION,
+            kind: Kind::Ending.code(),
+            session,
+            payload_bytes: Ending::BYTES as u16,
+            ..FrameHeader::default()
+        };
+        let mut frame = header.encode().to_vec();
+        frame.extend(Ending { code: ending::UNKNOWN_SESSION, ..Ending::default() }.encode());
+        frame
     };
-    let mut frame = header.encode().to_vec();
-    frame.extend(Ending { code: ending::UNKNOWN_SESSION, ..Ending::default() }.encode());
     rig.write(1, 0, &[1; 512]);
     assert_eq!(rig.wait(1), Ok(()));
-    rig.client_receives(&frame);
+    rig.client_receives(&of(session));
     assert!(rig.client.is_connected(), "the IOhost has been heard just now");
     rig.now = rig.now.after(Nanos::from_millis(100));
-    rig.client_receives(&frame);
+    for other in [0, session ^ 1 << 60, u64::MAX] {
+        assert_eq!(client_drops(&mut rig, &of(other)), Some(Reason::Session));
+        assert!(rig.client.is_connected(), "a stranger does not know the session's name");
+    }
+    rig.client_receives(&of(session));
     assert!(!rig.client.is_connected());
     assert_eq!(rig.read(2, 0, 512), [1; 512]);
 }
