@@ -308,6 +308,22 @@ fn a_client_that_is_removed_has_no_session_any_more_and_others_have_theirs() {
     assert_eq!(rig.clients[0].take(3), Some(Ok(())));
 }
 
+/// A client without a session is removed, and the next one has its place before the unit is polled,
+/// as when a client is revoked.
+#[test]
+fn a_client_keeps_the_place_that_another_one_has_just_left() {
+    let mut rig = Rig::simple();
+    let share = ClientShare::default();
+    let spec = ClientSpec { name: "gone".into(), id: client_id(40), queues: 2, share };
+    let gone = rig.export.add_client(&spec).unwrap();
+    rig.export.remove_client(gone).unwrap();
+    let client = rig.add_client(ClientOptions::default());
+    rig.add_device(client, "disk", Arc::new(TestStore::new()));
+    let disk = rig.open(client, "disk");
+    rig.write(client, disk, 0, &pattern(1, 4096));
+    assert!(rig.read(client, disk, 0, 4096) == pattern(1, 4096));
+}
+
 #[test]
 fn names_that_do_not_fit_and_doubles_are_refused() {
     let (mut rig, ..) = with_one_device();

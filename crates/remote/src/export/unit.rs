@@ -155,6 +155,8 @@ impl<H: HostHandshake> Export<H> {
                 return Err(ExportError::Client { name: Arc::clone(&spec.name) });
             };
             places.push((queue, place, stats));
+            // The memory of its former client goes with the new client's.
+            self.leaving.retain(|left| *left != place);
             if let Err(error) = self.port.data.add(place, slots) {
                 self.remove_places(&places);
                 return Err(error.into());
