@@ -165,8 +165,11 @@ impl Remote {
         link: &LinkSpec,
         sidecores: &[Sidecore],
     ) -> Result<(), AssemblyError> {
-        let (mut parts, incarnation) = self.begin()?;
-        let used = UsedIohost::start(spec, link, sidecores, incarnation)?;
+        let (mut parts, _) = self.begin()?;
+        // Not the daemon's: the numbers of sessions begin anew with these units, and an IOhost
+        // takes no lower number of one life.
+        let [life] = random().map_err(AssemblyError::Random)?;
+        let used = UsedIohost::start(spec, link, sidecores, life)?;
         parts.iohosts.insert(spec.name.clone(), used);
         Ok(())
     }
