@@ -2,6 +2,7 @@
 
 mod device;
 mod entry;
+mod given_up;
 mod overlap;
 mod replay;
 mod requests;
