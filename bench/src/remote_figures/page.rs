@@ -12,6 +12,27 @@ struct Shape {
     agrees: bool,
 }
 
+/// The most columns of a line of text.
+const COLUMNS: usize = 100;
+
+/// Breaks a paragraph into lines.
+fn wrapped(text: &str) -> String {
+    let (mut lines, mut columns) = (String::new(), 0);
+    for word in text.split(' ') {
+        let length = word.chars().count();
+        if columns > 0 && columns + 1 + length > COLUMNS {
+            lines.push('\n');
+            columns = 0;
+        } else if columns > 0 {
+            lines.push(' ');
+            columns += 1;
+        }
+        lines.push_str(word);
+        columns += length;
+    }
+    lines
+}
+
 /// The tables so far.
 #[derive(Default)]
 pub(super) struct Page {
@@ -34,7 +55,7 @@ impl Page {
 
     /// Adds a table.
     pub(super) fn table(&mut self, caption: &str, head: &[&str], rows: &[Vec<String>]) {
-        let _ = writeln!(self.tables, "\n{caption}\n");
+        let _ = writeln!(self.tables, "\n{}\n", wrapped(caption));
         let _ = writeln!(self.tables, "| {} |", head.join(" | "));
         let _ = writeln!(self.tables, "|{}", " --- |".repeat(head.len()));
         for row in rows {
@@ -101,6 +122,12 @@ impl Page {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_paragraph_is_broken_between_words() {
+        let text = format!("{} {} c", "a".repeat(60), "b".repeat(39));
+        assert_eq!(wrapped(&text), format!("{} {}\nc", "a".repeat(60), "b".repeat(39)));
+    }
 
     #[test]
     fn a_page_has_the_shapes_and_then_the_tables() {
