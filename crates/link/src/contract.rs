@@ -219,11 +219,12 @@ fn is_padded(received: &[u8], sent: &[u8]) -> bool {
         && received[sent.len()..].iter().all(|byte| *byte == 0)
 }
 
-/// Runs every test.
+/// Runs every test but that of counts: a network card that has no room for a frame drops it where
+/// no link sees it.
 ///
 /// # Panics
 /// The link breaks the contract.
-pub fn check(open: Open<'_>) {
+pub fn check_without_counts(open: Open<'_>) {
     properties_are_sound(open);
     carries_frames_of_every_size(open);
     carries_batches_in_order(open);
@@ -233,13 +234,21 @@ pub fn check(open: Open<'_>) {
     keeps_what_is_lent(open);
     shows_nothing_of_former_frames(open);
     drops_what_it_cannot_send(open);
-    counts_what_it_drops(open);
     leaks_nothing(open);
     wakes::wakes_for_a_frame(open);
     wakes::looks_once_more_when_it_is_armed(open);
     wakes::sleeps_while_frames_are_lent(open);
     wakes::loses_no_wake_up_to_a_race(open);
     wakes::wakes_for_room(open);
+}
+
+/// Runs every test.
+///
+/// # Panics
+/// The link breaks the contract.
+pub fn check(open: Open<'_>) {
+    check_without_counts(open);
+    counts_what_it_drops(open);
 }
 
 /// The properties make sense.

@@ -292,8 +292,9 @@ impl XdpLink {
         };
         let headroom = shape.start.saturating_sub(KERNEL_HEADROOM_BYTES);
         let ethertype = options.ethertype;
+        let is_split = shape.receive_chunks.max(shape.transmit_chunks) > 1;
         let (socket, mapped) =
-            XdpSocket::open(interface.index, queue, pages, headroom, rings, mode)
+            XdpSocket::open(interface.index, queue, pages, headroom, rings, mode, is_split)
                 .map_err(|error| refused(&options.interface, mode, error))?;
         let fill = first_fill(&mapped.fill, receive_chunks, &socket)?;
         let address = EthernetAddress(interface.address);

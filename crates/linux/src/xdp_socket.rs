@@ -207,6 +207,9 @@ impl XdpSocket {
     /// the queue of a socket that was closed just now. In each chunk `headroom_bytes` more than the
     /// kernel's are left in front of a received frame. The mode is `mode`, or no socket.
     ///
+    /// `is_split` says whether a frame may need several chunks. Some drivers have zero copy for
+    /// frames of one chunk alone, and refuse a socket that asks for more.
+    ///
     /// # Errors
     /// The process lacks CAP_NET_RAW, or the permission to lock so much memory; the kernel or the
     /// interface's driver does not know the mode, or frames of several buffers; another socket has
@@ -218,6 +221,7 @@ impl XdpSocket {
         headroom_bytes: u32,
         rings: XdpRings,
         mode: XdpMode,
+        is_split: bool,
     ) -> io::Result<(Self, XdpMapped)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(
@@ -258,9 +262,10 @@ impl XdpSocket {
             completion: map(&offsets.completion, place::COMPLETION, rings.completion, 8)?,
         };
         let copies = if mode == XdpMode::ZeroCopy { bind_flag::ZEROCOPY } else { bind_flag::COPY };
+        let split = if is_split || mode != XdpMode::ZeroCopy { bind_flag::SG } else { 0 };
         let address = Address {
             family: libc::AF_XDP as u16,
-            flags: copies | bind_flag::NEED_WAKEUP | bind_flag::SG,
+            flags: copies | bind_flag::NEED_WAKEUP | split,
             interface,
             queue,
             shared: 0,
