@@ -37,6 +37,14 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     })
 }
 
+/// Builds the daemon as it ships, and compares its encryption with that of a guest's kernel.
+pub fn run_encrypted(workspace: &Workspace) -> Result<()> {
+    sidecore_guest::encrypted::run(&DemoOptions {
+        target: workspace.target.clone(),
+        ..DemoOptions::new(&workspace.root)
+    })
+}
+
 /// Builds the daemon and tools as they ship, and serves disks of one host to guests of others.
 pub fn run_remote(workspace: &Workspace, options: &RemoteOptions) -> Result<()> {
     sidecore_guest::remote::demo(&DemoOptions {

@@ -1,5 +1,5 @@
 //! The project's own commands: `cargo xtask
-//! demo|demo-remote|libvirt|test|bench|lint|ratchet|fuzz|arrows|metrics|keys|openapi`.
+//! demo|demo-remote|dm-crypt|libvirt|test|bench|lint|ratchet|fuzz|arrows|metrics|keys|openapi`.
 //!
 //! Everything that `make`, CI and a developer run is here, in the project's own language, so that
 //! there is one way to do each thing. A command prints its steps and their times, stops at the
@@ -49,6 +49,8 @@ enum Task {
     Demo(demo::Options),
     /// Serve disks of one host to guests of two others, over a bad network.
     DemoRemote(demo::RemoteOptions),
+    /// Compare the stage `encrypt` with dm-crypt of a guest's kernel, in both directions.
+    DmCrypt,
     /// Have libvirt give a guest its disk, over restarts of the daemon.
     Libvirt(libvirt::Options),
     /// Run everything that must pass before a commit.
@@ -97,6 +99,7 @@ fn run(task: Task) -> Result<()> {
     match task {
         Task::Demo(options) => demo::run(&workspace, &options),
         Task::DemoRemote(options) => demo::run_remote(&workspace, &options),
+        Task::DmCrypt => demo::run_encrypted(&workspace),
         Task::Libvirt(_) => libvirt::run(&workspace),
         Task::Test => test::run(&workspace),
         Task::Bench { arguments } => bench::run(&arguments),

@@ -36,6 +36,9 @@ pub fn run(workspace: &Workspace) -> Result<()> {
             remote_guests(workspace)
         })?;
     steps.add(report);
+    steps.step("dm-crypt of a guest", "run it alone: cargo xtask dm-crypt", || {
+        demo::run_encrypted(workspace)
+    })?;
     steps.step("a guest of libvirt's", "run it alone: cargo xtask libvirt", || {
         libvirt::run(workspace)
     })?;

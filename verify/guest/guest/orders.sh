@@ -99,6 +99,37 @@ order_forbidden() {
     dev=$ours
 }
 
+# carried FROM TO OFFSET: writes random data to one device, at an offset in MiB; whether another one
+# returns them. They stay in /tmp/written.
+carried() {
+    head -c 8388608 /dev/urandom >/tmp/written
+    must dd if=/tmp/written of="$1" bs=1M seek="$3" oflag=direct
+    must dd if="$2" of=/tmp/returned bs=1M skip="$3" count=8 iflag=direct
+    if cmp /tmp/written /tmp/returned >/dev/null 2>&1; then echo true; else echo false; fi
+}
+
+# dm_crypt SLOT SLOT KEY: opens the disk in a slot by dm-crypt, with the header on the disk in
+# another one, and compares it with this order's disk.
+order_dm_crypt() {
+    ours=$dev
+    find_disk "$1"
+    ciphertext=/dev/$dev
+    find_disk "$2"
+    header=/dev/$dev
+    dev=$ours
+    printf %s "$3" >/tmp/key
+    mkdir -p /run/cryptsetup
+    # There is no udev to wait for.
+    export DM_DISABLE_UDEV=1
+    must cryptsetup open --header "$header" --key-file /tmp/key "$ciphertext" plain
+    value cipher "$(cryptsetup status plain | sed -n 's/^ *cipher: *//p')"
+    value reads "$(carried "/dev/$dev" /dev/mapper/plain 0)"
+    must dd if="$ciphertext" of=/tmp/returned bs=1M count=8 iflag=direct
+    if cmp /tmp/written /tmp/returned >/dev/null 2>&1; then value hidden false; else value hidden true; fi
+    value writes "$(carried /dev/mapper/plain "/dev/$dev" 100)"
+    must cryptsetup close plain
+}
+
 find_disk "$SIDECORE_SLOT"
 value mib $(($(cat "/sys/block/$dev/size") / 2048))
 take_orders

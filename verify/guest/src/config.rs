@@ -1,5 +1,6 @@
 //! The configurations of the demo's daemons, as a user would write them.
 
+use crate::guest::ENCRYPTED;
 use crate::report::Mode;
 use crate::text;
 use anyhow::Result;
@@ -108,6 +109,19 @@ impl Places<'_> {
             manager,
         ]
         .concat())
+    }
+
+    /// A disk on the pool's file, behind the stage `encrypt` with this header and key.
+    pub(crate) fn encrypted(&self, header: &Path, key_file: &Path) -> Result<String> {
+        let socket = quoted(&socket(self.directory, ENCRYPTED))?;
+        let (pool, header, key_file) = (quoted(self.pool)?, quoted(header)?, quoted(key_file)?);
+        let store = format!(
+            "\n[[store]]\nname = \"disk\"\ntype = \"file\"\npath = {pool}\n\n\
+             [[store.stage]]\ntype = \"encrypt\"\nheader = {header}\nkey_file = {key_file}\n\n\
+             [[device]]\nname = \"{ENCRYPTED}\"\nstore = \"disk\"\nsocket = {socket}\n\
+             queues = {QUEUES}\n"
+        );
+        Ok([self.head()?, store].concat())
     }
 
     fn head(&self) -> Result<String> {

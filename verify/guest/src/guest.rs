@@ -22,7 +22,9 @@ pub(crate) const SECOND: &str = "second";
 pub(crate) const NVME: &str = "nvme";
 /// The guest with virtio disks of another host.
 pub(crate) const VIRTIO: &str = "virtio";
-pub(crate) const NAMES: [&str; 5] = [MEASURED, FIRST, SECOND, NVME, VIRTIO];
+/// The guest of the comparison with dm-crypt.
+pub(crate) const ENCRYPTED: &str = "encrypted";
+pub(crate) const NAMES: [&str; 6] = [MEASURED, FIRST, SECOND, NVME, VIRTIO, ENCRYPTED];
 
 /// The slot of the first disk of every guest.
 pub(crate) const FIRST_SLOT: u8 = 5;

@@ -25,15 +25,16 @@ const SCRIPTS: [(&str, &str); 5] = [
 ];
 /// The host's programs in the image, by their paths in the guest. The guest needs an option of GNU
 /// grep that busybox's grep lacks, so it has both.
-const PROGRAMS: [(&str, &str); 5] = [
+const PROGRAMS: [(&str, &str); 6] = [
     ("/bin/fio", "fio"),
     ("/sbin/mkfs.ext4", "mkfs.ext4"),
     ("/sbin/e2fsck", "e2fsck"),
     ("/sbin/nvme", "nvme"),
     ("/bin/grep-gnu", "grep"),
+    ("/sbin/cryptsetup", "cryptsetup"),
 ];
 /// Increased when this code makes another image from the same inputs.
-const LAYOUT: u32 = 3;
+const LAYOUT: u32 = 4;
 
 pub(crate) fn build(
     cache: &Path,
@@ -49,6 +50,9 @@ pub(crate) fn build(
     for (_, program) in &programs {
         libraries.extend(shared_libraries(program)?);
     }
+    // The C library loads libgcc when a thread of cryptsetup ends, which no listing shows. This
+    // program needs it, too.
+    libraries.extend(shared_libraries(&std::env::current_exe()?)?);
 
     // The hash has a file's name, size and time. To read all of the contents would take longer than
     // the cache saves.

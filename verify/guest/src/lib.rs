@@ -10,6 +10,8 @@
 //!
 //! [`remote`] gives guests of two hosts their disks from a third one, over a bad network.
 //!
+//! [`encrypted`] compares the stage `encrypt` with dm-crypt of a guest's kernel.
+//!
 //! [`libvirt`] gives a guest its disk by a libvirt domain, as most operators do.
 #![forbid(unsafe_code)]
 
@@ -21,6 +23,7 @@ mod cpio;
 mod daemon;
 mod download;
 mod emulator;
+pub mod encrypted;
 mod guest;
 mod initramfs;
 mod install;

@@ -13,9 +13,10 @@ use std::process::{Command, Stdio};
 /// Needed modules, which a kernel may also have built in. A module that is missing and not built in
 /// is an error.
 const WANTED: [&str; 4] = ["virtio_pci", "virtio_blk", "nvme", "ext4"];
-/// ext4 requests this checksum by its algorithm's name, not as a dependency; newer kernels have it
-/// built in.
-const WANTED_IF_THERE: [&str; 2] = ["crc32c_generic", "crc32c"];
+/// Newer kernels have some of these built in. ext4 and dm-crypt request algorithms by their names,
+/// not as dependencies; cryptsetup opens a key slot by the kernel's ciphers.
+const WANTED_IF_THERE: [&str; 6] =
+    ["crc32c_generic", "crc32c", "xts", "ecb", "dm_crypt", "algif_skcipher"];
 
 /// A module to load: its file name (always `name.ko`) and its decompressed content.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -59,6 +59,8 @@ pub(crate) enum Backend<'a> {
     Daemon(&'a Path),
     /// QEMU itself, on this file.
     Qemu(&'a Path),
+    /// The same, on a file that a daemon uses, too.
+    Shared(&'a Path),
 }
 
 impl Disk<'_> {
@@ -81,6 +83,11 @@ impl Disk<'_> {
                     ("-D", format!("{file}{TRACE}")),
                 ];
                 (trace, device)
+            }
+            Backend::Shared(file) => {
+                let drive = format!("if=none,id=drive-{name},format=raw,cache=writethrough");
+                let drive = format!("{drive},file.locking=off,file={}", text(file)?);
+                (vec![("-drive", drive)], format!("virtio-blk-pci,drive=drive-{name}"))
             }
         })
     }
@@ -267,6 +274,17 @@ mod tests {
             "virtio-blk-pci,drive=drive-own,ioeventfd=off,num-queues=2,packed=off,addr=0x5",
             "virtio_queue_notify",
             "/t/own.img.trace",
+        ];
+        has(&Equipment { polled: false, disks: &disks, ports: &[] }, &words);
+    }
+
+    #[test]
+    fn a_file_that_a_daemon_uses_too_is_not_locked() {
+        let backend = Backend::Shared(Path::new("/t/pool.img"));
+        let disks = [Disk { name: "raw", backend, slot: 6, packed: false }];
+        let words = [
+            "if=none,id=drive-raw,format=raw,cache=writethrough,file.locking=off,file=/t/pool.img",
+            "virtio-blk-pci,drive=drive-raw,num-queues=2,packed=off,addr=0x6",
         ];
         has(&Equipment { polled: false, disks: &disks, ports: &[] }, &words);
     }
