@@ -387,9 +387,9 @@ fn exchange(queue: &mut BlkQueue, slots: &[Slot], rounds: std::ops::Range<u64>) 
     }
 }
 
-#[test]
-fn a_bad_wire_loses_no_request_and_its_end_fails_them() {
-    let Some((mut place, middle)) = Place::with_wire(Kind::Packet) else { return };
+/// A disk over a wire that loses, doubles, reorders and damages frames, and then is cut.
+fn bad_wire(kind: Kind) {
+    let Some((mut place, middle)) = Place::with_wire(kind) else { return };
     place.away = "on_disconnect = \"fail\"\nfail_after_s = 5\n";
     let iohost = place.inviting_iohost();
     let vmhost = place.vmhost();
@@ -427,6 +427,16 @@ fn a_bad_wire_loses_no_request_and_its_end_fails_them() {
     drop(guest);
     end(vmhost);
     end(iohost);
+}
+
+#[test]
+fn a_bad_wire_between_packet_links_loses_no_request_and_its_end_fails_them() {
+    bad_wire(Kind::Packet);
+}
+
+#[test]
+fn a_bad_wire_between_xdp_links_loses_no_request_and_its_end_fails_them() {
+    bad_wire(Kind::Xdp);
 }
 
 #[test]
