@@ -1,9 +1,9 @@
 //! The records that every experiment writes: one JSON object a line.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -16,7 +16,7 @@ pub const OURS: &str = "sidecored";
 pub type Params = Map<String, Value>;
 
 /// One line of the records.
-#[derive(Clone, Debug, Serialize, PartialEq)]
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 #[serde(untagged)]
 pub enum Record {
     /// A number that was measured.
@@ -47,14 +47,14 @@ pub struct Measure {
 }
 
 /// Two systems' numbers, divided round by round.
-#[derive(Clone, Debug, Serialize, PartialEq)]
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 pub struct Ratio {
     /// The name of the experiment.
     pub experiment: String,
     /// The case, for instance `null/randread/qd1`.
     pub case: String,
     /// Always `ratio`.
-    pub metric: &'static str,
+    pub metric: String,
     /// The metric that was divided.
     pub of: String,
     /// The dividend's system.
@@ -92,6 +92,40 @@ impl Records {
     #[must_use]
     pub fn new(experiment: &str) -> Self {
         Self { experiment: experiment.to_owned(), revision: revision(), records: Vec::new() }
+    }
+
+    /// Reads records of `experiment` that several runs of one revision wrote.
+    ///
+    /// # Errors
+    /// A file cannot be read, is not in the format of `--json`, has records of another experiment
+    /// or revision, or there are no records at all.
+    pub fn read(experiment: &str, files: &[PathBuf]) -> Result<Self> {
+        let mut all: Option<Self> = None;
+        for file in files {
+            let name = file.display();
+            let text =
+                std::fs::read_to_string(file).with_context(|| format!("cannot read {name}"))?;
+            for line in text.lines() {
+                let record: Record = serde_json::from_str(line)
+                    .with_context(|| format!("{name} is not what `--json` writes"))?;
+                let (Record::Measure(Measure { experiment: of, revision, .. })
+                | Record::Ratio(Ratio { experiment: of, revision, .. })) = &record;
+                ensure!(of == experiment, "{name} has records of {of}: leave them out");
+                let all = all.get_or_insert_with(|| Self {
+                    experiment: experiment.to_owned(),
+                    revision: revision.clone(),
+                    records: Vec::new(),
+                });
+                ensure!(
+                    *revision == all.revision,
+                    "{name} has records of revision {revision} and of {}: measure all cases of \
+                     one revision",
+                    all.revision
+                );
+                all.records.push(record);
+            }
+        }
+        all.context("there are no records")
     }
 
     /// The name of the experiment.
@@ -135,7 +169,7 @@ impl Records {
         self.records.push(Record::Ratio(Ratio {
             experiment: self.experiment.clone(),
             case: case.to_owned(),
-            metric: "ratio",
+            metric: "ratio".to_owned(),
             of: of.to_owned(),
             ours: ours.to_owned(),
             peer: peer.to_owned(),
@@ -265,5 +299,28 @@ mod tests {
         assert!(records.find("null/randread/qd1", OURS, "iops").is_some());
         assert!(records.find_ratio("null/randread/qd1", "iops", FLOOR).is_some());
         assert!(records.find("null/randread/qd1", FLOOR, "iops").is_none());
+    }
+
+    #[test]
+    fn records_of_several_runs_are_read_together_if_their_revision_is_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |name: &str, revision: &str, case: &str| {
+            let (experiment, revision) = ("e".to_owned(), revision.to_owned());
+            let mut records = Records { experiment, revision, records: Vec::new() };
+            records.measure(case, OURS, "iops", 2.0, "1/s", Params::new());
+            records.ratio(case, "iops", OURS, FLOOR, 0.5, params([("counts", true.into())]));
+            let path = directory.path().join(name);
+            records.append_to(&path).unwrap();
+            (path, records)
+        };
+        let ((one, of_one), (two, of_two)) = (write("1", "r", "a"), write("2", "r", "b"));
+        let read = Records::read("e", &[one.clone(), two]).unwrap();
+        assert_eq!(read.all(), [of_one.all(), of_two.all()].concat());
+        assert_eq!((read.experiment(), read.revision()), ("e", "r"));
+        let (other, _) = write("3", "s", "c");
+        let message = |name, files: &[PathBuf]| Records::read(name, files).unwrap_err().to_string();
+        assert!(message("e", &[one.clone(), other]).contains("of revision s and of r"));
+        assert!(message("f", &[one]).contains("has records of e"));
+        assert_eq!(message("e", &[]), "there are no records");
     }
 }

@@ -7,8 +7,10 @@
 //! that hand the data over in shared memory, and the link alone with frames of the same sizes.
 
 mod breakdown;
+mod cases;
 pub(crate) mod client;
 mod exchange;
+mod faulty;
 mod handover;
 pub(crate) mod iohost;
 mod matrix;
@@ -18,16 +20,17 @@ pub(crate) mod rig;
 mod sealing;
 pub(crate) mod wire;
 
-use std::time::Duration;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
 use crate::against;
 use crate::bounds::{Bound, Limit, Of};
-use crate::experiment::{Experiment, Programs, Report, Scale};
+use crate::experiment::{Experiment, Outcome, Programs, Report, Scale};
 use crate::peer;
 use crate::publish::Headline;
-use crate::record::OURS;
+use crate::record::{OURS, Records};
 
 const NAME: &str = "remote-block";
 /// The peer with the same store on this host, behind a virtqueue.
@@ -39,8 +42,10 @@ const ONE_CLIENT: &str = "one-client";
 /// The peer of a case with sealed frames: the same without the seal.
 const PLAIN: &str = "plain";
 
-/// The clients of the cases that have several.
-const CLIENTS: u16 = 16;
+/// The peer of a case with lost frames: the same without losses.
+const LOSSLESS: &str = "lossless";
+/// The 99th percentile of the latency with losses, in median latencies without.
+const P99_ROUND_TRIPS: &str = "p99_round_trips";
 
 /// The options of this experiment.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -51,6 +56,10 @@ pub struct Options {
     /// Measure only cases whose names have one of these texts in them.
     #[arg(long, value_delimiter = ',', value_name = "TEXT")]
     pub only: Vec<String>,
+    /// Report the records that runs of the same revision wrote by `--json`, instead of measuring.
+    #[arg(long, value_delimiter = ',', value_name = "FILE")]
+    #[arg(conflicts_with_all = ["json", "against"])]
+    pub from: Vec<PathBuf>,
 }
 
 impl Options {
@@ -106,7 +115,7 @@ const fn bound(case: &'static str, of: Of<'static>, limit: Limit) -> Bound<'stat
     Bound { case, of, limit }
 }
 
-const BOUNDS: [Bound<'static>; 31] = {
+const BOUNDS: [Bound<'static>; 48] = {
     const LATENCY: Of<'static> = Of::Ratio("latency_p50", LOCAL);
     const IOPS: Of<'static> = Of::Ratio("iops", LOCAL);
     const FLOOR_LATENCY: Of<'static> = Of::FloorRatio("latency_p50");
@@ -118,6 +127,8 @@ const BOUNDS: [Bound<'static>; 31] = {
     const NBDKIT_LATENCY: Of<'static> = Of::Ratio("latency_p50", nbd::NBDKIT);
     const NBDKIT_IOPS: Of<'static> = Of::Ratio("iops", nbd::NBDKIT);
     const QSD_LATENCY: Of<'static> = Of::Ratio("latency_p50", peer::NAME);
+    const ROUND_TRIPS: Of<'static> = Of::Ours(P99_ROUND_TRIPS, "");
+    const GOODPUT: Of<'static> = Of::Ratio("iops", LOSSLESS);
     const QSD_IOPS: Of<'static> = Of::Ratio("iops", peer::NAME);
     [
         bound("memory/null/randread512/qd1", LATENCY, Limit::AtMost(2.5)),
@@ -151,6 +162,23 @@ const BOUNDS: [Bound<'static>; 31] = {
         bound("packet/null/randwrite64k/qd32", NBDKIT_IOPS, Limit::AtLeast(1.3)),
         bound("packet/ram/randread64k/qd32", NBDKIT_IOPS, Limit::AtLeast(1.3)),
         bound("packet/ram/randwrite64k/qd32", NBDKIT_IOPS, Limit::AtLeast(1.3)),
+        bound("packet/null/randread/qd1/loss1", ROUND_TRIPS, Limit::AtMost(10.0)),
+        bound("packet/null/randread/qd1/loss1", GOODPUT, Limit::AtLeast(0.7)),
+        bound("packet/null/randread/qd32/loss1", ROUND_TRIPS, Limit::AtMost(10.0)),
+        bound("packet/null/randread/qd32/loss1", GOODPUT, Limit::AtLeast(0.7)),
+        bound("packet/null/randwrite/qd1/loss1", ROUND_TRIPS, Limit::AtMost(10.0)),
+        bound("packet/null/randwrite/qd1/loss1", GOODPUT, Limit::AtLeast(0.7)),
+        bound("packet/null/randwrite/qd32/loss1", ROUND_TRIPS, Limit::AtMost(10.0)),
+        bound("packet/null/randwrite/qd32/loss1", GOODPUT, Limit::AtLeast(0.7)),
+        bound("packet/null/randread64k/qd1/loss1", ROUND_TRIPS, Limit::AtMost(10.0)),
+        bound("packet/null/randread64k/qd1/loss1", GOODPUT, Limit::AtLeast(0.7)),
+        bound("packet/null/randread64k/qd32/loss1", ROUND_TRIPS, Limit::AtMost(10.0)),
+        bound("packet/null/randread64k/qd32/loss1", GOODPUT, Limit::AtLeast(0.7)),
+        bound("packet/null/randwrite64k/qd1/loss1", ROUND_TRIPS, Limit::AtMost(10.0)),
+        bound("packet/null/randwrite64k/qd1/loss1", GOODPUT, Limit::AtLeast(0.7)),
+        bound("packet/null/randwrite64k/qd32/loss1", ROUND_TRIPS, Limit::AtMost(10.0)),
+        bound("packet/null/randwrite64k/qd32/loss1", GOODPUT, Limit::AtLeast(0.7)),
+        bound("memory/null/randwrite/qd8/c16", Of::Ratio("iops", ONE_CLIENT), Limit::AtLeast(0.9)),
     ]
 };
 
@@ -177,6 +205,12 @@ struct Bench {
 /// ended then.
 pub fn run(options: &Options) -> Result<bool> {
     let common = &options.programs.common;
+    if !options.from.is_empty() {
+        let records = &Records::read(NAME, &options.from)?;
+        let disturbed = "all of it is from files".to_owned();
+        let outcome = Outcome { records, report: report(records), disturbed };
+        return common.conclude(Instant::now(), &outcome);
+    }
     let mut plan = Plan::of(common.scale());
     (plan.run, plan.rounds) = against::runs(common, plan.run, plan.rounds);
     let experiment = Experiment::start(NAME, &options.programs, plan.patience)?;
@@ -185,6 +219,9 @@ pub fn run(options: &Options) -> Result<bool> {
     if common.against.is_none() {
         bench.breakdown()?;
     }
-    let records = &bench.experiment.records;
-    bench.experiment.conclude(Report::new(report::table(records), (OURS, &BOUNDS), HEADLINES))
+    bench.experiment.conclude(report(&bench.experiment.records))
+}
+
+fn report(records: &Records) -> Report<'static> {
+    Report::new(report::table(records), (OURS, &BOUNDS), HEADLINES)
 }

@@ -17,6 +17,13 @@ pub enum Store {
         /// The size of the store.
         bytes: u64,
     },
+    /// A store that keeps no data and answers late.
+    Delayed {
+        /// The size of the store.
+        bytes: u64,
+        /// The delay in microseconds.
+        delay_us: u32,
+    },
     /// A store in memory.
     Ram {
         /// The size of the store.
@@ -228,6 +235,10 @@ pub fn write_store(text: &mut String, name: &str, store: &Store) -> Result<()> {
         Store::Shared { .. } => {}
         Store::Null { bytes } => {
             writeln!(text, "type = \"null\"\nsize = {:?}", mebibytes(*bytes)?)?
+        }
+        Store::Delayed { bytes, delay_us } => {
+            writeln!(text, "type = \"null\"\nsize = {:?}", mebibytes(*bytes)?)?;
+            writeln!(text, "[[store.stage]]\ntype = \"delay\"\ndelay_us = {delay_us}")?;
         }
         Store::Ram { bytes } => writeln!(text, "type = \"ram\"\nsize = {:?}", mebibytes(*bytes)?)?,
         Store::File { path } => writeln!(text, "type = \"file\"\npath = {path:?}")?,

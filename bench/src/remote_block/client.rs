@@ -1,5 +1,6 @@
 //! The clients of an IOhost, on the client's core: sessions, and a loop in place of a front end.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -13,6 +14,7 @@ use sidecore_trust::{ClientName, ClientTrust};
 use sidecore_units::Nanos;
 use sidecore_vrio::ClientOptions;
 
+use super::faulty::Losses;
 use super::iohost::{Disk, device_name};
 use crate::load::{Places, Sample, Work};
 use crate::stats::Histogram;
@@ -45,6 +47,7 @@ struct Station {
     idle: Batch,
     completed: Batch,
     places: Places,
+    losses: Arc<Losses>,
 }
 
 /// The clients of an IOhost. Their time passes only while they run, because the IOhost is frozen
@@ -117,8 +120,31 @@ impl Clients {
             idle: Batch::with_capacity(DEPTH),
             completed: Batch::with_capacity(DEPTH),
             places: Places::new(1),
+            losses: Arc::default(),
         });
         Ok(())
+    }
+
+    /// Sets the losses that the clients' links count.
+    pub(super) fn set_losses(&mut self, losses: Vec<Arc<Losses>>) {
+        for (station, losses) in self.stations.iter_mut().zip(losses) {
+            station.losses = losses;
+        }
+    }
+
+    /// Has the clients work for a second of their time, in which they and the IOhost agree on the
+    /// time after which a frame is lost.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub(super) fn settle(&mut self, clock: &Clock) -> Result<()> {
+        let work = Work { duration: Duration::from_secs(1), ..Work::default() };
+        self.run(Disk::Null, &work, clock).map(|_| ())
+    }
+
+    /// The share of their frames that the links lost so far.
+    pub(super) fn lost_share(&self) -> f64 {
+        self.stations.first().map_or(0.0, |station| station.losses.share())
     }
 
     /// Runs the work on one disk of each client, with `work.depth` requests of each in flight, and

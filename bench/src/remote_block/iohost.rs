@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use sidecore_trust::{ClientName, ClientTrust, KeyDirectory};
 
 use super::client::{Clients, Identity};
+use super::faulty::FaultyLink;
 use super::wire::{Cable, Wire};
 use crate::experiment::Experiment;
 use crate::sidecored::{self, Sidecored, Store};
@@ -19,15 +20,21 @@ pub(crate) enum Disk {
     Null,
     /// It is in memory.
     Ram,
+    /// It keeps no data, and answers after [`DELAY_US`].
+    Slow,
 }
 
+/// The delay of the slow store: about the read latency of a flash disk.
+const DELAY_US: u32 = 80;
+
 impl Disk {
-    pub(super) const ALL: [Self; 2] = [Self::Null, Self::Ram];
+    pub(super) const ALL: [Self; 3] = [Self::Null, Self::Ram, Self::Slow];
 
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Null => "null",
             Self::Ram => "ram",
+            Self::Slow => "delay80",
         }
     }
 
@@ -35,6 +42,7 @@ impl Disk {
         match self {
             Self::Null => Store::Null { bytes },
             Self::Ram => Store::Ram { bytes },
+            Self::Slow => Store::Delayed { bytes, delay_us: DELAY_US },
         }
     }
 }
@@ -46,12 +54,21 @@ pub(super) struct Setting {
     pub(super) clients: u16,
     /// Whether frames are encrypted.
     pub(super) is_sealed: bool,
+    pub(super) fault: Fault,
+}
+
+/// A fault that the clients' side makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    None,
+    /// Each link loses so many percent of its frames, both ways.
+    Loss(u8),
 }
 
 impl Setting {
     /// One client that sends in clear.
     pub(super) const fn plain(wire: Wire) -> Self {
-        Self { wire, clients: 1, is_sealed: false }
+        Self { wire, clients: 1, is_sealed: false, fault: Fault::None }
     }
 
     /// The disks of each client.
@@ -61,11 +78,21 @@ impl Setting {
 
     fn name(self) -> String {
         let sealed = if self.is_sealed { "-sealed" } else { "" };
-        format!("iohost-{}-{}{sealed}", self.wire.name(), self.clients)
+        format!("iohost-{}-{}{sealed}{}", self.wire.name(), self.clients, self.fault.suffix("-"))
     }
 
     fn client_names(self) -> Vec<String> {
         (0..self.clients).map(|number| format!("client{number}")).collect()
+    }
+}
+
+impl Fault {
+    /// The fault in the name of a case, behind this separator.
+    pub(super) fn suffix(self, separator: &str) -> String {
+        match self {
+            Self::None => String::new(),
+            Self::Loss(percent) => format!("{separator}loss{percent}"),
+        }
     }
 }
 
@@ -112,9 +139,22 @@ impl Iohost {
                 .context("there is no other build")?,
         };
         let (wire, directory) = (setting.wire, daemon.directory());
-        let link = |identity| Ok((identity, wire.client(&cable, directory)?));
+        let mut losses = Vec::new();
+        let link = |identity| {
+            let mut link = wire.client(&cable, directory)?;
+            if let Fault::Loss(percent) = setting.fault {
+                let faulty = FaultyLink::new(link, percent);
+                losses.push(faulty.losses());
+                link = Box::new(faulty);
+            }
+            Ok((identity, link))
+        };
         let links = identities.into_iter().map(link).collect::<Result<_>>()?;
-        let clients = Clients::new(links, wire.iohost()?, setting.disks())?;
+        let mut clients = Clients::new(links, wire.iohost()?, setting.disks())?;
+        clients.set_losses(losses);
+        if setting.fault != Fault::None {
+            clients.settle(&experiment.clock)?;
+        }
         daemon.process.freeze()?;
         Ok(Self { clients, daemon, _cable: cable, setting, build })
     }

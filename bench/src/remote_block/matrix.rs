@@ -1,115 +1,28 @@
-//! Stores, operations, sizes, depths and clients: the systems in turn, between near cores.
+//! The systems of each case in turn, between near cores.
 
 use anyhow::{Context, Result};
 use quanta::Clock;
 use sidecore_driver::{BlkClient, ClientOptions};
 
+use super::cases::{self, Case, DEPTHS, Kind, LONG_BYTES};
 use super::exchange::Exchange;
-use super::iohost::{Build, Disk, Iohost, Setting};
+use super::iohost::{Build, Disk, Fault, Iohost, Setting};
 use super::nbd::{self, NbdServer, Peer};
 use super::wire::Wire;
-use super::{Bench, CLIENTS, HANDOVER, LOCAL, ONE_CLIENT, PLAIN, handover, sealing};
+use super::{Bench, LOCAL, LOSSLESS, P99_ROUND_TRIPS, PLAIN, handover, sealing};
 use crate::against;
 use crate::cores::Gated;
-use crate::load::{self, BLOCK_BYTES, Sample, Work};
-use crate::record::{FLOOR, OURS};
+use crate::load::{self, Sample, Work};
+use crate::record::OURS;
 use crate::rounds::Pairs;
 use crate::runs::{
-    IOPS, LATENCY_MAX, LATENCY_MEAN, LATENCY_P50, LATENCY_P99, LATENCY_P999, Metric, Runs,
+    IOPS, LATENCY_MAX, LATENCY_MEAN, LATENCY_P50, LATENCY_P99, LATENCY_P999, Metric, Named, Runs,
     record_ratios,
 };
 use crate::sidecored::{Device, Sidecored};
 
-const DEPTHS: [u16; 3] = [1, 32, 128];
-/// The longest requests are fewer: their data are larger than the caches.
-const LONG_DEPTHS: [u16; 2] = [1, 32];
-/// Requests of each client where there are several.
-const SHARED_DEPTH: u16 = 8;
-const SMALL_BYTES: u32 = 512;
-const LONG_BYTES: u32 = 64 << 10;
-
 const METRICS: [Metric; 6] =
     [IOPS, LATENCY_P50, LATENCY_P99, LATENCY_P999, LATENCY_MAX, LATENCY_MEAN];
-
-/// The load of one case.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Case {
-    disk: Disk,
-    setting: Setting,
-    work: Work,
-}
-
-impl Case {
-    fn name(&self) -> String {
-        let Self { disk, setting, work } = self;
-        let operation = if work.write { "randwrite" } else { "randread" };
-        let size = match work.bytes {
-            SMALL_BYTES => "512",
-            LONG_BYTES => "64k",
-            _ => "",
-        };
-        let (wire, disk) = (setting.wire.name(), disk.name());
-        let mut name = format!("{wire}/{disk}/{operation}{size}/qd{}", work.depth);
-        if setting.clients > 1 {
-            name.push_str(&format!("/c{}", setting.clients));
-        }
-        if setting.is_sealed {
-            name.push_str("/aead");
-        }
-        name
-    }
-
-    /// The same work without neighbours and seal, with as many requests in flight in all.
-    fn of_one_client(&self) -> Work {
-        Work { depth: self.work.depth * self.setting.clients, ..self.work }
-    }
-
-    fn kinds(&self, builds: bool) -> Vec<(String, Kind)> {
-        let ours = (OURS.to_owned(), Kind::Remote(Build::This, self.setting));
-        let mut kinds = vec![ours];
-        if builds {
-            kinds.push((against::before(OURS), Kind::Remote(Build::Before, self.setting)));
-            return kinds;
-        }
-        let mut add = |name: &str, kind| kinds.push((name.to_owned(), kind));
-        let (wire, plain) = (self.setting.wire, Setting::plain(self.setting.wire));
-        if self.setting != plain {
-            let name = if self.setting.is_sealed { PLAIN } else { ONE_CLIENT };
-            add(name, Kind::Remote(Build::This, plain));
-            return kinds;
-        }
-        if wire == Wire::Memory {
-            add(LOCAL, Kind::Local);
-        }
-        if self.disk == Disk::Null && self.work.bytes != LONG_BYTES {
-            add(FLOOR, Kind::Exchange);
-        }
-        if wire == Wire::Memory && self.disk == Disk::Null && self.work.bytes == BLOCK_BYTES {
-            add(HANDOVER, Kind::Handover);
-        }
-        if wire != Wire::Memory && self.work.bytes != SMALL_BYTES {
-            for peer in Peer::ALL.into_iter().filter(|peer| peer.has(self.disk)) {
-                add(peer.name(), Kind::Nbd(peer));
-            }
-        }
-        kinds
-    }
-}
-
-/// A system of a case.
-#[derive(Clone, Copy, Debug)]
-enum Kind {
-    /// An IOhost.
-    Remote(Build, Setting),
-    /// The same store as a local disk.
-    Local,
-    /// The link alone. Of those over a virtual wire, the faster one of packet sockets and AF_XDP.
-    Exchange,
-    /// The data alone.
-    Handover,
-    /// A server of NBD.
-    Nbd(Peer),
-}
 
 /// The programs and links of all cases.
 struct Systems {
@@ -121,6 +34,11 @@ struct Systems {
 }
 
 impl Systems {
+    fn iohost(&mut self, build: Build, setting: Setting) -> Result<&mut Iohost> {
+        let is_it = |iohost: &&mut Iohost| (iohost.build, iohost.setting) == (build, setting);
+        self.iohosts.iter_mut().find(is_it).context("no such IOhost")
+    }
+
     fn nbd_server(&mut self, peer: Peer, disk: Disk) -> Option<&mut NbdServer> {
         self.nbd_servers.iter_mut().find(|server| (server.peer, server.disk) == (peer, disk))
     }
@@ -136,7 +54,7 @@ impl Systems {
 
 impl Bench {
     pub(super) fn measure(&mut self) -> Result<()> {
-        let mut cases = self.cases();
+        let mut cases = cases::all(self.plan.run, self.plan.disk_bytes);
         cases.retain(|case| self.options.wants(&case.name()));
         if cases.is_empty() {
             return Ok(());
@@ -165,36 +83,6 @@ impl Bench {
             daemon.process.end()?;
         }
         local.process.end()
-    }
-
-    fn cases(&self) -> Vec<Case> {
-        let mut cases = Vec::new();
-        let mut add = |disk, setting, bytes: u32, depth| {
-            for write in [false, true] {
-                let blocks = self.plan.disk_bytes / u64::from(bytes);
-                let duration = self.plan.run;
-                let work = Work { write, depth, bytes, blocks, duration, ..Work::default() };
-                cases.push(Case { disk, setting, work });
-            }
-        };
-        for wire in Wire::ALL {
-            let plain = Setting::plain(wire);
-            for bytes in [SMALL_BYTES, BLOCK_BYTES] {
-                DEPTHS.into_iter().for_each(|depth| add(Disk::Null, plain, bytes, depth));
-            }
-            for depth in LONG_DEPTHS {
-                add(Disk::Null, plain, LONG_BYTES, depth);
-                add(Disk::Null, Setting { is_sealed: true, ..plain }, BLOCK_BYTES, depth);
-            }
-        }
-        let plain = Setting::plain(Wire::Memory);
-        LONG_DEPTHS.into_iter().for_each(|depth| add(Disk::Ram, plain, BLOCK_BYTES, depth));
-        let wired = Setting::plain(Wire::Packet);
-        LONG_DEPTHS.into_iter().for_each(|depth| add(Disk::Ram, wired, LONG_BYTES, depth));
-        let several = Setting { clients: CLIENTS, ..plain };
-        add(Disk::Null, several, SMALL_BYTES, SHARED_DEPTH);
-        add(Disk::Null, several, BLOCK_BYTES, SHARED_DEPTH);
-        cases
     }
 
     /// Starts what the cases need.
@@ -268,6 +156,9 @@ impl Bench {
                 runs.get_mut(index).context("no such system")?.add(run);
             }
         }
+        let lost_share = systems
+            .iohost(Build::This, case.setting)
+            .map_or(0.0, |iohost| iohost.clients.lost_share());
         let systems: Vec<_> = kinds.iter().map(|(name, _)| name.as_str()).zip(&runs).collect();
         self.record(&name, case, &systems);
         if builds {
@@ -277,8 +168,10 @@ impl Bench {
                 let is_alone = case.work.depth == 1;
                 let records = &mut self.experiment.records;
                 record_ratios(records, &name, &case.work, is_alone, *ours, *peer);
-                if is_alone && peer.0 == PLAIN {
-                    self.sealing(&name, case, ours.1, peer.1)?;
+                match peer.0 {
+                    PLAIN if is_alone => self.sealing(&name, case, ours.1, peer.1)?,
+                    LOSSLESS => self.round_trips(&name, *ours, *peer, lost_share),
+                    _ => {}
                 }
             }
         }
@@ -290,9 +183,7 @@ impl Bench {
         let clock = self.experiment.clock.clone();
         match kind {
             Kind::Remote(build, setting) => {
-                let is_it =
-                    |iohost: &&mut Iohost| (iohost.build, iohost.setting) == (build, setting);
-                let iohost = systems.iohosts.iter_mut().find(is_it).context("no such IOhost")?;
+                let iohost = systems.iohost(build, setting)?;
                 let work = if setting == case.setting { work } else { case.of_one_client() };
                 let Iohost { clients, daemon, .. } = iohost;
                 let load = |work: &Work, clock: &Clock| clients.run(case.disk, work, clock);
@@ -357,10 +248,23 @@ impl Bench {
         Ok(())
     }
 
+    /// Records how many round trips of a lossless wire the slowest requests of a lossy one take.
+    fn round_trips(&mut self, name: &str, ours: Named<'_>, lossless: Named<'_>, lost_share: f64) {
+        let p99 = ours
+            .1
+            .compared(lossless.1, |ours, lossless| ours.latency_p99_ns / lossless.latency_p50_ns);
+        let mut params = self.experiment.params();
+        params.insert("lost_share".to_owned(), lost_share.into());
+        let (value, params) = p99.settle(params);
+        eprintln!("  {name:<32}  99 % within {value:.1} round trips, {lost_share:.4} lost");
+        self.experiment.records.measure(name, ours.0, P99_ROUND_TRIPS, value, "", params);
+    }
+
     fn record(&mut self, name: &str, case: &Case, systems: &[(&str, &Runs)]) {
         let mut line = format!("  {name:<32}");
         for (system, runs) in systems {
-            for metric in METRICS.iter().filter(|metric| case.work.depth == 1 || !metric.alone) {
+            let has_latencies = case.work.depth == 1 || case.setting.fault != Fault::None;
+            for metric in METRICS.iter().filter(|metric| has_latencies || !metric.alone) {
                 let mut params = self.experiment.params();
                 params.insert("block_bytes".to_owned(), case.work.bytes.into());
                 params.insert("depth".to_owned(), case.work.depth.into());

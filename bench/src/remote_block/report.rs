@@ -2,11 +2,12 @@
 
 use std::fmt::Write as _;
 
-use super::{HANDOVER, LOCAL, ONE_CLIENT, PLAIN, breakdown, nbd};
+use super::{HANDOVER, LOCAL, LOSSLESS, ONE_CLIENT, P99_ROUND_TRIPS, PLAIN, breakdown, nbd};
 use crate::record::{FLOOR, OURS, Record, Records};
 use crate::{cells, peer};
 
-const PEERS: [&str; 7] = [LOCAL, HANDOVER, FLOOR, nbd::NBDKIT, peer::NAME, ONE_CLIENT, PLAIN];
+const PEERS: [&str; 8] =
+    [LOCAL, HANDOVER, FLOOR, nbd::NBDKIT, peer::NAME, ONE_CLIENT, PLAIN, LOSSLESS];
 
 /// All results, in Markdown.
 pub(super) fn table(records: &Records) -> String {
@@ -29,7 +30,9 @@ pub(super) fn table(records: &Records) -> String {
             let cell = cells::ratio(records, case, peer);
             (!cell.is_empty()).then(|| format!("{peer} {cell}"))
         };
-        let peers: Vec<String> = PEERS.iter().filter_map(ratio).collect();
+        let mut peers: Vec<String> = PEERS.iter().filter_map(ratio).collect();
+        let trips = records.find(case, OURS, P99_ROUND_TRIPS).map(|measure| measure.value);
+        peers.extend(trips.map(|trips| format!("p99 within {trips:.1} round trips")));
         let remote = cells::requests(records, case, OURS);
         let _ =
             writeln!(page, "| {case} | {remote} | {} | {} |", tail.join(", "), peers.join("; "));

@@ -43,11 +43,11 @@ impl Peer {
         }
     }
 
-    /// Whether the server has a store like this one. qemu-storage-daemon has none in memory.
+    /// Whether the server has a store like this one.
     pub(in crate::remote_block) fn has(self, disk: Disk) -> bool {
         match (self, disk) {
-            (Self::Nbdkit, _) | (Self::StorageDaemon, Disk::Null) => true,
-            (Self::StorageDaemon, Disk::Ram) => false,
+            (_, Disk::Null) | (Self::Nbdkit, Disk::Ram) => true,
+            (Self::StorageDaemon, Disk::Ram) | (_, Disk::Slow) => false,
         }
     }
 }
@@ -132,7 +132,7 @@ impl Settings {
 
 const fn plugin(disk: Disk) -> &'static str {
     match disk {
-        Disk::Null => "null",
+        Disk::Null | Disk::Slow => "null",
         Disk::Ram => "memory",
     }
 }
