@@ -315,8 +315,9 @@ impl Remote {
         let served = known_client(clients, client)?;
         self.keys.revoke(served.name).map_err(key_error)?;
         let failed = |error| OperationError::new(ErrorKind::Failed, error);
-        served.admit(links, &self.keys).map_err(failed)?;
+        let admitted = served.admit(links, &self.keys);
         served.disconnect(links).map_err(failed)?;
+        admitted.map_err(failed)?;
         tracing::warn!(client, "revoked: its sessions have ended");
         Ok(())
     }

@@ -1,15 +1,32 @@
 //! Parts of the remote channel that come and go while an assembly runs.
 
+use std::fs::{Permissions, set_permissions};
 use std::net::UdpSocket;
+use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use sidecore_assembly::Assembly;
 use sidecore_assembly::spec::{
-    IohostSpec, LinkKind, LinkSpec, RemoteKind, RemotePart, SidecoreSpec, Spec, UdpLinkSpec,
+    ClientSpec, IohostSpec, LinkKind, LinkSpec, MemoryLinkSpec, RemoteKind, RemotePart,
+    SidecoreSpec, Spec, UdpLinkSpec,
 };
+use sidecore_kit::wait;
 
 /// The first bytes of a HELLO: version and kind (docs/vrio.md).
 const HELLO: [u8; 2] = [1, 4];
+
+/// A sidecore with a link.
+fn spec(kind: LinkKind) -> Spec {
+    let sidecores = vec!["sc0".to_owned()];
+    let link = LinkSpec { name: "wire".to_owned(), kind, sidecores, ..LinkSpec::default() };
+    let sidecores = vec![SidecoreSpec { name: "sc0".to_owned(), cpu: None }];
+    Spec { sidecores, links: vec![link], ..Spec::default() }
+}
+
+fn io1() -> IohostSpec {
+    let [name, link, client] = ["io1", "wire", "vmhost1"].map(str::to_owned);
+    IohostSpec { name, link, client, ..IohostSpec::default() }
+}
 
 /// The number of the client's start in the next HELLO from an address that is not `other`, and that
 /// address.
@@ -34,23 +51,10 @@ fn an_iohost_that_is_removed_and_added_sees_another_life_of_its_client() {
     let iohost = UdpSocket::bind("127.0.0.1:0").unwrap();
     iohost.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let udp = UdpLinkSpec { listen: "127.0.0.1:0".parse().unwrap(), coalesce: false };
-    let link = LinkSpec {
-        name: "wire".to_owned(),
-        kind: LinkKind::Udp(udp),
-        sidecores: vec!["sc0".to_owned()],
-        ..LinkSpec::default()
-    };
-    let part = IohostSpec {
-        name: "io1".to_owned(),
-        link: "wire".to_owned(),
-        address: Some(iohost.local_addr().unwrap().to_string()),
-        client: "vmhost1".to_owned(),
-        encryption: Some(false),
-        ..IohostSpec::default()
-    };
-    let sidecores = vec![SidecoreSpec { name: "sc0".to_owned(), cpu: None }];
-    let spec = Spec { sidecores, links: vec![link], ..Spec::default() };
-    let assembly = Assembly::start(&spec).unwrap();
+    let link = LinkKind::Udp(udp);
+    let address = Some(iohost.local_addr().unwrap().to_string());
+    let part = IohostSpec { address, encryption: Some(false), ..io1() };
+    let assembly = Assembly::start(&spec(link)).unwrap();
     let part = RemotePart::Iohost(part);
     assembly.add_part(&part).unwrap();
     let (first, from) = next_life(&iohost, None);
@@ -58,4 +62,41 @@ fn an_iohost_that_is_removed_and_added_sees_another_life_of_its_client() {
     assembly.add_part(&part).unwrap();
     let (second, _) = next_life(&iohost, Some(from));
     assert_ne!(first, second);
+}
+
+/// The keys cannot be read again after one of them was removed.
+#[test]
+fn a_client_is_revoked_although_the_key_directory_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let set_mode = |name: &str, mode| {
+        set_permissions(path(name), Permissions::from_mode(mode)).unwrap();
+    };
+    let memory = MemoryLinkSpec { socket: path("wire.sock"), users: Vec::new() };
+    let wire = LinkKind::Memory(memory);
+    let client = ClientSpec {
+        name: "vmhost1".to_owned(),
+        links: vec!["wire".to_owned()],
+        encryption: Some(true),
+        ..ClientSpec::default()
+    };
+    let key_directory = path("keys");
+    let iohost = Spec { clients: vec![client], key_directory, ..spec(wire.clone()) };
+    let iohost = Assembly::start(&iohost).unwrap();
+    std::fs::write(path("invitation"), iohost.invite("vmhost1").unwrap()).unwrap();
+    set_mode("invitation", 0o600);
+    let io1 = IohostSpec { invitation: Some(path("invitation")), encryption: Some(true), ..io1() };
+    let vmhost = Assembly::start(&Spec { iohosts: vec![io1], ..spec(wire) }).unwrap();
+    let has_sessions = |count| {
+        wait::succeed(Duration::from_secs(20), || {
+            let open = iohost.remote().clients.first().map(|client| client.sessions_open);
+            if open == Some(count) { Ok(()) } else { Err(format!("{open:?} sessions are open")) }
+        });
+    };
+    has_sessions(1);
+    set_mode("keys", 0o777);
+    let error = iohost.revoke("vmhost1").unwrap_err().to_string();
+    assert!(error.contains("chmod go-w"), "{error}");
+    has_sessions(0);
+    drop(vmhost);
 }

@@ -178,21 +178,25 @@ impl ServedClient {
         keys: &KeyDirectory,
     ) -> Result<(), String> {
         self.is_admitted = false;
+        let mut failed = Ok(());
         for name in &self.spec.links {
             let Some(link) = links.get_mut(name) else { continue };
             let encrypts = self.spec.encrypts(&link.spec.kind);
-            let admission =
-                admission(keys, self.name, encrypts).map_err(|error| error.to_string())?;
+            // A client whose key cannot be read does not come.
+            let admission = admission(keys, self.name, encrypts).unwrap_or_else(|error| {
+                failed = Err(error.to_string());
+                None
+            });
             self.is_admitted |= admission.is_some();
             link.admit(&self.spec, self.name, admission);
         }
-        if !self.is_admitted {
+        if !self.is_admitted && failed.is_ok() {
             tracing::warn!(
                 client = self.spec.name,
                 "the client cannot come: it was not invited, see `sidecore remote invite`"
             );
         }
-        Ok(())
+        failed
     }
 
     /// Whether its frames are sealed on one of its links.
