@@ -196,6 +196,7 @@ fn list(remote: &RemoteReport, now: SystemTime) -> String {
         return "no links: docs/remote.md says how to set one up\n".to_owned();
     }
     let mut parts = vec![links(&remote.links)];
+    parts.extend(executors(&remote.links));
     if !remote.clients.is_empty() {
         parts.push(clients(&remote.clients, now));
     }
@@ -242,6 +243,26 @@ fn links(links: &[LinkReport]) -> String {
         ]);
     }
     table.render() + &notes
+}
+
+/// The shares of the sidecores that execute requests from links, if several do.
+fn executors(links: &[LinkReport]) -> Option<String> {
+    let mut table = Table::new(&["LINK", "SIDECORE", ">REQUESTS", ">SUB-BATCHES", ">SHARE"]);
+    let several: Vec<_> = links.iter().filter(|link| link.executors.len() > 1).collect();
+    for link in &several {
+        let all: u64 = link.executors.iter().map(|executor| executor.counts.requests).sum();
+        for executor in &link.executors {
+            let share = executor.counts.requests.saturating_mul(100).checked_div(all);
+            table.row([
+                link.name.clone(),
+                executor.sidecore.clone(),
+                executor.counts.requests.to_string(),
+                executor.counts.sub_batches.to_string(),
+                share.map_or_else(String::new, |share| format!("{share} %")),
+            ]);
+        }
+    }
+    (!several.is_empty()).then(|| table.render())
 }
 
 fn clients(clients: &[ClientReport], now: SystemTime) -> String {
@@ -415,7 +436,9 @@ mod tests {
     use std::time::Duration;
 
     use serde_json::json;
-    use sidecore_control::report::{RefusedDeviceReport, RemoteDeviceReport};
+    use sidecore_control::report::{
+        ExecutorCounts, ExecutorReport, RefusedDeviceReport, RemoteDeviceReport,
+    };
 
     use super::*;
 
@@ -443,12 +466,17 @@ mod tests {
     #[test]
     fn a_list_shows_states_drops_by_reason_and_waiting_devices() {
         let now = UNIX_EPOCH + Duration::from_secs(1_000);
+        let executor = |sidecore: &str, requests| ExecutorReport {
+            sidecore: sidecore.to_owned(),
+            counts: ExecutorCounts { requests, ..ExecutorCounts::default() },
+        };
         let link = LinkReport {
             name: "wire".to_owned(),
             link_type: "packet".to_owned(),
             state: "down".to_owned(),
             reason: Some("the interface is down".to_owned()),
             counts: LinkCounts { dropped_full: 3, ..LinkCounts::default() },
+            executors: vec![executor("io0", 300), executor("io1", 100)],
             dropped: 3,
             ..LinkReport::default()
         };
@@ -501,6 +529,7 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line}{text}");
         }
+        assert!(text.contains("75 %") && text.contains("25 %"), "{text}");
         assert!(text.contains("10 min") && text.contains("12.3 us"), "{text}");
         assert!(list(&RemoteReport::default(), now).starts_with("no links"));
     }

@@ -23,8 +23,8 @@ pub use controller::{
     SpaceReport, TreeMemoryReport, TreeReport, VolumeReport,
 };
 pub use remote::{
-    ClientReport, ExportReport, IohostReport, LinkReport, RefusedDeviceReport, RemoteDeviceReport,
-    RemoteReport, ServeReport,
+    ClientReport, ExecutorReport, ExportReport, IohostReport, LinkReport, RefusedDeviceReport,
+    RemoteDeviceReport, RemoteReport, ServeReport,
 };
 pub use repair::{LossReport, RepairReport, RivalsReport};
 pub use sidecore_block::QueueCounts;
@@ -32,6 +32,7 @@ pub use sidecore_controller::{FunctionStats, HypervisorCounts};
 pub use sidecore_extent::TranslationCounts;
 pub use sidecore_link::LinkCounts;
 pub use sidecore_reactor::ReactorCounts;
+pub use sidecore_remote::export::ExecutorCounts;
 pub use sidecore_telemetry::{Counts, Latency, LatencyCounts};
 pub use sidecore_vrio::VrioCounts;
 

@@ -84,6 +84,17 @@ fn requests_spread_over_the_sidecores_and_all_are_answered() {
         let even = 1.0 / (helpers + 1) as f64;
         assert!((0.8 * even..=1.2 * even).contains(&here), "{helpers}: {steering:?}");
         assert_eq!(helpers == 0, steering.moves == 0);
+        assert_eq!(status.executors.len(), helpers + 1);
+        assert_eq!(status.executors.iter().map(|it| it.requests).sum::<u64>(), executed);
+        for executor in &status.executors {
+            let share = executor.requests as f64 / executed as f64;
+            assert!(
+                (0.6 * even..=1.4 * even).contains(&share),
+                "{helpers}: {:?}",
+                status.executors
+            );
+            assert!((1..=executor.requests).contains(&executor.sub_batches), "{executor:?}");
+        }
         assert!(status.devices.iter().all(|device| device.in_flight == 0));
         let counted: u64 = status.devices.iter().map(|device| device.counts.requests).sum();
         assert_eq!(counted, executed);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use sidecore_link::{LinkCounts, LinkState};
 use sidecore_remote::client::{OpenedReport, SessionReport};
-use sidecore_remote::export::ExportStatus;
+use sidecore_remote::export::{ExecutorCounts, ExportStatus};
 use sidecore_telemetry::{CounterSet as _, Counts as _};
 use sidecore_units::Nanos;
 use sidecore_vrio::VrioCounts;
@@ -19,7 +19,8 @@ use super::link::Granted;
 use super::using::{UsedDevice, UsedIohost};
 use super::{Parts, Remote, SizeListener, unix_s};
 use crate::report::{
-    ClientReport, ExportReport, IohostReport, LinkReport, RemoteDeviceReport, RemoteReport,
+    ClientReport, ExecutorReport, ExportReport, IohostReport, LinkReport, RemoteDeviceReport,
+    RemoteReport,
 };
 use crate::spec::LinkSpec;
 
@@ -218,7 +219,9 @@ fn links(parts: &Parts, history: &mut History) -> Vec<LinkReport> {
             counts.add(&status.link_counts);
             state = worse(state, status.link);
         }
-        reports.push(link_report(history, (&link.spec, &link.granted), state, counts));
+        let executors = executors(&link.spec, history);
+        let report = link_report(history, (&link.spec, &link.granted), state, counts);
+        reports.push(LinkReport { executors, ..report });
     }
     for used in parts.iohosts.values() {
         let mut counts = LinkCounts::default();
@@ -230,6 +233,25 @@ fn links(parts: &Parts, history: &mut History) -> Vec<LinkReport> {
         reports.push(link_report(history, (&used.link, &used.granted), state, counts));
     }
     reports
+}
+
+/// The share of each sidecore of a link. Each queue of the link has its own sidecore first, and
+/// then the others, in the order of the specification.
+fn executors(spec: &LinkSpec, history: &History) -> Vec<ExecutorReport> {
+    let sum = |sidecore: &String| {
+        let mut counts = ExecutorCounts::default();
+        for ((name, queue), (status, _)) in &history.exports {
+            let Some(own) = spec.sidecores.get(*queue).filter(|_| *name == spec.name) else {
+                continue;
+            };
+            let others = spec.sidecores.iter().filter(|other| *other != own);
+            let order = std::iter::once(own).chain(others);
+            let its = order.zip(&status.executors).find(|(name, _)| *name == sidecore);
+            counts.add(its.map_or(&ExecutorCounts::default(), |(_, counts)| counts));
+        }
+        ExecutorReport { sidecore: sidecore.clone(), counts }
+    };
+    spec.sidecores.iter().map(sum).collect()
 }
 
 /// The state of a link of which one queue is in this state: that of the queue which is worst off.
@@ -254,6 +276,7 @@ fn link_report(
         state: state.to_owned(),
         reason,
         sidecores: spec.sidecores.clone(),
+        executors: Vec::new(),
         dropped: counts.dropped(),
         counts,
     }

@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sidecore_link::LinkCounts;
+use sidecore_remote::export::ExecutorCounts;
 use sidecore_vrio::VrioCounts;
 
 /// The remote channel of a daemon, on both of its sides.
@@ -66,11 +67,24 @@ pub struct LinkReport {
     pub reason: Option<String>,
     /// The names of the sidecores that poll the link's queues.
     pub sidecores: Vec<String>,
+    /// The sidecores that execute requests of clients, at an IOhost.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub executors: Vec<ExecutorReport>,
     /// The counters of all queues together.
     #[serde(flatten)]
     pub counts: LinkCounts,
     /// Frames that were dropped, for whatever reason.
     pub dropped: u64,
+}
+
+/// A sidecore that executes requests from a link.
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
+pub struct ExecutorReport {
+    /// The name of the sidecore.
+    pub sidecore: String,
+    /// The counters of all the link's queues together.
+    #[serde(flatten)]
+    pub counts: ExecutorCounts,
 }
 
 /// A host that uses devices of this one.

@@ -92,6 +92,13 @@ impl Page {
         };
         self.metrics("sidecore_link_", LINKS, links());
         self.counts("sidecore_link_", links().map(|(labels, link)| (labels, &link.counts)));
+        let executors = remote.links.iter().flat_map(|link| {
+            link.executors.iter().map(|executor| {
+                let sidecore = executor.sidecore.as_str();
+                (vec![("link", link.name.as_str()), ("sidecore", sidecore)], &executor.counts)
+            })
+        });
+        self.counts("sidecore_executor_", executors);
         let clients =
             || remote.clients.iter().map(|client| (vec![("client", client.name.as_str())], client));
         self.metrics("sidecore_client_", CLIENTS, clients());

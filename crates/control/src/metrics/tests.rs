@@ -4,9 +4,9 @@ mod manual;
 use std::collections::BTreeSet;
 
 use sidecore_assembly::report::{
-    ClientReport, DeviceStats, FunctionReport, FunctionStats, HypervisorCounts, IohostReport,
-    Latency, LatencyCounts, LinkReport, QueueCounts, ReactorCounts, RemoteDeviceReport,
-    ServeReport, SpaceReport, TranslationCounts, TreeMemoryReport, TreeReport,
+    ClientReport, DeviceStats, ExecutorReport, FunctionReport, FunctionStats, HypervisorCounts,
+    IohostReport, Latency, LatencyCounts, LinkReport, QueueCounts, ReactorCounts,
+    RemoteDeviceReport, ServeReport, SpaceReport, TranslationCounts, TreeMemoryReport, TreeReport,
 };
 
 use super::*;
@@ -90,6 +90,7 @@ fn remote() -> RemoteReport {
         link_type: "memory".to_owned(),
         state: "up".to_owned(),
         frame_bytes: 8100,
+        executors: vec![ExecutorReport { sidecore: "sc0".to_owned(), ..Default::default() }],
         ..LinkReport::default()
     };
     let client = ClientReport {

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use sidecore_block::{BlockDevice, Next, QueueStats};
 use sidecore_memory::GuestMemory;
 use sidecore_reactor::{Arm, CoreContext, WakeSet};
-use sidecore_telemetry::counters;
+use sidecore_telemetry::{CounterSet as _, counters};
 use sidecore_units::Nanos;
 use sidecore_vrio::{Neglected, Rule};
 
 use super::executor::{Done, Executor, Job, LaneSpec};
 use super::helper::HelperEnd;
-use super::steering::{Assigned, Load};
+use super::steering::{Assigned, ExecutorCounts, ExecutorStats, Load};
 
 counters! {
     /// The counters of a link's executors. The sidecore that polls the link alone writes them, any
@@ -41,6 +41,9 @@ pub(crate) struct Executors {
     here_in_flight: u32,
     /// Those of them that this sidecore's load has: it is shared, so it is changed once a batch.
     here_counted: u32,
+    here_stats: ExecutorStats,
+    /// Requests were taken here since the last exchange.
+    here_has_batch: bool,
     helpers: Vec<HelperEnd>,
     /// Of this sidecore, and of those of the helpers.
     loads: Vec<Arc<Load>>,
@@ -59,6 +62,8 @@ impl Executors {
             here: Executor::new(core)?,
             here_in_flight: 0,
             here_counted: 0,
+            here_stats: ExecutorStats::default(),
+            here_has_batch: false,
             helpers: Vec::new(),
             loads: vec![Arc::clone(load)],
             wakes: WakeSet::new()?,
@@ -69,6 +74,12 @@ impl Executors {
 
     pub const fn stats(&self) -> &Arc<SteeringStats> {
         &self.stats
+    }
+
+    /// The counters of each executor: this sidecore's, and those of the helpers.
+    pub fn counts(&self) -> Vec<ExecutorCounts> {
+        let helpers = self.helpers.iter().map(|helper| &helper.stats);
+        std::iter::once(&self.here_stats).chain(helpers).map(ExecutorStats::counts).collect()
     }
 
     /// Adds a helper. Devices that are added later are opened there, too.
@@ -148,6 +159,10 @@ impl Executors {
             }
             None => {
                 self.stats.executed_here.add(1);
+                self.here_stats.requests.add(1);
+                if !std::mem::replace(&mut self.here_has_batch, true) {
+                    self.here_stats.sub_batches.add(1);
+                }
                 self.here_in_flight = self.here_in_flight.saturating_add(1);
                 self.here.take(now, device, (memory, job), done);
             }
@@ -159,6 +174,7 @@ impl Executors {
     #[inline]
     pub fn exchange(&mut self, now: Nanos, done: &mut Vec<Done>, closed: &mut Vec<u16>) {
         if self.here_in_flight > 0 {
+            self.here_has_batch = false;
             self.here.exchange(now, done);
             // Those that no store was given are in the list already, and of here.
             let ended = u32::try_from(done.len()).unwrap_or(u32::MAX);

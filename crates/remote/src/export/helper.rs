@@ -12,7 +12,7 @@ use sidecore_reactor::{Arm, CoreContext, IdleMode, Pollable, Polled};
 use sidecore_units::Nanos;
 
 use super::executor::{Done, Executor, Job, LaneSpec};
-use super::steering::Load;
+use super::steering::{ExecutorStats, Load};
 use crate::crossing::{Inbox, Sender, crossing};
 
 /// Requests in a message: of one device, whose session's memory the message has a hold on.
@@ -67,6 +67,7 @@ pub struct HelperEnd {
     unsent: VecDeque<ToHelper>,
     /// Requests without a result.
     in_flight: usize,
+    pub(super) stats: ExecutorStats,
 }
 
 /// The parts of a [`Helper`], on their way to its sidecore.
@@ -90,6 +91,7 @@ pub fn helper(load: &Arc<Load>) -> io::Result<(HelperEnd, HelperSeed)> {
         filling: None,
         unsent: VecDeque::with_capacity(MESSAGES),
         in_flight: 0,
+        stats: ExecutorStats::default(),
     };
     Ok((end, HelperSeed { inbox, results: sender }))
 }
@@ -114,6 +116,7 @@ impl HelperEnd {
     pub(super) fn take(&mut self, device: u16, memory: &GuestMemory, job: Job) {
         self.in_flight = self.in_flight.saturating_add(1);
         self.load.add(1);
+        self.stats.requests.add(1);
         let fits = |batch: &SubBatch| {
             batch.device == device && batch.count < SUB_BATCH && batch.memory.is_same(memory)
         };
@@ -132,6 +135,7 @@ impl HelperEnd {
 
     fn push_filled(&mut self) {
         if let Some(batch) = self.filling.take() {
+            self.stats.sub_batches.add(1);
             self.push(ToHelper::Execute(batch));
         }
     }

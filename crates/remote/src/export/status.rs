@@ -9,7 +9,7 @@ use sidecore_units::Nanos;
 use sidecore_vrio::VrioCounts;
 use sidecore_vrio::handshake::HostHandshake;
 
-use super::{Export, SteeringCounts};
+use super::{ExecutorCounts, Export, SteeringCounts};
 
 /// The state of a unit.
 #[derive(Clone, Debug)]
@@ -24,6 +24,9 @@ pub struct ExportStatus {
     pub strangers: VrioCounts,
     /// The counters of the executors.
     pub steering: SteeringCounts,
+    /// The counters of each executor: that of the unit's sidecore, then those of the helpers in the
+    /// order in which they were added.
+    pub executors: Vec<ExecutorCounts>,
     /// The sessions, one for each link queue that a client may use.
     pub sessions: Vec<SessionStatus>,
     /// The devices.
@@ -123,6 +126,7 @@ impl<H: HostHandshake> Export<H> {
             incarnation: self.options.incarnation,
             strangers: self.stats.counts(),
             steering: self.executors.stats().counts(),
+            executors: self.executors.counts(),
             devices: devices.collect(),
             sessions,
         }

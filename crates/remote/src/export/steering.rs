@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use sidecore_telemetry::counters;
+
 /// The requests of exports that a sidecore has, from all links. Shared by those that hand it
 /// requests.
 #[derive(Debug, Default)]
@@ -27,6 +29,21 @@ impl Load {
     pub fn get(&self) -> u32 {
         self.0.load(Ordering::Relaxed)
     }
+}
+
+counters! {
+    /// The counters of one of a link's executors. The sidecore that polls the link alone writes
+    /// them, any thread may read them.
+    pub struct ExecutorStats;
+
+    /// The counters at one moment, or the sum over the link's queues.
+    pub struct ExecutorCounts;
+
+    /// Requests from the link that the sidecore was given.
+    pub requests: Counter = "requests_total",
+    /// Sub-batches in which it was given them: the requests of a poll for the sidecore that polls
+    /// the link, up to eight requests of a device for another one.
+    pub sub_batches: Counter = "sub_batches_total",
 }
 
 /// The sidecore that has a device's unfinished requests.
