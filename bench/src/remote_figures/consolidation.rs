@@ -89,9 +89,7 @@ impl Bench {
                 format!("{:.0} k/s", remote.operations_per_s / 1e3),
                 format!("{ratio:.2}"),
             ]);
-            if at_papers.is_none() {
-                at_papers = Some((useful(&local), useful(&remote), ratio));
-            }
+            at_papers = at_papers.or(Some((useful(&local), useful(&remote), ratio)));
         }
         let head = [
             "simulated: the guest's work for a file",
@@ -153,7 +151,7 @@ impl Bench {
                 format!("{:.0} k/s", remote.operations_per_s / 1e3),
                 format!("{ratio:.2}"),
             ]);
-            at_papers = Some((useful(&local), ratio));
+            at_papers = at_papers.or(Some((useful(&local), ratio)));
         }
         let head = [
             "simulated: the guest's work for a file",
