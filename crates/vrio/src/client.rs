@@ -645,10 +645,9 @@ impl<H: ClientHandshake> Client<H> {
     #[inline]
     pub fn is_due(&self, now: Nanos) -> bool {
         let core = &self.core;
-        let may_start = !core.waiting.is_empty() || core.is_replaying();
         !core.phase.is_connected()
             || !core.sending.is_empty()
-            || (core.looks_again && may_start)
+            || core.may_start()
             || core.next_due <= now
             || core.needs_care(now)
     }
@@ -662,7 +661,7 @@ impl<H: ClientHandshake> Client<H> {
             return next.min(core.failure_deadline());
         }
         // A link without room wakes its sidecore when there is some.
-        let has_work = core.looks_again || (core.has_room && !core.sending.is_empty());
+        let has_work = core.may_start() || (core.has_room && !core.sending.is_empty());
         next.min(if has_work { Nanos::ZERO } else { core.next_due })
     }
 

@@ -1,4 +1,5 @@
-//! Links without room: one peer does not keep another one waiting, and no sidecore spins.
+//! Links without room, and work that is not there: one peer does not keep another one waiting, and
+//! no sidecore spins.
 
 mod common;
 
@@ -86,4 +87,14 @@ fn a_client_sleeps_while_its_link_has_no_room() {
     rig.poll_client();
     assert!(rig.client.deadline() > rig.now, "{:?}", rig.client.deadline());
     assert_eq!(rig.wait(1), Ok(()));
+}
+
+#[test]
+fn a_client_sleeps_after_its_last_answer() {
+    let mut rig = Rig::connected(options(), ServerOptions::default());
+    rig.write(1, 0, &pattern(1, 4096));
+    assert_eq!(rig.wait(1), Ok(()));
+    // It may start requests that wait, and there are none.
+    assert!(!rig.client.is_due(rig.now));
+    assert!(rig.client.deadline() > rig.now, "{:?}", rig.client.deadline());
 }

@@ -77,10 +77,13 @@ impl Core {
         }
     }
 
-    /// Whether a device has writes to be replayed.
+    /// Whether a request that waits, or a write that is to be replayed, may have its turn now.
     #[inline]
-    pub(super) fn is_replaying(&self) -> bool {
-        self.devices.iter().any(|device| device.replay.is_some())
+    pub(super) fn may_start(&self) -> bool {
+        let waits = || {
+            !self.waiting.is_empty() || self.devices.iter().any(|device| device.replay.is_some())
+        };
+        self.looks_again && waits()
     }
 
     /// Sends writes of the replay logs again, in the order of their answers.
