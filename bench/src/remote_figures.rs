@@ -3,11 +3,11 @@
 //!
 //! A figure needs more cores than a small machine has: each client and each sidecore takes one.
 //! Where two threads would share a core nothing is timed. Instead the nanoseconds that a request
-//! takes at its client and at its IOhost are counted on one core ([`costs`]), and a simulation
-//! ([`simulation`]) with these costs gives throughput, latency and waits. One client and one
+//! takes at its client and at its IOhost are counted on one core (`costs`), and a simulation
+//! (`simulation`) with these costs gives throughput, latency and waits. One client and one
 //! sidecore are timed on any machine: their latency gives the simulation the time of the way
 //! between two cores, their other cases show how far the simulation is off. A machine with more
-//! cores times as many clients and sidecores as it has cores for ([`timed`]).
+//! cores times as many clients and sidecores as it has cores for (`timed`).
 
 mod consolidation;
 mod costs;
