@@ -198,9 +198,10 @@ fn devices_that_fit_a_pattern_come_grow_and_go_with_those_of_the_iohost() {
     });
     control.add_part(RemoteKind::Serve, &rest).unwrap();
     wait::until("the others are served", SOON, || names().len() == 3);
-    let shown = serves();
-    assert_eq!(shown[0].devices, ["db-1", "db-2"]);
-    assert_eq!(shown[1].devices, ["web"]);
+    wait::until("each pattern names its devices", SOON, || {
+        let shown = serves();
+        shown[0].devices == ["db-1", "db-2"] && shown[1].devices == ["web"]
+    });
     wait::until("the refusal", SOON, || {
         serves()[1].refused.iter().any(|it| it.device == "-x" && it.reason.contains("its name"))
     });
