@@ -19,6 +19,7 @@ use sidecore_assembly::spec::{
 use sidecore_block::dropped_tags;
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Completion, Status};
 use sidecore_kit::guest::complete_all;
+use sidecore_kit::wait;
 use sidecore_ring::driver::{Buffer, RawDescriptor};
 use sidecore_spec_virtio::descriptor;
 use sidecore_stage_delay::DelayStage;
@@ -219,7 +220,8 @@ fn each_lie_is_reported_and_a_reset_brings_the_device_back() {
                 assert!(said.contains(reason), "{name}: {said}");
                 assert!(report.needs_reset);
                 assert_eq!(client.status().unwrap() & NEEDS_RESET, NEEDS_RESET, "{name}");
-                assert!(client.queue(0).unwrap().is_broken(), "{name}: the error eventfd");
+                let queue = client.queue(0).unwrap();
+                wait::until(&format!("{name}: the error eventfd"), PATIENCE, || queue.is_broken());
                 client.set_status(0).unwrap();
                 assert_eq!(client.status().unwrap() & NEEDS_RESET, 0, "{name}: a reset clears it");
                 drop(client);
