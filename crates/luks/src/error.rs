@@ -79,6 +79,16 @@ pub enum LuksError {
         /// The limit.
         max: u64,
     },
+    /// The key slots cost too much together.
+    #[error(
+        "the passphrase is that of none of the first {slots} key slots, and to try the next one \
+             would take more than four minutes in all; lower their costs with `cryptsetup \
+             luksConvertKey`, or remove some with `cryptsetup luksKillSlot`"
+    )]
+    Work {
+        /// The number of key slots that were tried.
+        slots: usize,
+    },
     /// The derivation of a key fails.
     #[error("no key can be derived from the passphrase: {0}")]
     Derivation(String),

@@ -10,7 +10,7 @@ use zeroize::Zeroizing;
 
 use crate::binary;
 use crate::error::{LuksError, excerpt};
-use crate::kdf::Derivation;
+use crate::kdf::{Derivation, MAX_HEADER_WORK};
 use crate::metadata::{Digest, KdfEntry, Keyslot, KeyslotEntry, Metadata, SegmentEntry};
 use crate::split::{Hash, merge};
 use crate::xts::{KEY_BYTES, SectorSize, Tweaks, Xts};
@@ -165,19 +165,38 @@ impl Header {
     /// The volume key, from the first slot that opens with the passphrase. Takes seconds.
     ///
     /// # Errors
-    /// No slot opens, or the header cannot be read.
+    /// No slot opens, those that are tried before cost too much, or the header cannot be read.
     pub fn unlock(self, source: &impl Source, passphrase: &[u8]) -> Result<VolumeKey, LuksError> {
-        let mut slots: Vec<&Slot> = self.slots.iter().filter(|slot| slot.priority > 0).collect();
-        slots.sort_by_key(|slot| std::cmp::Reverse(slot.priority));
-        slots.retain(|slot| self.check.slots.contains(&slot.name));
+        let (slots, too_much) = self.affordable();
         for slot in slots {
             let key = slot.open(source, passphrase)?;
             if self.check.accepts(&key)? {
                 return Ok(VolumeKey(key));
             }
         }
+        if let Some(too_much) = too_much {
+            return Err(too_much);
+        }
         // The passphrase may be that of a slot which is not supported.
         Err(self.unsupported.into_iter().next().map_or(LuksError::WrongKey, |(_, error)| error))
+    }
+
+    /// The slots to be tried, in their order, as far as their work together is within the limit;
+    /// and the error if there are more.
+    fn affordable(&self) -> (Vec<&Slot>, Option<LuksError>) {
+        let mut slots: Vec<&Slot> = self.slots.iter().filter(|slot| slot.priority > 0).collect();
+        slots.sort_by_key(|slot| std::cmp::Reverse(slot.priority));
+        slots.retain(|slot| self.check.slots.contains(&slot.name));
+        // The key of each slot is checked.
+        let check = self.check.derivation.work(self.check.digest.len());
+        let mut work = 0_u64;
+        let within = slots.iter().position(|slot| {
+            work = work.saturating_add(slot.derivation.work(KEY_BYTES)).saturating_add(check);
+            work > MAX_HEADER_WORK
+        });
+        let Some(within) = within else { return (slots, None) };
+        slots.truncate(within);
+        (slots, Some(LuksError::Work { slots: within }))
     }
 }
 
@@ -241,11 +260,16 @@ fn check(digest: &Digest) -> Result<Check, LuksError> {
             rule: "only pbkdf2 is supported; make the header with cryptsetup 2",
         });
     }
+    let (hash, bytes) = (hash(&digest.hash)?, decode("digest", &digest.digest)?);
+    // PBKDF2 would repeat its iterations for each block of the hash.
+    if bytes.len() > hash.bytes() {
+        return Err(LuksError::Malformed("its digest is longer than a block of its hash".into()));
+    }
     Ok(Check {
         slots: digest.keyslots.clone(),
-        derivation: Derivation::pbkdf2(hash(&digest.hash)?, digest.iterations)?,
+        derivation: Derivation::pbkdf2(hash, digest.iterations)?,
         salt: decode("digest's salt", &digest.salt)?,
-        digest: decode("digest", &digest.digest)?,
+        digest: bytes,
     })
 }
 
@@ -348,4 +372,42 @@ fn segment(entry: &SegmentEntry) -> Result<Segment, LuksError> {
     }
     let first_unit = number("iv_tweak", entry.iv_tweak.as_deref().unwrap_or("0"))?;
     Ok(Segment { offset_bytes: entry.offset, len_bytes, sector, first_unit })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Kdf, NewHeader};
+
+    /// A header with this many key slots, each with this work.
+    fn header(count: usize, derivation: Derivation) -> Header {
+        let kdf = Kdf::Argon2id { passes: 1, memory_kib: 64, lanes: 1 };
+        let bytes = NewHeader { sector: SLOT_SECTOR, kdf }.make(b"secret").unwrap();
+        let mut header = Header::read(&&*bytes).unwrap();
+        let slot = |number: usize| Slot {
+            name: number.to_string(),
+            priority: 1,
+            derivation,
+            salt: vec![0; 32],
+            hash: Hash::Sha256,
+            stripes: 1,
+            offset_bytes: 0,
+        };
+        header.slots = (0..count).map(slot).collect();
+        header.check.slots = header.slots.iter().map(|slot| slot.name.clone()).collect();
+        header
+    }
+
+    #[test]
+    fn key_slots_are_tried_for_minutes_and_not_for_half_an_hour() {
+        let argon2 =
+            |passes| Derivation::argon2(Algorithm::Argon2id, (passes, 1 << 20, 4)).unwrap();
+        let defaults = header(MAX_SLOTS, argon2(4));
+        let (slots, too_much) = defaults.affordable();
+        assert!(slots.len() == MAX_SLOTS && too_much.is_none(), "{too_much:?}");
+        let hostile = header(MAX_SLOTS, argon2(64));
+        let (slots, too_much) = hostile.affordable();
+        assert!(matches!(too_much, Some(LuksError::Work { slots: 3 })), "{too_much:?}");
+        assert_eq!(slots.len(), 3);
+    }
 }

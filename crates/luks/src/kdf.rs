@@ -1,6 +1,6 @@
 //! Keys from passphrases: argon2 (RFC 9106) and PBKDF2 (RFC 8018), within limits.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use argon2::{Algorithm, Argon2, Params, Version};
 use sha2::{Sha256, Sha512};
@@ -51,9 +51,74 @@ pub(crate) enum Derivation {
 }
 
 /// One derivation at a time, so that a daemon that opens a hundred disks needs the memory of one.
-static DERIVING: Mutex<()> = Mutex::new(());
+/// In the order of arrival: a header with many expensive key slots delays others by one of them.
+static DERIVING: Queue = Queue::new();
+
+/// A lock that is given in the order in which it was asked for.
+struct Queue {
+    numbers: Mutex<Numbers>,
+    changed: Condvar,
+}
+
+/// Each caller draws a number.
+struct Numbers {
+    next: u64,
+    /// The number of the caller that has the lock, or gets it next.
+    serving: u64,
+}
+
+/// The lock, until its drop.
+struct Turn<'a>(&'a Queue);
+
+impl Queue {
+    const fn new() -> Self {
+        Self { numbers: Mutex::new(Numbers { next: 0, serving: 0 }), changed: Condvar::new() }
+    }
+
+    fn numbers(&self) -> MutexGuard<'_, Numbers> {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self) -> Turn<'_> {
+        let mut numbers = self.numbers();
+        let own = numbers.next;
+        numbers.next = own.wrapping_add(1);
+        let waits = |numbers: &mut Numbers| numbers.serving != own;
+        drop(self.changed.wait_while(numbers, waits).unwrap_or_else(PoisonError::into_inner));
+        Turn(self)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut numbers = self.0.numbers();
+        numbers.serving = numbers.serving.wrapping_add(1);
+        drop(numbers);
+        self.0.changed.notify_all();
+    }
+}
+
+/// The time of a CPU that derivations may take, about four minutes: cryptsetup's defaults ask for
+/// two seconds in each of 32 key slots.
+pub(crate) const MAX_HEADER_WORK: u64 = 4 * WORK_OF_A_MINUTE;
+const WORK_OF_A_MINUTE: u64 = 1_000_000;
 
 impl Derivation {
+    /// The work for a key of `key_bytes`: PBKDF2 repeats its iterations for each block of the hash
+    /// (RFC 8018, 5.2).
+    pub(crate) fn work(self, key_bytes: usize) -> u64 {
+        let (amount, max) = match self {
+            Self::Argon2 { passes, memory_kib, .. } => {
+                (u64::from(memory_kib).saturating_mul(passes.into()), MAX_WORK_KIB)
+            }
+            Self::Pbkdf2 { hash, iterations } => {
+                let blocks = key_bytes.div_ceil(hash.bytes()) as u64;
+                (u64::from(iterations).saturating_mul(blocks), MAX_ITERATIONS.into())
+            }
+        };
+        amount.saturating_mul(WORK_OF_A_MINUTE).div_ceil(max)
+    }
+
     pub(crate) fn argon2(
         algorithm: Algorithm,
         (passes, memory_kib, lanes): (u32, u32, u32),
@@ -88,7 +153,7 @@ impl Derivation {
         salt: &[u8],
         key: &mut [u8],
     ) -> Result<(), LuksError> {
-        let _one = DERIVING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = DERIVING.take();
         match self {
             Self::Argon2 { algorithm, passes, memory_kib, lanes } => {
                 let malformed = |error: argon2::Error| LuksError::Derivation(error.to_string());
@@ -134,6 +199,36 @@ mod tests {
         }
         assert!(Derivation::pbkdf2(Hash::Sha512, MAX_ITERATIONS).is_ok());
         assert!(Derivation::pbkdf2(Hash::Sha512, MAX_ITERATIONS + 1).is_err());
+    }
+
+    #[test]
+    fn work_is_in_minutes_and_counts_the_blocks_of_a_hash() {
+        let argon2 = Derivation::argon2(Algorithm::Argon2id, (64, MAX_MEMORY_KIB, 4)).unwrap();
+        assert_eq!(argon2.work(64), WORK_OF_A_MINUTE);
+        let pbkdf2 = |hash| Derivation::pbkdf2(hash, MAX_ITERATIONS).unwrap();
+        assert_eq!(pbkdf2(Hash::Sha512).work(64), WORK_OF_A_MINUTE);
+        assert_eq!(pbkdf2(Hash::Sha256).work(64), 2 * WORK_OF_A_MINUTE);
+    }
+
+    /// A thread that takes the lock again and again gets it behind those that wait.
+    #[test]
+    fn the_lock_is_given_in_the_order_of_arrival() {
+        let queue = Queue::new();
+        let order = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            let turn = queue.take();
+            scope.spawn(|| {
+                let _turn = queue.take();
+                order.lock().unwrap().push("other");
+            });
+            while queue.numbers().next < 2 {
+                std::thread::yield_now();
+            }
+            drop(turn);
+            let _turn = queue.take();
+            order.lock().unwrap().push("again");
+        });
+        assert_eq!(*order.lock().unwrap(), ["other", "again"]);
     }
 
     #[test]

@@ -14,6 +14,14 @@ pub(crate) enum Hash {
 }
 
 impl Hash {
+    /// The size of a hash.
+    pub(crate) const fn bytes(self) -> usize {
+        match self {
+            Self::Sha256 => 32,
+            Self::Sha512 => 64,
+        }
+    }
+
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         match name {
             "sha256" => Some(Self::Sha256),
