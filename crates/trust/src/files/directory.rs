@@ -5,12 +5,13 @@
 //! DIRECTORY/clients/NAME.client    the public key of an invited client
 //! ```
 
-use std::fs::{DirBuilder, read_dir, remove_file};
+use std::fs::{read_dir, remove_file};
 use std::io;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-use super::file::{check_directory, io_error, read, sync_directory, text_error, write_new};
+use super::file::{
+    check_directory, create_directory, io_error, read, sync_directory, text_error, write_new,
+};
 use super::invitation::Invitation;
 use super::text::{Reader, Writer};
 use crate::error::{KeyError, TextError};
@@ -179,8 +180,7 @@ impl KeyDirectory {
 
     fn create(&self) -> Result<(), KeyError> {
         let path = self.path.join(CLIENTS);
-        let created = DirBuilder::new().recursive(true).mode(0o700).create(&path);
-        created.map_err(io_error(&path, "create it"))
+        create_directory(&path, sync_directory).map_err(io_error(&path, "create it"))
     }
 }
 

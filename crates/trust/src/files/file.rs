@@ -1,8 +1,8 @@
 //! Files that hold keys: read with a look at their permissions, written whole or not at all.
 
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -86,8 +86,7 @@ pub(super) fn write_new(path: &Path, text: &str) -> io::Result<()> {
         return Err(io::Error::other("no random bytes for the name of a temporary file"));
     }
     let name = format!(".{:016x}.new", u64::from_le_bytes(random));
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let directory = directory.unwrap_or(Path::new("."));
+    let directory = directory_of(path);
     let temporary = directory.join(name);
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
     let written = file
@@ -105,4 +104,23 @@ pub(super) fn write_new(path: &Path, text: &str) -> io::Result<()> {
 /// Makes the names of a directory durable.
 pub(super) fn sync_directory(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
+}
+
+/// Makes a directory that its owner alone may enter, with those above it that are missing. `sync`
+/// makes the names in a directory durable: it is called for each directory that has a new name.
+pub(super) fn create_directory(
+    path: &Path,
+    sync: impl FnMut(&Path) -> io::Result<()>,
+) -> io::Result<()> {
+    let is_missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+    let missing: Vec<&Path> = path.ancestors().take_while(is_missing).collect();
+    DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    // A directory is found after a crash only if those above it are.
+    missing.into_iter().rev().map(directory_of).try_for_each(sync)
+}
+
+/// The directory that has the name of a file.
+fn directory_of(path: &Path) -> &Path {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    parent.unwrap_or(Path::new("."))
 }

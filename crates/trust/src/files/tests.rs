@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
+use super::file::create_directory;
 use crate::{ClientName, Invitation, KeyDirectory, KeyError};
 
 fn keys() -> (tempfile::TempDir, KeyDirectory) {
@@ -269,4 +270,30 @@ fn the_files_of_one_kind_are_not_those_of_another() {
         let error = Invitation::read(&path).unwrap_err().to_string();
         assert!(error.contains("`sidecore-invitation VERSION`"), "{error}");
     }
+}
+
+/// A key is not durable before the names of all directories above it are.
+#[test]
+fn each_directory_with_a_new_name_is_synced_from_the_top() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("a/b/clients");
+    let create = || {
+        let mut synced = Vec::new();
+        let sync = |directory: &Path| {
+            assert!(directory.is_dir());
+            synced.push(directory.to_owned());
+            Ok(())
+        };
+        create_directory(&path, sync).unwrap();
+        synced
+    };
+    let above = |name: &str| place.path().join(name);
+    assert_eq!(create(), [place.path().to_owned(), above("a"), above("a/b")]);
+    assert_eq!(mode(&above("a")), 0o700);
+    assert_eq!(create(), Vec::<PathBuf>::new());
+    fs::remove_dir_all(above("a/b/clients")).unwrap();
+    assert_eq!(create(), [above("a/b")]);
+    let failing = |_: &Path| Err(std::io::Error::other("the disk is gone"));
+    fs::remove_dir_all(above("a")).unwrap();
+    assert!(create_directory(&path, failing).is_err());
 }
