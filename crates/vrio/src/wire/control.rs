@@ -216,14 +216,16 @@ impl DeviceEntry {
         self.flags & flags == flags
     }
 
-    /// Whether a client can use the device: a block size that this format can carry, and a capacity
-    /// of whole blocks. A hostile IOhost may claim anything.
+    /// Whether a client can use the device: a block size that this format can carry, a physical one
+    /// of whole blocks, and a capacity of whole blocks. A hostile IOhost may claim anything.
     #[must_use]
     pub fn is_sound(&self) -> bool {
-        let block_bytes = self.block_bytes;
+        let Self { block_bytes, physical_block_bytes, .. } = *self;
         self.has(device_flag::PRESENT)
             && block_bytes.is_power_of_two()
             && (512..=MAX_BLOCK_BYTES).contains(&block_bytes)
+            && physical_block_bytes.is_power_of_two()
+            && physical_block_bytes >= block_bytes
             && self.capacity_bytes.is_multiple_of(block_bytes.into())
     }
 }
@@ -250,6 +252,11 @@ mod tests {
         for block_bytes in [0, 1, 256, 1000, 8192, u32::MAX] {
             assert!(!DeviceEntry { block_bytes, ..sound }.is_sound(), "{block_bytes}");
         }
+        for physical_block_bytes in [0, 1, 512, 2048, 4097, 12_288, u32::MAX] {
+            let entry = DeviceEntry { physical_block_bytes, ..sound };
+            assert!(!entry.is_sound(), "{physical_block_bytes}");
+        }
+        assert!(DeviceEntry { physical_block_bytes: 16_384, ..sound }.is_sound());
     }
 
     #[test]
