@@ -140,7 +140,7 @@ impl Shared {
         self.has_ended.load(Ordering::Acquire)
     }
 
-    fn commands(&self) -> MutexGuard<'_, Vec<Command>> {
+    pub(super) fn commands(&self) -> MutexGuard<'_, Vec<Command>> {
         self.commands.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

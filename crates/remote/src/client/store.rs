@@ -175,6 +175,8 @@ impl Canceller {
 
 impl Drop for OpeningShared {
     fn drop(&mut self) {
+        // Until the session is told: a new opening may not be told of before.
+        let _devices = self.session.devices.lock().unwrap_or_else(PoisonError::into_inner);
         self.device.set_unused();
         self.session.tell(Command::CloseDevice(Arc::clone(&self.device)));
     }
@@ -260,4 +262,37 @@ pub(super) fn padded_name(name: &str) -> Option<[u8; DEVICE_NAME_BYTES]> {
     let mut padded = [0; DEVICE_NAME_BYTES];
     padded.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
     (!name.is_empty() && !name.contains('\0')).then_some(padded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The session must close a device before it opens it again, or it refuses the new opening as
+    /// a second one: no opening may see the device unused before the session is told.
+    #[test]
+    fn a_device_is_opened_again_only_behind_the_close_of_its_former_opening() {
+        let iohost = Iohost::new("io1").unwrap();
+        let former = Opening::new(&iohost, "disk1").unwrap();
+        let (device, session) = (Arc::clone(&former.0.device), Arc::clone(&iohost.0));
+        std::thread::scope(|scope| {
+            // The close waits for this lock.
+            let commands = session.commands();
+            scope.spawn(|| drop(former));
+            while device.is_in_use() {
+                std::thread::yield_now();
+            }
+            assert!(session.devices.try_lock().is_err(), "an opening could come in between");
+            drop(commands);
+        });
+        let again = Opening::new(&iohost, "disk1").unwrap();
+        let name = |command| match command {
+            Command::OpenDevice(_) => "open",
+            Command::CloseDevice(_) => "close",
+            Command::OpenLine(_) | Command::CloseLine(_) => "line",
+        };
+        let told: Vec<_> = session.take_commands().into_iter().map(name).collect();
+        assert_eq!(told, ["open", "close", "open"]);
+        drop(again);
+    }
 }
