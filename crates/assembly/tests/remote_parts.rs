@@ -100,3 +100,34 @@ fn a_client_is_revoked_although_the_key_directory_is_refused() {
     has_sessions(0);
     drop(vmhost);
 }
+
+/// A client whose key cannot be read is not added, and can be added once it can.
+#[test]
+fn a_client_that_was_refused_can_be_added_later() {
+    let directory = tempfile::tempdir().unwrap();
+    let memory = MemoryLinkSpec { socket: directory.path().join("wire.sock"), users: Vec::new() };
+    let key_directory = directory.path().join("keys");
+    let client = |name: &str, encrypts| ClientSpec {
+        name: name.to_owned(),
+        links: vec!["wire".to_owned()],
+        encryption: Some(encrypts),
+        ..ClientSpec::default()
+    };
+    // The link is open for another one.
+    let iohost = Spec {
+        clients: vec![client("vmhost0", false)],
+        key_directory: key_directory.clone(),
+        ..spec(LinkKind::Memory(memory))
+    };
+    let iohost = Assembly::start(&iohost).unwrap();
+    let client = RemotePart::Client(client("vmhost1", true));
+    std::fs::create_dir(&key_directory).unwrap();
+    set_permissions(&key_directory, Permissions::from_mode(0o777)).unwrap();
+    for _ in 0..2 {
+        let error = iohost.add_part(&client).unwrap_err().to_string();
+        assert!(error.contains("chmod go-w"), "{error}");
+    }
+    set_permissions(&key_directory, Permissions::from_mode(0o700)).unwrap();
+    iohost.add_part(&client).unwrap();
+    iohost.invite("vmhost1").unwrap();
+}

@@ -166,9 +166,13 @@ impl ServedClient {
             is_admitted: false,
             is_drained: false,
         };
-        client.join(links).map_err(failed)?;
-        client.admit(links, keys).map_err(failed)?;
-        Ok(client)
+        match client.join(links).and_then(|()| client.admit(links, keys)) {
+            Ok(()) => Ok(client),
+            Err(error) => {
+                client.stop(links);
+                Err(failed(error))
+            }
+        }
     }
 
     /// Admits the client on its links, as far as it was invited.
