@@ -27,6 +27,9 @@ counters! {
     pub late_copies: Counter = "late_copies_total",
     /// Notifications sent to a sleeping peer.
     pub wakes: Counter = "wakes_total",
+    /// Times that the kernel found no free receive buffer on an `xdp` link. With zero copy the card
+    /// drops frames then, which it counts itself (`ethtool -S`).
+    pub starvations: Counter = "starvations_total",
     /// Received frames dropped because no receive buffer was free.
     pub dropped_full: Counter = "dropped_full_total",
     /// Received frames dropped because they are longer than a receive buffer.

@@ -1,5 +1,6 @@
 //! A link on an Ethernet interface, through AF_XDP.
 
+mod pieces;
 mod ring;
 
 use std::io;
@@ -22,6 +23,7 @@ use crate::{
     Buffer, EthernetAddress, Frame, Link, LinkAddress, LinkError, LinkOptions, LinkQueue,
     LinkState, LinkStats, Properties, interface,
 };
+use pieces::{Partial, payload};
 use ring::{CONTINUED, Descriptor, Ring};
 
 const ETHERNET_BYTES: u32 = 14;
@@ -132,14 +134,6 @@ impl Shape {
         }
         Ok((receive, transmit, bytes))
     }
-}
-
-/// The pieces of a frame so far.
-#[derive(Clone, Copy, Debug, Default)]
-struct Partial {
-    pieces: Pieces,
-    /// The frame has more pieces than a frame can have.
-    overflow: bool,
 }
 
 /// The capabilities that a link through AF_XDP needs.
@@ -340,10 +334,13 @@ impl XdpLink {
 
     /// Returns the chunks of a received frame to the kernel, which sees them after `publish`.
     fn refill(&mut self, pieces: &Pieces) {
-        for piece in pieces.part(0, usize::MAX) {
-            let address = piece.address().0 & !u64::from(CHUNK_BYTES).wrapping_sub(1);
-            self.fill.push(Descriptor { address, len_bytes: 0, flags: 0 });
-        }
+        pieces.part(0, usize::MAX).for_each(|piece| self.refill_one(piece));
+    }
+
+    /// Returns the chunk of a piece, which may be empty.
+    fn refill_one(&mut self, piece: Piece) {
+        let address = piece.address().0 & !u64::from(CHUNK_BYTES).wrapping_sub(1);
+        self.fill.push(Descriptor { address, len_bytes: 0, flags: 0 });
     }
 
     fn publish_fill(&mut self) {
@@ -359,14 +356,7 @@ impl XdpLink {
         if pieces.read(&self.umem, 0, &mut header) < header.len() {
             return Err(&self.stats.dropped_malformed);
         }
-        let mut frame = Pieces::default();
-        let whole = usize::try_from(ETHERNET_BYTES).unwrap_or(0);
-        for piece in pieces.part(whole, usize::MAX) {
-            frame.push(piece);
-        }
-        if frame.len_bytes() == 0 {
-            return Err(&self.stats.dropped_malformed);
-        }
+        let frame = payload(&pieces).ok_or(&self.stats.dropped_malformed)?;
         if overflow || frame.len_bytes() > self.properties.frame_bytes {
             return Err(&self.stats.dropped_truncated);
         }
@@ -487,6 +477,7 @@ impl XdpLink {
         self.stats.dropped_full.add(since(now.rx_dropped, seen.rx_dropped));
         self.stats.dropped_full.add(since(now.rx_ring_full, seen.rx_ring_full));
         self.stats.dropped_refused.add(since(now.tx_invalid, seen.tx_invalid));
+        self.stats.starvations.add(since(now.fill_ring_empty, seen.fill_ring_empty));
     }
 }
 
@@ -517,10 +508,8 @@ impl Link for XdpLink {
             taken = taken.saturating_add(1);
             let Descriptor { address, len_bytes, flags } = self.receive.take();
             let piece = Piece::new(u32::try_from(address).unwrap_or(u32::MAX), len_bytes);
-            if !self.partial.pieces.push(piece) {
-                // Longer than any frame: this chunk goes back at once, the others with the frame.
-                self.partial.overflow = true;
-                self.refill(&Pieces::one(piece));
+            if !self.partial.push(piece) {
+                self.refill_one(piece);
                 refilled = true;
             }
             if flags & CONTINUED != 0 {

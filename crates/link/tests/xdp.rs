@@ -91,6 +91,33 @@ fn a_jumbo_frame_has_several_pieces_and_its_first_payload_is_aligned() {
     right.link.give_back(&mut frames);
 }
 
+/// A card that has no chunk left drops frames and counts them itself. The link counts how often the
+/// kernel was without a chunk; with copied frames, the kernel counts the frames, too.
+#[test]
+fn a_link_counts_how_often_it_has_no_buffer_for_a_frame() {
+    for mode in [XdpMode::Generic, XdpMode::Driver] {
+        let Some(veth) = wire(1_500, mode) else { return };
+        let contract::Pair { mut left, mut right } = pair(&veth, 1_500, mode);
+        let mut held = Vec::new();
+        while held.len() < 64 {
+            left.send_one(b"held");
+            held.append(&mut right.receive_all(1));
+        }
+        assert_eq!((right.counts().starvations, right.counts().dropped_full), (0, 0));
+        for _ in 0..5 {
+            left.send_one(b"lost");
+        }
+        let start = Instant::now();
+        while right.counts().starvations < 5 {
+            let _ = right.link.arm();
+            right.link.disarm();
+            assert!(start.elapsed() < Duration::from_secs(10), "{:?}", right.counts());
+        }
+        assert_eq!(right.counts().dropped_full, 5);
+        right.link.give_back(&mut held);
+    }
+}
+
 #[test]
 fn a_link_that_was_down_comes_back_without_a_frame_to_send() {
     for mode in [XdpMode::Generic, XdpMode::Driver] {
