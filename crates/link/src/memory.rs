@@ -8,6 +8,7 @@ mod listener;
 mod post;
 mod ring;
 mod service;
+mod sleep;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! A channel: the rings between one client and its IOhost, as one of the two sees them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::AtomicU64;
 
 use rustix::fs::FallocateFlags;
 use sidecore_memory::{GuestMemory, SharedPages, Words};
@@ -9,6 +9,7 @@ use sidecore_reactor::{EventFd, MakeSignal, Signal};
 
 use super::layout::{self, CLIENT_SLEEPS, Direction, HOST_SLEEPS, Layout};
 use super::ring::{Cursor, Entry};
+use super::sleep::Sleep;
 use crate::frame::{Piece, Pieces};
 use crate::{Buffer, Frame, LinkAddress, LinkError, LinkOptions};
 
@@ -80,9 +81,7 @@ struct Outgoing {
 /// How the two sides wake each other.
 #[derive(Debug)]
 struct Doorbell {
-    sleeps: Words<AtomicU64>,
-    own_flag: usize,
-    peer_flag: usize,
+    sleep: Sleep<Words<AtomicU64>>,
     event: EventFd,
     signal: Box<dyn Signal>,
     /// Whether something was published since the peer's flag was looked at.
@@ -170,19 +169,20 @@ impl Channel {
         signal: Box<dyn Signal>,
         side: Side,
     ) -> Result<Self, LinkError> {
-        let (incoming, outgoing, own_flag, peer_flag) = match side {
+        let (incoming, outgoing, own, peer) = match side {
             Side::Host => (layout.to_host, layout.to_client, HOST_SLEEPS, CLIENT_SLEEPS),
             Side::Client => (layout.to_client, layout.to_host, CLIENT_SLEEPS, HOST_SLEEPS),
         };
         let memory = pages.memory();
-        let sleeps = layout::words(memory, 0, CLIENT_SLEEPS.saturating_add(1))?;
+        let flags = layout::words(memory, 0, CLIENT_SLEEPS.saturating_add(1))?;
+        let sleep = Sleep { flags, own, peer };
         Ok(Self {
             place,
             len_bytes: layout.len_bytes as u64,
             frame_bytes: options.frame_bytes,
             incoming: Incoming::new(incoming, memory)?,
             outgoing: Outgoing::new(outgoing, memory)?,
-            doorbell: Doorbell { sleeps, own_flag, peer_flag, event, signal, owed: false },
+            doorbell: Doorbell { sleep, event, signal, owed: false },
             is_open: true,
             lent: 0,
         })
@@ -304,11 +304,11 @@ impl Channel {
     /// Whether the peer sleeps, as far as this core has seen.
     #[inline]
     pub fn seems_asleep(&self) -> bool {
-        self.doorbell.seems_asleep()
+        self.doorbell.sleep.seems_asleep()
     }
 
     pub fn set_asleep(&self, asleep: bool) {
-        self.doorbell.set_asleep(asleep);
+        self.doorbell.sleep.set(asleep);
     }
 
     /// Whether there is a frame, or a buffer that was missing.
@@ -377,30 +377,10 @@ impl Outgoing {
 impl Doorbell {
     /// Wakes the peer if it sleeps. Returns whether it did.
     fn ring(&mut self) -> bool {
-        // Entries published so far are visible before the flag is read: either the peer sees them
-        // when it looks once more, or its flag is seen here.
-        fence(Ordering::SeqCst);
-        let Some(flag) = self.sleeps.get(self.peer_flag) else {
-            return false;
-        };
-        if flag.load(Ordering::Relaxed) == 0 {
-            return false;
+        let sleeper = self.sleep.take_sleeper();
+        if sleeper {
+            self.signal.signal();
         }
-        flag.store(0, Ordering::Relaxed);
-        self.signal.signal();
-        true
-    }
-
-    fn seems_asleep(&self) -> bool {
-        self.sleeps.get(self.peer_flag).is_some_and(|flag| flag.load(Ordering::Relaxed) != 0)
-    }
-
-    fn set_asleep(&self, asleep: bool) {
-        if let Some(flag) = self.sleeps.get(self.own_flag) {
-            flag.store(u64::from(asleep), Ordering::Relaxed);
-        }
-        if asleep {
-            fence(Ordering::SeqCst);
-        }
+        sleeper
     }
 }
