@@ -19,6 +19,10 @@ const BATCH: usize = 32;
 /// is enough for the CPU to see the pattern.
 const FETCH_BYTES: usize = DATA_HEADER_BYTES + 512;
 
+/// Polls without a frame after which a buffer that was made ready goes back to the link, so that it
+/// is not kept for a peer that has left.
+const READY_POLLS: u32 = 1024;
+
 /// Written behind a message, and in place of data that does not exist.
 const ZEROS: [u8; 4096] = [0; 4096];
 
@@ -75,6 +79,8 @@ pub struct LinkPort<D> {
     wanted: usize,
     /// Frames since the last flush.
     used: usize,
+    /// Polls without a frame since the last one was sent or received.
+    idle_polls: u32,
     /// A part of a frame as a list.
     list: Segments,
     /// A payload that is being sealed, or was opened.
@@ -152,6 +158,7 @@ impl<D: RequestData> LinkPort<D> {
             batch,
             wanted: 1,
             used: 0,
+            idle_polls: READY_POLLS,
             list: Segments::with_capacity(sidecore_link::PIECES_MAX.saturating_mul(2)),
             scratch,
             unsendable: 0,
@@ -205,8 +212,32 @@ impl<D: RequestData> LinkPort<D> {
         if !self.memory.is_same(self.link.memory()) {
             self.memory = self.link.memory().clone();
         }
-        self.fetch_received(0);
+        if self.received.is_empty() {
+            self.use_idle_time();
+        } else {
+            self.fetch_received(0);
+        }
         self.received.len()
+    }
+
+    /// Makes a buffer for the next frame ready when the first poll finds nothing: the lines that
+    /// the peer has read are fetched before they are needed.
+    #[inline]
+    fn use_idle_time(&mut self) {
+        if self.idle_polls > READY_POLLS {
+            return;
+        }
+        self.idle_polls = self.idle_polls.wrapping_add(1);
+        if self.idle_polls == 1
+            && let Some((_, to @ LinkAddress::Peer(_))) = self.empty_for
+        {
+            if self.empty.is_empty() {
+                self.link.buffers(to, 1, &mut self.empty);
+            }
+            self.fetch_empty(FETCH_BYTES);
+        } else if self.idle_polls > READY_POLLS {
+            self.link.cancel(&mut self.empty);
+        }
     }
 
     /// Fetches the first bytes of a frame of the batch. The lines are in the cache of another core,
@@ -253,11 +284,14 @@ impl<D: RequestData> LinkPort<D> {
         if self.used > 0 {
             self.wanted = self.used.min(BATCH);
             self.used = 0;
+            self.idle_polls = 0;
         }
     }
 
     /// See [`Link::arm`].
     pub fn arm(&mut self) -> Arm {
+        self.idle_polls = READY_POLLS;
+        self.use_idle_time();
         self.link.arm()
     }
 
@@ -311,13 +345,18 @@ impl<D: RequestData> LinkPort<D> {
             self.empty.reverse();
         }
         let buffer = self.empty.pop();
+        self.fetch_empty(frame_bytes.min(FETCH_BYTES));
+        buffer
+    }
+
+    /// Fetches the first bytes of the next buffer: the peer's core has the lines that it has read.
+    #[inline]
+    fn fetch_empty(&mut self, len_bytes: usize) {
         if let Some(next) = self.empty.last()
             && let Some(span) = next.pieces().span(&self.memory, &mut self.hint)
         {
-            // The peer's core has the lines that it has read.
-            span.prefetch_for_write(frame_bytes.min(FETCH_BYTES));
+            span.prefetch_for_write(len_bytes);
         }
-        buffer
     }
 
     /// Writes a payload to a frame, from byte `at` on.
@@ -535,5 +574,48 @@ impl<D> Drop for LinkPort<D> {
         self.link.give_back(&mut self.received);
         self.link.cancel(&mut self.empty);
         self.link.cancel(&mut self.outgoing);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sidecore_link::{LinkOptions, MemoryLink};
+    use sidecore_reactor::EventFd;
+    use sidecore_vrio::Plain;
+
+    use super::*;
+
+    struct NoData;
+
+    impl RequestData for NoData {
+        fn segments(&self, _request: u64) -> Option<&Segments> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_buffer_is_ready_for_the_next_frame_for_a_limited_time() {
+        let options = LinkOptions::new(DATA_HEADER_BYTES);
+        let (_host, client) = MemoryLink::pair(&options, EventFd::peer_signal).unwrap();
+        let mut port = LinkPort::new(Box::new(client), NoData);
+        let to = port.peers().name(LinkAddress::Peer(0));
+        let send = |port: &mut LinkPort<NoData>| {
+            assert!(port.send(to, &[1; 8], Payload::NONE, (1, &mut Plain)));
+            port.flush(Nanos::ZERO);
+            assert!(port.empty.is_empty());
+            port.receive(Nanos::ZERO, 8);
+            assert_eq!(port.empty.len(), 1);
+        };
+        assert_eq!((port.receive(Nanos::ZERO, 8), port.empty.len()), (0, 0));
+        send(&mut port);
+        for _ in 1..READY_POLLS {
+            port.receive(Nanos::ZERO, 8);
+            assert_eq!(port.empty.len(), 1);
+        }
+        port.receive(Nanos::ZERO, 8);
+        assert!(port.empty.is_empty());
+        send(&mut port);
+        let _ = port.arm();
+        assert!(port.empty.is_empty());
     }
 }

@@ -13,6 +13,10 @@ use super::sleep::Sleep;
 use crate::frame::{Piece, Pieces};
 use crate::{Buffer, Frame, LinkAddress, LinkError, LinkOptions};
 
+/// Buffers that are lent before the slots that came back are looked for, while there are others:
+/// the peer has just written the cache line that names them.
+const LENDS_PER_LOOK: usize = 8;
+
 /// A slot's number in frames and buffers has the channel's place above it.
 const PLACE_SHIFT: u32 = 16;
 
@@ -74,6 +78,10 @@ struct Outgoing {
     away: Box<[bool]>,
     /// The slots that are free here, those in the cache last.
     free: Vec<u16>,
+    /// Slots that are on the other side.
+    away_count: usize,
+    /// Buffers that were lent since the slots that came back were looked for.
+    lends: usize,
     /// Whether the last request for buffers got too few.
     starved: bool,
 }
@@ -219,7 +227,8 @@ impl Channel {
         self.lent > 0
     }
 
-    /// Takes up to `limit` frames. Returns their bytes.
+    /// Takes up to `limit` frames. Returns their bytes. If there is none, takes back the slots that
+    /// the peer has returned: there is time to wait for their cache line now.
     #[inline]
     pub fn take(&mut self, limit: usize, frames: &mut Vec<Frame>) -> Result<u64, Violation> {
         let mut bytes = 0_u64;
@@ -230,6 +239,9 @@ impl Channel {
             bytes = bytes.saturating_add(entry.len_bytes.into());
             let pieces = self.piece(&self.incoming.direction, entry.slot, entry.len_bytes);
             frames.push(Frame::new(self.address(), pieces, self.number(entry.slot)));
+        }
+        if bytes == 0 && self.outgoing.away_count > 0 {
+            self.outgoing.reclaim()?;
         }
         Ok(bytes)
     }
@@ -256,7 +268,10 @@ impl Channel {
     pub fn lend(&mut self, count: usize, buffers: &mut Vec<Buffer>) -> Result<(), Violation> {
         // The slots that came back last are lent first: a ring that goes through all of its slots
         // goes through megabytes, and finds none of them in a cache.
-        self.outgoing.reclaim()?;
+        self.outgoing.lends = self.outgoing.lends.saturating_add(count);
+        if self.outgoing.free.len() < count || self.outgoing.lends >= LENDS_PER_LOOK {
+            self.outgoing.reclaim()?;
+        }
         self.outgoing.starved = self.outgoing.free.len() < count;
         let len_bytes = u32::try_from(self.frame_bytes).unwrap_or(u32::MAX);
         for _ in 0..count {
@@ -285,6 +300,7 @@ impl Channel {
         if let Some(away) = self.outgoing.away.get_mut(usize::from(slot)) {
             *away = true;
         }
+        self.outgoing.away_count = self.outgoing.away_count.saturating_add(1);
         self.outgoing.filled.stage(Entry { slot, len_bytes });
     }
 
@@ -351,6 +367,8 @@ impl Outgoing {
             returned: direction.returned(memory)?,
             away: vec![false; direction.slots].into(),
             free: (0..slots).rev().collect(),
+            away_count: 0,
+            lends: 0,
             starved: false,
         })
     }
@@ -358,12 +376,14 @@ impl Outgoing {
     /// Takes what the peer has given back.
     #[inline]
     fn reclaim(&mut self) -> Result<(), Violation> {
+        self.lends = 0;
         // Bounded: a slot comes back once for each time that it went away.
         while let Some(entry) = self.returned.take() {
             match self.away.get_mut(usize::from(entry.slot)) {
                 Some(away) if *away => *away = false,
                 _ => return Err(Violation),
             }
+            self.away_count = self.away_count.saturating_sub(1);
             self.free.push(entry.slot);
         }
         Ok(())

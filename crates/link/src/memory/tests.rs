@@ -123,6 +123,40 @@ fn slots_that_were_never_sent_do_not_come_back() {
     }
 }
 
+/// The slot of the next buffer, which goes back unsent.
+fn next_slot(link: &mut MemoryLink) -> u16 {
+    let mut buffers = Vec::new();
+    link.buffers(LinkAddress::Peer(0), 1, &mut buffers);
+    let (_, slot) = Channel::split(buffers[0].slot());
+    link.cancel(&mut buffers);
+    slot
+}
+
+#[test]
+fn slots_come_back_while_nothing_arrives_or_when_they_are_needed() {
+    let (mut host, mut client) = pair();
+    let exchange = |host: &mut MemoryLink, client: &mut MemoryLink| {
+        send(client, b"question");
+        assert_eq!(receive_one(host).as_deref(), Some(&b"question"[..]));
+    };
+    exchange(&mut host, &mut client);
+    assert_eq!(next_slot(&mut client), 1, "the peer has just written where slot 0 is named");
+    assert_eq!(receive_one(&mut client), None);
+    assert_eq!(next_slot(&mut client), 0);
+    // No receive finds nothing now: neither the last slot nor the memory of all is used up.
+    let mut last = 0;
+    for _ in 0..100 {
+        last = last.max(next_slot(&mut client));
+        exchange(&mut host, &mut client);
+    }
+    assert!(last < 7, "slot {last} was lent");
+    for _ in 0..8 {
+        send(&mut client, b"question");
+    }
+    (0..8).for_each(|_| assert!(receive_one(&mut host).is_some()));
+    assert!(next_slot(&mut client) < 8);
+}
+
 #[test]
 fn any_bytes_in_the_shared_memory_end_in_a_closed_link_or_in_frames() {
     let mut state = 1_u64;
