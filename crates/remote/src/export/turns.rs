@@ -68,6 +68,12 @@ impl<T> Turns<T> {
         self.order.is_empty()
     }
 
+    /// Whether no request is here, also none that a limit holds back.
+    #[inline]
+    pub fn is_unused(&self) -> bool {
+        self.order.is_empty() && self.paused.is_empty()
+    }
+
     /// When the next request that a limit holds back may pass.
     pub fn deadline(&self) -> Option<Nanos> {
         self.paused.iter().map(|(_, until)| *until).min()
@@ -162,6 +168,7 @@ mod tests {
             (Some((512, 1)), Some((512, 1)), None)
         );
         assert_eq!((turns.deadline(), turns.is_empty()), (Some(until), true));
+        assert!(!turns.is_unused(), "its next request waits");
         // More of it changes nothing.
         turns.push(0, 512, 0);
         turns.resume(Nanos(until.0 - 1), |_| false);
@@ -172,6 +179,7 @@ mod tests {
             assert_eq!(pop(&mut turns), Some((512, 0)));
         }
         assert_eq!(pop(&mut turns), None);
+        assert!(turns.is_unused());
     }
 
     #[test]

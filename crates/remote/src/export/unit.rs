@@ -384,6 +384,14 @@ impl<H: HostHandshake> Export<H> {
         count
     }
 
+    /// Whether a session has no limits and there is no other one whose requests wait: then it needs
+    /// no turns.
+    #[inline]
+    fn is_alone(&self, session: u16) -> bool {
+        let is_free = !matches!(self.limits.get(usize::from(session)), Some(Some(_)));
+        is_free && self.turns.is_unused() && !self.host.has_others(session)
+    }
+
     /// Gives a request to the store of its device.
     #[inline]
     fn execute(&mut self, now: Nanos, execute: Execute) {
@@ -550,12 +558,18 @@ impl<H: HostHandshake + 'static> Pollable for Export<H> {
         let (mut frames, mut work) = (0_usize, 0_usize);
         if self.stopped.is_none() {
             frames = self.receive(now);
+            let mut budget = Budget::new(budget);
             while let Some(execute) = self.host.next_execute() {
                 work = work.saturating_add(1);
                 let session = (execute.place >> 16) as u16;
-                self.turns.push(session, execute.request.len_bytes, execute);
+                let len_bytes = execute.request.len_bytes;
+                if self.is_alone(session) && budget.take() {
+                    budget.spend_bytes(len_bytes);
+                    self.execute(now, execute);
+                } else {
+                    self.turns.push(session, len_bytes, execute);
+                }
             }
-            let mut budget = Budget::new(budget);
             let host = &self.host;
             self.turns.resume(now, |place| is_over(host, place));
             while !self.turns.is_empty() && budget.take() {

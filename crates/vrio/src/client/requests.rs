@@ -33,6 +33,7 @@ pub(super) enum Start {
 
 impl Core {
     /// Makes an entry of a request; `None` if there is none left.
+    #[inline]
     pub(super) fn accept(
         &mut self,
         origin: Origin,
@@ -56,8 +57,12 @@ impl Core {
     }
 
     /// Makes an entry blank again, and returns it as it was.
+    #[inline]
     fn release(&mut self, index: u16) -> Option<Entry> {
-        let entry = self.entries.get_mut(usize::from(index)).map(std::mem::take)?;
+        let place = self.entries.get_mut(usize::from(index))?;
+        let entry = *place;
+        // All of it is written when the next request gets the entry.
+        place.origin = Origin::None;
         if entry.request.operation.is_write() {
             self.writes.remove(index);
         }
@@ -186,6 +191,7 @@ impl Core {
     }
 
     /// Whether an entry overlaps a write that was accepted before it and is unanswered.
+    #[inline]
     fn is_held_back(&mut self, index: u16, entry: &Entry) -> bool {
         if let Some((behind, order)) = entry.behind
             && self.writes.has(behind, order)
@@ -203,6 +209,7 @@ impl Core {
     }
 
     /// Keeps a private copy of a write that may be lost after its answer.
+    #[inline]
     fn keep(&mut self, index: u16, entry: &Entry, port: &mut impl Port) -> Start {
         let request = &entry.request;
         let Some(device) = self.devices.get_mut(entry.device) else { return Start::Ended };
@@ -260,6 +267,7 @@ impl Core {
         Start::Waits
     }
 
+    #[inline]
     fn give_slot(&mut self, index: u16, number: u16, fresh: Slot) {
         let timeout = self.round_trip.timeout(&self.options.timing);
         let Some(entry) = self.entries.get_mut(usize::from(index)) else { return };
@@ -281,6 +289,7 @@ impl Core {
         self.list(number);
     }
 
+    #[inline]
     fn list(&mut self, number: u16) {
         let Some(slot) = self.slots.get_mut(usize::from(number)) else { return };
         if slot.owes() && !slot.is_listed {
@@ -469,6 +478,7 @@ impl Core {
     }
 
     /// The entry of the request that an ANSWER or a BUSY names. Measures the round trip, too.
+    #[inline]
     fn named(&mut self, now: Nanos, body: &AnswerBody) -> Result<u16, Reason> {
         let slot = self.slots.get_mut(usize::from(body.slot)).ok_or(Reason::Unasked)?;
         let index = slot.entry.filter(|_| slot.sequence == body.sequence).ok_or(Reason::Unasked)?;
@@ -529,10 +539,13 @@ impl Core {
         }
     }
 
+    #[inline]
     fn free_slot(&mut self, number: u16) {
         let Some(slot) = self.slots.get_mut(usize::from(number)) else { return };
         self.asked_frames = self.asked_frames.saturating_sub(slot.asked_frames);
-        *slot = Slot { sequence: slot.sequence, is_listed: slot.is_listed, ..Slot::default() };
+        // All but the number is written when the next request gets the slot.
+        slot.entry = None;
+        (slot.segments, slot.owes_frame) = (0, false);
         self.free_slots.give(number);
     }
 
