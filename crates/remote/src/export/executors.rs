@@ -169,10 +169,15 @@ impl Executors {
         }
     }
 
-    /// Sends what the helpers were given, and appends the results of all, and the devices that a
-    /// helper has closed.
+    /// Sends what the helpers were given, then executes what was taken here, so that all of them
+    /// work at the same time. Appends the results of all, and the devices that a helper has closed.
     #[inline]
     pub fn exchange(&mut self, now: Nanos, done: &mut Vec<Done>, closed: &mut Vec<u16>) {
+        for helper in &mut self.helpers {
+            if helper.send() > 0 {
+                self.stats.congestions.add(1);
+            }
+        }
         if self.here_in_flight > 0 {
             self.here_has_batch = false;
             self.here.exchange(now, done);
@@ -181,12 +186,22 @@ impl Executors {
             self.here_in_flight = self.here_in_flight.saturating_sub(ended);
             self.update_load();
         }
+        self.receive(done, closed);
+    }
+
+    /// Appends the results of the helpers, and the devices that a helper has closed: before new
+    /// requests are steered, so that a helper's load is what it has left.
+    #[inline]
+    pub fn receive(&mut self, done: &mut Vec<Done>, closed: &mut Vec<u16>) {
         for helper in &mut self.helpers {
-            if helper.send() > 0 {
-                self.stats.congestions.add(1);
-            }
             helper.receive(done, closed);
         }
+    }
+
+    /// Whether requests may be executed on another sidecore.
+    #[inline]
+    pub const fn has_helpers(&self) -> bool {
+        !self.helpers.is_empty()
     }
 
     /// Brings this sidecore's load up to date.
@@ -244,5 +259,113 @@ impl Executors {
         for helper in &self.helpers {
             helper.on_wake();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use sidecore_block::{
+        Batch, BlockChannel, Geometry, NullStore, Operation, QueueStats, Readiness,
+    };
+    use sidecore_memory::{GuestAddress, SharedPages};
+    use sidecore_reactor::{IdleMode, Pollable as _};
+
+    use super::super::helper::{Helper, helper};
+    use super::*;
+
+    const NOW: Nanos = Nanos::from_micros(1);
+
+    thread_local! {
+        /// The helper that works while the sidecore of the link does.
+        static HELPER: RefCell<Option<Helper>> = const { RefCell::new(None) };
+    }
+
+    /// A null store, and while it has requests, the helper has its turn.
+    struct Beside(NullStore);
+
+    struct BesideChannel(Box<dyn BlockChannel>);
+
+    impl BlockDevice for Beside {
+        fn geometry(&self) -> Geometry {
+            self.0.geometry()
+        }
+
+        fn open_channel(
+            &self,
+            core: &CoreContext,
+            depth: usize,
+        ) -> io::Result<Box<dyn BlockChannel>> {
+            Ok(Box::new(BesideChannel(self.0.open_channel(core, depth)?)))
+        }
+    }
+
+    impl BlockChannel for BesideChannel {
+        fn submit(&mut self, now: Nanos, batch: &mut Batch) {
+            HELPER.with(|helper| {
+                // The helper's own store comes here, too.
+                if let Ok(mut helper) = helper.try_borrow_mut()
+                    && let Some(helper) = helper.as_mut()
+                {
+                    helper.poll(now, 32);
+                }
+            });
+            self.0.submit(now, batch);
+        }
+
+        fn poll(&mut self, now: Nanos, completed: &mut Batch) {
+            self.0.poll(now, completed);
+        }
+
+        fn readiness(&self) -> Readiness {
+            self.0.readiness()
+        }
+
+        fn waits_since(&self) -> Option<Nanos> {
+            None
+        }
+
+        fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_helper_works_while_this_sidecore_does() {
+        let core = Rc::<CoreContext>::default();
+        let loads: [Arc<Load>; 2] = [Arc::default(), Arc::default()];
+        let mut executors = Executors::new(&core, &loads[0], Neglected::default()).unwrap();
+        let (end, seed) = helper(&loads[1]).unwrap();
+        executors.add_helper(end).unwrap();
+        let worker = Helper::new(&core, seed, IdleMode::Poll).unwrap();
+        HELPER.set(Some(worker));
+        let pages = SharedPages::new("test", 1 << 16).unwrap();
+        let store: Arc<dyn BlockDevice> =
+            Arc::new(Beside(NullStore::new(Geometry::new(1 << 20, 512))));
+        let stats: Vec<Arc<QueueStats>> = vec![Arc::default(), Arc::default()];
+        let mut done = Vec::new();
+        for device in 0..2 {
+            executors.add(device, (&"d".into(), &store), 4, &stats).unwrap();
+        }
+        for device in 0..2_u16 {
+            let job = Job {
+                ticket: device.into(),
+                data: GuestAddress(0),
+                operation: Operation::Read,
+                offset_bytes: 0,
+                len_bytes: 512,
+                fua: false,
+            };
+            let mut assigned = Assigned { sidecore: device.into(), in_flight: 1 };
+            let device = (device, &mut assigned);
+            executors.take(NOW, device, (pages.memory(), job), &mut done);
+        }
+        assert_eq!(loads[1].get(), 1);
+        executors.exchange(NOW, &mut done, &mut Vec::new());
+        let tickets: Vec<u64> = done.iter().map(|done| done.ticket).collect();
+        assert_eq!(tickets, [0, 1]);
+        assert!(executors.is_idle() && loads.iter().all(|load| load.get() == 0));
+        HELPER.set(None);
     }
 }

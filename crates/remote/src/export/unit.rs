@@ -437,6 +437,23 @@ impl<H: HostHandshake> Export<H> {
     #[inline]
     fn complete(&mut self, now: Nanos) -> usize {
         self.executors.exchange(now, &mut self.done, &mut self.closed);
+        self.end_done(now)
+    }
+
+    /// Takes back what the helpers have ended. Returns the number of requests.
+    #[inline]
+    fn take_results(&mut self, now: Nanos) -> usize {
+        // Those in the list are of this sidecore, and counted in the next exchange.
+        if !self.executors.has_helpers() || !self.done.is_empty() {
+            return 0;
+        }
+        self.executors.receive(&mut self.done, &mut self.closed);
+        self.end_done(now)
+    }
+
+    /// Ends the requests in the list. Returns their number.
+    #[inline]
+    fn end_done(&mut self, now: Nanos) -> usize {
         let mut done = std::mem::take(&mut self.done);
         let count = done.len();
         for Done { device: number, ticket, result } in done.drain(..) {
@@ -555,7 +572,7 @@ impl<H: HostHandshake + 'static> Unit for Export<H> {
 impl<H: HostHandshake + 'static> Pollable for Export<H> {
     fn poll(&mut self, now: Nanos, budget: usize) -> Polled {
         self.now = now;
-        let (mut frames, mut work) = (0_usize, 0_usize);
+        let (mut frames, mut work) = (0_usize, self.take_results(now));
         if self.stopped.is_none() {
             frames = self.receive(now);
             let mut budget = Budget::new(budget);
