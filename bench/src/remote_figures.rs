@@ -3,8 +3,8 @@
 //!
 //! A figure needs more cores than a small machine has: each client and each sidecore takes one.
 //! Where two threads would share a core nothing is timed. Instead the nanoseconds that a request
-//! takes at its client and at its IOhost are counted on one core (`costs`), and a simulation
-//! (`simulation`) with these costs gives throughput, latency and waits. One client and one
+//! takes at its client and at its IOhost are counted on one core (`costs`), and the simulation of
+//! `sidecore-plan` with these costs gives throughput, latency and waits. One client and one
 //! sidecore are timed on any machine: their latency gives the simulation the time of the way
 //! between two cores, their other cases show how far the simulation is off. A machine with more
 //! cores times as many clients and sidecores as it has cores for (`timed`).
@@ -13,12 +13,9 @@ mod consolidation;
 mod costs;
 mod local_rig;
 mod page;
-mod random;
 mod scaling;
-mod simulation;
 mod storage;
 mod timed;
-mod work;
 
 use std::time::Duration;
 
@@ -28,7 +25,7 @@ use crate::experiment::{Experiment, Programs, Report, Scale};
 use crate::record::{OURS, params};
 use costs::{Costed, Disk, Library};
 use page::Page;
-use simulation::{Costs, Outcome, System};
+use sidecore_plan::simulation::{self, Costs, Outcome, System};
 use timed::{Place, Rack, Setting};
 
 const NAME: &str = "remote-figures";

@@ -51,6 +51,7 @@ const ARROWS: &[(&str, Uses)] = &[
     ("linux", Only(&["reactor", "block", "memory", "units"])),
     ("link", Only(&["linux", "socket", "memory", "reactor", "telemetry", "units"])),
     ("remote", Only(&["vrio", "link", "block", "memory", "reactor", "telemetry", "units"])),
+    ("plan", Only(&["remote"])),
     ("sidecore", Only(&["linux", "reactor", "units"])),
     (
         "assembly",
@@ -86,7 +87,7 @@ const ARROWS: &[(&str, Uses)] = &[
     ("control", Only(&["assembly", "socket", "telemetry"])),
     ("driver", Only(&["spec-nvme", "spec-virtio", "ring", "memory", "units"])),
     ("bin/sidecored", Only(&["control", "assembly", "linux", "socket"])),
-    ("bin/sidecore", Only(&["control", "driver", "linux", "luks", "units"])),
+    ("bin/sidecore", Only(&["control", "driver", "linux", "luks", "plan", "units"])),
     ("verify/alloc", Only(&[])),
     ("verify/skip", Only(&[])),
     ("verify/fuse", Only(&["verify/skip"])),

@@ -3,9 +3,9 @@
 use anyhow::Result;
 
 use super::costs::Costed;
-use super::simulation::{self, Client, Outcome, System};
-use super::work::Work;
 use super::{Bench, Model, SEED};
+use sidecore_plan::simulation::{self, Client, Outcome, System};
+use sidecore_plan::work::Work;
 
 /// The VMs of a VMhost, and the threads of each, in the paper.
 const VMS: usize = 5;
@@ -27,7 +27,8 @@ const PAPERS_IMBALANCE: f64 = 1.82;
 const TOLERANCE: f64 = 0.1;
 
 fn hosts(system: System, hosts: usize, guest_ns: f64) -> System {
-    let client = Client { home: 0, threads: vec![Work::Webserver; THREADS], guest_ns };
+    let client =
+        Client { home: 0, threads: vec![Work::Webserver; THREADS], guest_ns, every_ns: 0.0 };
     System { clients: vec![client; hosts * VMS], ..system }
 }
 

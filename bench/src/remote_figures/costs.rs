@@ -12,13 +12,13 @@ use sidecore_luks::{KEY_BYTES, SectorSize, Segment, Tweaks, Xts};
 use sidecore_stage_encrypt::EncryptStore;
 
 use super::local_rig::LocalRig;
-use super::simulation::{Costs, Path, Stage};
 use super::{BYTES, Bench};
 use crate::cores;
 use crate::process::watched;
 use crate::record::{OURS, params};
 use crate::remote_block::rig::{Execution, Rig};
 use crate::rounds::Rounds;
+use sidecore_plan::simulation::{Costs, Path, Stage};
 
 const DISK_BYTES: u64 = 64 << 20;
 const LONG_BYTES: u32 = 64 << 10;
@@ -78,18 +78,15 @@ pub(super) struct Library {
     pub(super) decrypt_ns: f64,
 }
 
-impl Stage {
-    /// The parts of a stage that takes `one` nanosecond for a request of 4 KiB alone, `many` for
-    /// each of several, and `long` for each of several of 64 KiB.
-    fn fit([one, many, long]: [f64; 3]) -> Self {
-        let (many_count, long_count) = (MANY as f64, LONG_MANY as f64);
-        let poll_ns = ((one - many) * many_count / (many_count - 1.0)).max(0.0);
-        let of_short = (one - poll_ns).max(0.0);
-        let of_long = long - poll_ns / long_count;
-        let byte_ns = ((of_long - of_short) / f64::from(LONG_BYTES - BYTES)).max(0.0);
-        let request_ns = (of_short - byte_ns * f64::from(BYTES)).max(0.0);
-        Self { poll_ns, request_ns, byte_ns }
-    }
+/// The parts of a stage that takes `one` nanosecond for a request of 4 KiB alone, `many` for each
+/// of several, and `long` for each of several of 64 KiB.
+fn fit([one, many, long]: [f64; 3]) -> Stage {
+    let Stage { poll_ns, .. } = Stage::of_batches([one, many], MANY as f64);
+    let of_short = (one - poll_ns).max(0.0);
+    let of_long = long - poll_ns / LONG_MANY as f64;
+    let byte_ns = ((of_long - of_short) / f64::from(LONG_BYTES - BYTES)).max(0.0);
+    let request_ns = (of_short - byte_ns * f64::from(BYTES)).max(0.0);
+    Stage { poll_ns, request_ns, byte_ns }
 }
 
 impl Bench {
@@ -165,7 +162,7 @@ impl Bench {
             }
             eprintln!("{line}");
         }
-        Ok(medians.map(Stage::fit))
+        Ok(medians.map(fit))
     }
 
     /// Measures the library of the cipher alone.
@@ -215,7 +212,7 @@ mod tests {
     fn the_parts_of_a_stage_give_the_measured_times_again() {
         let stage = Stage { poll_ns: 120.0, request_ns: 80.0, byte_ns: 0.03 };
         let measured = SHAPES.map(|(bytes, depth)| stage.in_batch(bytes, depth as f64));
-        let fitted = Stage::fit(measured);
+        let fitted = fit(measured);
         let same = |one: f64, other: f64| (one - other).abs() < 1e-9;
         assert!(
             same(fitted.poll_ns, stage.poll_ns)
@@ -224,7 +221,7 @@ mod tests {
             "{fitted:?}"
         );
         // Noise makes no time negative.
-        let odd = Stage::fit([100.0, 110.0, 90.0]);
+        let odd = fit([100.0, 110.0, 90.0]);
         assert_eq!(odd, Stage { poll_ns: 0.0, request_ns: 100.0, byte_ns: 0.0 });
     }
 }

@@ -2,13 +2,13 @@
 
 use anyhow::Result;
 
-use super::simulation::{Client, Outcome};
 use super::timed::{Place, Rack, Setting};
-use super::work::Work;
 use super::{BYTES, Bench, Model, STREAM_DEPTH};
 use crate::plot::per_second;
 use crate::record::OURS;
 use crate::runs::{self, Metric, Runs};
+use sidecore_plan::simulation::{Client, Outcome};
+use sidecore_plan::work::Work;
 
 /// The paper's: four VMhosts with one to seven VMs each.
 const CLIENTS: [usize; 9] = [1, 2, 4, 8, 12, 16, 20, 24, 28];
@@ -76,8 +76,12 @@ impl Bench {
             for clients in CLIENTS {
                 let mut system = model.remote(model.ram.remote, sidecores);
                 let threads = vec![Work::Read(BYTES); depth.into()];
-                let client =
-                    |index| Client { home: index % sidecores, threads: threads.clone(), guest_ns };
+                let client = |index| Client {
+                    home: index % sidecores,
+                    threads: threads.clone(),
+                    guest_ns,
+                    every_ns: 0.0,
+                };
                 system.clients = (0..clients).map(client).collect();
                 row.push(self.simulate(&format!("{name}/c{clients}/s{sidecores}"), &system, 1.0));
             }

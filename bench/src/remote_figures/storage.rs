@@ -2,12 +2,12 @@
 
 use anyhow::Result;
 
-use super::simulation::Client;
 use super::timed::{Place, Rack, Setting};
-use super::work::Work;
 use super::{BYTES, Bench, Model, SIMULATED, STORE_DELAY_US};
 use crate::plot::per_second;
 use crate::record::OURS;
+use sidecore_plan::simulation::Client;
+use sidecore_plan::work::Work;
 
 /// The most VMs of the paper's VMhost.
 const MOST_CLIENTS: usize = 7;
@@ -105,7 +105,8 @@ impl Bench {
                 };
                 let mut threads = vec![Work::Read(BYTES); readers];
                 threads.resize(readers + writers, Work::Write(BYTES));
-                system.clients = vec![Client { home: 0, threads, guest_ns: 0.0 }; clients];
+                system.clients =
+                    vec![Client { home: 0, threads, guest_ns: 0.0, every_ns: 0.0 }; clients];
                 if delay_us > 0 {
                     system.store_ns = delay_us as f64 * 1e3;
                 }

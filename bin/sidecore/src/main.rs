@@ -1,5 +1,5 @@
-//! The command line: `sidecore list|stats|top|device|volume|controller|remote|luks|check|keep`. See
-//! docs/sidecore.md.
+//! The command line: `sidecore list|stats|top|device|volume|controller|remote|luks|check|plan|
+//! keep`. See docs/sidecore.md.
 #![forbid(unsafe_code)]
 
 mod bound;
@@ -15,6 +15,7 @@ mod keep;
 mod list;
 mod luks;
 mod pick;
+mod plan;
 mod progress;
 mod qemu;
 mod remote;
@@ -72,6 +73,7 @@ Examples:
   sidecore volume clone base guest7
   sidecore device add vd7 /run/sidecore/vd7.sock --volume guest7
   sidecore controller show                     space, translation, functions, events
+  sidecore plan --example > rack.toml          then: sidecore plan rack.toml
   sidecore keep -- sidecored --config disks.toml    SIGHUP restarts it, and guests stay connected
 ";
 
@@ -118,6 +120,8 @@ enum Command {
         #[arg(long)]
         plan: bool,
     },
+    /// Compare the prices of racks with and without IOhosts, and count the sidecores they need.
+    Plan(plan::Arguments),
     /// Run a daemon and keep its descriptors during restarts, on hosts without systemd.
     Keep(keep::Arguments),
 }
@@ -140,6 +144,7 @@ fn main() -> ExitCode {
             return check(&config, if text_only { Depth::Text } else { Depth::Machine }, plan);
         }
         Command::Luks(arguments) => luks::run(&arguments),
+        Command::Plan(arguments) => plan::run(&arguments),
         Command::List { json } => with(&arguments.socket, |client| list::run(client, json)),
         Command::Stats(stats) => with(&arguments.socket, |client| stats::run(client, &stats)),
         Command::Top { interval } => with(&arguments.socket, |client| top::run(client, interval)),

@@ -9,7 +9,7 @@ const MS: f64 = 1e6;
 fn closed(clients: usize, service_ns: f64, guest_ns: f64) -> System {
     let here = Stage { request_ns: service_ns, ..Stage::default() };
     let path = Path { here, ..Path::default() };
-    let client = Client { home: 0, threads: vec![Work::Read(4096)], guest_ns };
+    let client = Client { home: 0, threads: vec![Work::Read(4096)], guest_ns, every_ns: 0.0 };
     System {
         clients: vec![client; clients],
         batch: 1,
@@ -67,6 +67,36 @@ fn a_poisson_stream_waits_as_in_m_d_1() {
     }
 }
 
+/// An open M/M/1 queue: the time in the system is exponential, so its hundredth part is known.
+#[test]
+fn an_open_stream_of_exponential_times_has_the_p99_of_m_m_1() {
+    let service_ns = 1_000.0;
+    for load in [0.2, 0.5, 0.8] {
+        let mut system = closed(4, service_ns, 0.0);
+        system.spread = |random, ns| random.exponential(ns);
+        for client in &mut system.clients {
+            client.every_ns = 4.0 * service_ns / load;
+        }
+        let outcome = run(&system, 10.0 * MS, 1_000.0 * MS, 13);
+        let mean_ns = service_ns / (1.0 - load);
+        assert_near(outcome.requests_per_s, load / service_ns * 1e9, 0.01);
+        assert_near(outcome.latency_ns, mean_ns, 0.03);
+        assert_near(outcome.latency_p99_ns, mean_ns * 100.0_f64.ln(), 0.04);
+        assert_near(outcome.useful[0], load, 0.01);
+    }
+}
+
+/// A stream of more work than a sidecore can do: the sidecore is always busy, and latencies grow
+/// with the time.
+#[test]
+fn an_open_stream_of_too_much_work_has_no_steady_latency() {
+    let mut system = closed(1, 1_000.0, 0.0);
+    system.clients[0].every_ns = 500.0;
+    let [short, long] = [10.0, 40.0].map(|ms| run(&system, MS, ms * MS, 17));
+    assert_near(long.requests_per_s, 1e9 / 1_000.0, 0.01);
+    assert!(long.latency_p99_ns > 3.0 * short.latency_p99_ns, "{long:?} {short:?}");
+}
+
 /// Little's law, for each combination of parts: requests in flight and at their guests are those of
 /// all threads.
 #[test]
@@ -87,6 +117,7 @@ fn threads_are_the_throughput_times_the_time_around() {
             home: home % sidecores,
             threads: vec![Work::Read(4096), Work::Write(4096), Work::Webserver],
             guest_ns,
+            every_ns: 0.0,
         };
         let clients: Vec<Client> = (0..6).map(client).collect();
         let threads = clients.len() as f64 * 3.0;
@@ -113,7 +144,8 @@ fn a_request_alone_takes_the_sum_of_its_times() {
     let stage = |request_ns| Stage { poll_ns: 10.0, request_ns, byte_ns: 0.0 };
     let path = Path { client: stage(100.0), here: stage(300.0), ..Path::default() };
     let mut system = System { wire_ns: 50.0, ..System::new(Costs { read: path, write: path }, 1) };
-    system.clients = vec![Client { home: 0, threads: vec![Work::Read(512)], guest_ns: 0.0 }];
+    system.clients =
+        vec![Client { home: 0, threads: vec![Work::Read(512)], guest_ns: 0.0, every_ns: 0.0 }];
     let outcome = run(&system, MS, 10.0 * MS, 1);
     assert_near(outcome.latency_ns, 110.0 + 310.0 + 100.0, 1e-6);
     assert_near(outcome.useful[0], 310.0 / 520.0, 1e-3);
@@ -135,7 +167,8 @@ fn steering_gives_work_to_a_second_sidecore() {
         helper: stage(1_900.0),
         answer: stage(100.0),
     };
-    let client = Client { home: 0, threads: vec![Work::Read(4096); 4], guest_ns: 4_000.0 };
+    let client =
+        Client { home: 0, threads: vec![Work::Read(4096); 4], guest_ns: 4_000.0, every_ns: 0.0 };
     let system = |sidecores| System {
         clients: vec![client.clone(); 5],
         crossing_ns: 50.0,
@@ -156,7 +189,8 @@ fn steering_gives_work_to_a_second_sidecore() {
 fn a_batch_costs_its_polls_requests_and_bytes() {
     let here = Stage { poll_ns: 1_000.0, request_ns: 100.0, byte_ns: 0.1 };
     let path = Path { here, ..Path::default() };
-    let client = Client { home: 0, threads: vec![Work::Read(1000); 8], guest_ns: 0.0 };
+    let client =
+        Client { home: 0, threads: vec![Work::Read(1000); 8], guest_ns: 0.0, every_ns: 0.0 };
     let system =
         System { clients: vec![client], ..System::new(Costs { read: path, write: path }, 1) };
     let outcome = run(&system, MS, 20.0 * MS, 2);

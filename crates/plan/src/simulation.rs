@@ -21,13 +21,13 @@ use std::sync::Arc;
 
 use sidecore_remote::export::{Assigned, Load};
 
-use super::random::Random;
-use super::work::{Thread, Work};
+use crate::random::Random;
+use crate::work::{Thread, Work};
 
 /// The most messages that a sidecore takes in a poll, as on a sidecore.
-pub(super) const BATCH: usize = 32;
+pub const BATCH: usize = 32;
 /// The parts of the measured time in which the load of sidecores is recorded.
-pub(super) const PARTS: usize = 100;
+pub const PARTS: usize = 100;
 
 /// Picoseconds: the simulation's time is an integer.
 type Time = u64;
@@ -38,45 +38,58 @@ fn time(ns: f64) -> Time {
 
 /// The time of one kind of work, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Stage {
+pub struct Stage {
     /// Once for each client in a batch.
-    pub(super) poll_ns: f64,
-    pub(super) request_ns: f64,
-    pub(super) byte_ns: f64,
+    pub poll_ns: f64,
+    /// For each request.
+    pub request_ns: f64,
+    /// For each byte.
+    pub byte_ns: f64,
 }
 
 impl Stage {
+    /// The stage of requests of one size that takes `one` nanosecond for a request alone, and
+    /// `many` for each of a batch of `count`.
+    #[must_use]
+    pub fn of_batches([one, many]: [f64; 2], count: f64) -> Self {
+        let poll_ns = ((one - many) * count / (count - 1.0)).max(0.0);
+        Self { poll_ns, request_ns: (one - poll_ns).max(0.0), byte_ns: 0.0 }
+    }
+
     /// A request of so many bytes, without the poll.
     fn of(&self, bytes: u32) -> f64 {
         self.request_ns + self.byte_ns * f64::from(bytes)
     }
 
     /// A request of so many bytes in a batch of `count` such requests.
-    pub(super) fn in_batch(&self, bytes: u32, count: f64) -> f64 {
+    #[must_use]
+    pub fn in_batch(&self, bytes: u32, count: f64) -> f64 {
         self.poll_ns / count + self.of(bytes)
     }
 }
 
 /// The times of a request at all servers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Path {
+pub struct Path {
     /// The client sends it, and takes the answer.
-    pub(super) client: Stage,
+    pub client: Stage,
     /// The sidecore that polls the link executes it, and answers.
-    pub(super) here: Stage,
+    pub here: Stage,
     /// The sidecore that polls the link hands it to another one,
-    pub(super) forward: Stage,
+    pub forward: Stage,
     /// which executes it;
-    pub(super) helper: Stage,
+    pub helper: Stage,
     /// the first one answers.
-    pub(super) answer: Stage,
+    pub answer: Stage,
 }
 
 /// The times of all requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Costs {
-    pub(super) read: Path,
-    pub(super) write: Path,
+pub struct Costs {
+    /// Of reads.
+    pub read: Path,
+    /// Of writes.
+    pub write: Path,
 }
 
 impl Costs {
@@ -87,35 +100,43 @@ impl Costs {
 
 /// A client with a disk.
 #[derive(Clone, Debug)]
-pub(super) struct Client {
+pub struct Client {
     /// The sidecore that polls its link.
-    pub(super) home: usize,
-    pub(super) threads: Vec<Work>,
+    pub home: usize,
+    /// The work of each of its threads.
+    pub threads: Vec<Work>,
     /// Mean of the guest's own work in front of an operation, exponential; 0 for none.
-    pub(super) guest_ns: f64,
+    pub guest_ns: f64,
+    /// Mean time between two requests of a thread that does not wait for answers, exponential; 0
+    /// for threads that have one request in flight.
+    pub every_ns: f64,
 }
 
 /// Clients and sidecores.
 #[derive(Clone, Debug)]
-pub(super) struct System {
-    pub(super) costs: Costs,
-    pub(super) sidecores: usize,
-    pub(super) clients: Vec<Client>,
+pub struct System {
+    /// The times of requests.
+    pub costs: Costs,
+    /// The number of sidecores.
+    pub sidecores: usize,
+    /// The clients, each with a disk.
+    pub clients: Vec<Client>,
     /// From a client to a sidecore, or back.
-    pub(super) wire_ns: f64,
+    pub wire_ns: f64,
     /// From a sidecore to another one.
-    pub(super) crossing_ns: f64,
+    pub crossing_ns: f64,
     /// The delay of the store.
-    pub(super) store_ns: f64,
+    pub store_ns: f64,
     /// The most messages in a poll of a sidecore.
-    pub(super) batch: usize,
+    pub batch: usize,
     /// Changes the time of a sidecore's batch.
-    pub(super) spread: fn(&mut Random, f64) -> f64,
+    pub spread: fn(&mut Random, f64) -> f64,
 }
 
 impl System {
-    /// Without clients and delays; batches take the times that they cost.
-    pub(super) fn new(costs: Costs, sidecores: usize) -> Self {
+    /// Makes a system without clients and delays, whose batches take the times that they cost.
+    #[must_use]
+    pub fn new(costs: Costs, sidecores: usize) -> Self {
         Self {
             costs,
             sidecores,
@@ -131,22 +152,27 @@ impl System {
 
 /// The results of the measured time.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Outcome {
-    pub(super) requests_per_s: f64,
-    pub(super) bytes_per_s: f64,
-    pub(super) operations_per_s: f64,
-    /// From the start of sending to the end of taking the answer.
-    pub(super) latency_ns: f64,
+pub struct Outcome {
+    /// Answered requests.
+    pub requests_per_s: f64,
+    /// Their data.
+    pub bytes_per_s: f64,
+    /// Operations of threads, for instance whole files.
+    pub operations_per_s: f64,
+    /// Mean, from the start of sending to the end of taking the answer.
+    pub latency_ns: f64,
+    /// The latency that 99 of 100 requests do not exceed.
+    pub latency_p99_ns: f64,
     /// The guest's own work, for each request.
-    pub(super) guest_ns: f64,
+    pub guest_ns: f64,
     /// The share of requests that found their sidecore busy.
-    pub(super) waited: f64,
+    pub waited: f64,
     /// The share of requests that another sidecore executed.
-    pub(super) handed_over: f64,
+    pub handed_over: f64,
     /// The useful share of each sidecore's time.
-    pub(super) useful: Vec<f64>,
+    pub useful: Vec<f64>,
     /// The same for each part of the time, of all sidecores together.
-    pub(super) parts: Vec<f64>,
+    pub parts: Vec<f64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -269,6 +295,7 @@ struct Tally {
     bytes: u64,
     operations: u64,
     latency: u128,
+    latencies: Vec<Time>,
     guest: f64,
     waited: u64,
     steered: u64,
@@ -297,7 +324,14 @@ impl Tally {
         }
     }
 
-    fn outcome(&self) -> Outcome {
+    /// The latency that 99 of 100 requests do not exceed.
+    fn p99(&mut self) -> Time {
+        let rank = (self.latencies.len() * 99).div_ceil(100).saturating_sub(1);
+        if self.latencies.is_empty() { 0 } else { *self.latencies.select_nth_unstable(rank).1 }
+    }
+
+    fn outcome(mut self) -> Outcome {
+        let latency_p99_ns = self.p99() as f64 / 1e3;
         let length = (self.end - self.begin) as f64;
         let seconds = length / 1e12;
         let (requests, steered) = (self.requests.max(1) as f64, self.steered.max(1) as f64);
@@ -307,6 +341,7 @@ impl Tally {
             bytes_per_s: self.bytes as f64 / seconds,
             operations_per_s: self.operations as f64 / seconds,
             latency_ns: self.latency as f64 / 1e3 / requests,
+            latency_p99_ns,
             guest_ns: self.guest / requests,
             waited: self.waited as f64 / requests,
             handed_over: self.handed_over as f64 / steered,
@@ -317,7 +352,8 @@ impl Tally {
 }
 
 /// Runs a system for a time that is not measured and for one that is.
-pub(super) fn run(system: &System, warm_up_ns: f64, measured_ns: f64, seed: u64) -> Outcome {
+#[must_use]
+pub fn run(system: &System, warm_up_ns: f64, measured_ns: f64, seed: u64) -> Outcome {
     let mut run = Run::new(system, seed);
     run.tally.begin = time(warm_up_ns);
     run.tally.end = time(warm_up_ns + measured_ns);
@@ -355,7 +391,11 @@ impl<'a> Run<'a> {
         for (index, client) in system.clients.iter().enumerate() {
             for thread in 0..client.threads.len() {
                 // Clients do not begin all at once.
-                let at = time(run.random.uniform() * (client.guest_ns + 1e3));
+                let at = match client.every_ns {
+                    every_ns if every_ns > 0.0 => run.random.exponential(every_ns),
+                    _ => run.random.uniform() * (client.guest_ns + 1e3),
+                };
+                let at = time(at);
                 run.schedule(at, index, Event::Arrives(Message::Begin(thread)));
             }
         }
@@ -380,6 +420,9 @@ impl<'a> Run<'a> {
                     request.waited |= is_behind;
                 }
                 server.inbox.push_back(message);
+                if let Message::Begin(_) = message {
+                    self.begin_again(index, message);
+                }
             }
             Event::BatchEnds => {
                 let server = &mut self.servers[index];
@@ -393,6 +436,15 @@ impl<'a> Run<'a> {
             self.begin(index);
         }
         true
+    }
+
+    /// Schedules the next request of a thread that does not wait for answers.
+    fn begin_again(&mut self, index: usize, begin: Message) {
+        let every_ns = self.system.clients[index].every_ns;
+        if every_ns > 0.0 {
+            let at = self.now + time(self.random.exponential(every_ns)).max(1);
+            self.schedule(at, index, Event::Arrives(begin));
+        }
     }
 
     /// Has a server take a batch.
@@ -436,6 +488,10 @@ impl<'a> Run<'a> {
                 _ => continue,
             };
             let is_measured = self.tally.measures(self.now);
+            if client.every_ns > 0.0 && matches!(message, Message::Answer(_)) {
+                self.tally.operations += u64::from(is_measured);
+                continue;
+            }
             let thread_state = &mut self.states[index].threads[thread];
             if thread_state.is_between_operations() {
                 let worked = self.random.exponential(client.guest_ns);
@@ -463,7 +519,9 @@ impl<'a> Run<'a> {
                 self.tally.bytes += u64::from(request.bytes);
                 self.tally.waited += u64::from(request.waited);
                 // The engine's time of this batch stands for sending and for taking.
-                self.tally.latency += u128::from(self.now + engine - request.sent_at);
+                let latency = self.now + engine - request.sent_at;
+                self.tally.latency += u128::from(latency);
+                self.tally.latencies.push(latency);
             }
         }
         let home = system.clients.len() + client.home;

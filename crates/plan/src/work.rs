@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::random::Random;
+use crate::random::Random;
 
 /// The longest request of a guest.
 const MAX_BYTES: u32 = 64 << 10;
@@ -19,42 +19,48 @@ const READS: u32 = 10;
 const LOG_BYTES: u32 = 16 << 10;
 
 /// A thread's requests, one at a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Work {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Work {
     /// Reads of this size.
     Read(u32),
     /// Writes of this size.
     Write(u32),
+    /// Requests of this size, with this share of reads.
+    Mixed(u32, f64),
     /// Ten files are read as a whole, then the log is written.
     Webserver,
 }
 
 /// A thread, and the rest of its operation.
 #[derive(Clone, Debug)]
-pub(super) struct Thread {
+pub struct Thread {
     work: Work,
     operations: u32,
     rest: VecDeque<(bool, u32)>,
 }
 
 impl Thread {
-    pub(super) fn new(work: Work) -> Self {
+    /// A thread at the beginning of its first operation.
+    #[must_use]
+    pub fn new(work: Work) -> Self {
         Self { work, operations: 0, rest: VecDeque::new() }
     }
 
     /// Whether the next request is the first one of an operation.
-    pub(super) fn is_between_operations(&self) -> bool {
+    #[must_use]
+    pub fn is_between_operations(&self) -> bool {
         self.rest.is_empty()
     }
 
     /// The next request: whether it is a write, and its size.
-    pub(super) fn next(&mut self, random: &mut Random) -> (bool, u32) {
+    pub fn next(&mut self, random: &mut Random) -> (bool, u32) {
         if let Some(request) = self.rest.pop_front() {
             return request;
         }
         let (is_write, bytes) = match self.work {
             Work::Read(bytes) => (false, bytes),
             Work::Write(bytes) => (true, bytes),
+            Work::Mixed(bytes, reads) => (random.uniform() > reads, bytes),
             Work::Webserver => {
                 self.operations += 1;
                 if self.operations.is_multiple_of(READS + 1) {

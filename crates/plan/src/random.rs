@@ -2,16 +2,18 @@
 
 /// A generator (xorshift64*).
 #[derive(Clone, Debug)]
-pub(super) struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    pub(super) fn new(seed: u64) -> Self {
+    /// The generator of this seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
         // Zero is the state that the generator does not leave.
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
     /// Uniform in (0, 1].
-    pub(super) fn uniform(&mut self) -> f64 {
+    pub fn uniform(&mut self) -> f64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -20,7 +22,7 @@ impl Random {
     }
 
     /// Exponential with this mean.
-    pub(super) fn exponential(&mut self, mean: f64) -> f64 {
+    pub fn exponential(&mut self, mean: f64) -> f64 {
         -mean * self.uniform().ln()
     }
 
@@ -30,7 +32,7 @@ impl Random {
     }
 
     /// Gamma of a `shape` from 1, with this mean (Marsaglia and Tsang 2000).
-    pub(super) fn gamma(&mut self, shape: f64, mean: f64) -> f64 {
+    pub fn gamma(&mut self, shape: f64, mean: f64) -> f64 {
         let d = shape - 1.0 / 3.0;
         let c = 1.0 / (9.0 * d).sqrt();
         loop {
