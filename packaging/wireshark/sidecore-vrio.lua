@@ -17,6 +17,8 @@ local PORT = 34997
 local VERSION = 1
 local HEADER_BYTES = 30
 local BODY_BYTES = 52
+-- Of a part of a BUNDLE, in front of its body.
+local PART_BYTES = 4
 local TAG_BYTES = 16
 -- An Ethernet frame is padded to this size, of which 14 bytes are Ethernet's header.
 local ETHERNET_PAYLOAD_MIN = 60 - 14
@@ -26,7 +28,7 @@ local vrio = Proto("vrio", "Sidecore Remote Channel")
 local KINDS = {
     [1] = "REQUEST", [2] = "ANSWER", [3] = "BUSY", [4] = "HELLO", [5] = "CHALLENGE",
     [6] = "WELCOME", [7] = "LIST", [8] = "DEVICE", [9] = "ATTACH", [10] = "ATTACHED",
-    [11] = "PING", [12] = "PONG", [13] = "ENDING",
+    [11] = "PING", [12] = "PONG", [13] = "ENDING", [14] = "BUNDLE",
 }
 local TYPES = { [0] = "IN", [1] = "OUT", [4] = "FLUSH", [11] = "DISCARD", [13] = "WRITE_ZEROES" }
 local STATUSES = {
@@ -52,6 +54,10 @@ local f = {
     phase_key = ProtoField.bool("vrio.phase.key", "Key phase", 8, nil, 0x01),
     queue = ProtoField.uint8("vrio.queue", "Queue of the receiver", DEC),
     payload_bytes = ProtoField.uint16("vrio.payload_bytes", "Payload size", DEC),
+
+    part_kind = ProtoField.uint8("vrio.part.kind", "Kind of the part", DEC, KINDS),
+    part_payload_bytes = ProtoField.uint16(
+        "vrio.part.payload_bytes", "Payload size of the part", DEC),
 
     device = ProtoField.uint16("vrio.device", "Device", DEC),
     slot = ProtoField.uint16("vrio.slot", "Slot", DEC),
@@ -94,6 +100,7 @@ local f = {
     message_cookie = ProtoField.uint64("vrio.message.cookie", "Cookie", HEX),
     message_incarnation = ProtoField.uint64("vrio.message.incarnation", "Incarnation", HEX),
     features = ProtoField.uint64("vrio.features", "Features", HEX),
+    bundles = ProtoField.bool("vrio.features.bundles", "Bundles", 64, nil, 0x01),
     client_queue = ProtoField.uint8("vrio.client_queue", "Queue of the client", DEC),
     session_queue = ProtoField.uint8("vrio.session_queue", "Queue of the session", DEC),
     version_min = ProtoField.uint8("vrio.version_min", "Oldest version", DEC),
@@ -144,6 +151,7 @@ local e = {
     version = complaint("version", "Unknown version", expert.severity.ERROR),
     kind = complaint("kind", "Unknown kind", expert.severity.ERROR),
     payload = complaint("payload", "A payload of the wrong size", expert.severity.ERROR),
+    part = complaint("part", "A part that is none", expert.severity.ERROR),
     counter = complaint("counter", "A counter outside of sessions, or none inside",
         expert.severity.WARN),
     reserved = complaint("reserved", "Reserved bytes are not 0", expert.severity.NOTE),
@@ -223,6 +231,8 @@ local ANSWER_BODY = {
     { 28, 8, f.segments }, { 36, 1, f.status }, { 37, 1, f.state }, { 38, 2, f.slot_limit },
     { 40, 4, f.held_ns }, { 44, 4, f.devices_version }, { 48, 4 },
 }
+-- The first bytes of a part of a BUNDLE.
+local PART = { { 0, 1, f.part_kind }, { 1, 1 }, { 2, 2, f.part_payload_bytes } }
 -- The range of a DISCARD or WRITE_ZEROES.
 local RANGE = { { 0, 8, f.range_sector }, { 8, 4, f.range_sectors }, { 12, 4, f.range_flags } }
 
@@ -230,6 +240,7 @@ local RANGE = { { 0, 8, f.range_sector }, { 8, 4, f.range_sectors }, { 12, 4, f.
 local BITS = {
     [f.phase] = { f.phase_key },
     [f.flags] = { f.fua, f.ask, f.replay },
+    [f.features] = { f.bundles },
     [f.device_flags] = { f.present, f.read_only, f.cache, f.discard, f.zeros, f.write_zeros },
 }
 -- Texts end with the first zero; bytes have no order.
@@ -435,6 +446,39 @@ local function check_counter(tree, kind, tvb)
     if is_wrong then tree:add_proto_expert_info(e.counter) end
 end
 
+-- Adds the body of a REQUEST, ANSWER or BUSY, and returns its line.
+local function add_body(tree, pinfo, kind, session, body, payload_bytes)
+    local item = tree:add(vrio, body, kind == "REQUEST" and "Request" or "Answer")
+    add_layout(item, kind == "REQUEST" and REQUEST_BODY or ANSWER_BODY, body)
+    return kind == "REQUEST" and request_line(pinfo, session, body, payload_bytes)
+        or answer_line(pinfo, item, session, body, payload_bytes)
+end
+
+-- Adds the parts of a BUNDLE, and returns its line.
+local function add_parts(tree, pinfo, session, payload)
+    local at, count = 0, 0
+    while at < payload:len() do
+        local left = payload:len() - at
+        local bytes = left >= PART_BYTES + BODY_BYTES and payload:range(at + 2, 2):le_uint()
+        local kind = bytes and KINDS[payload:range(at, 1):uint()]
+        if not bytes or left < PART_BYTES + BODY_BYTES + bytes or not WITH_BODY[kind] then
+            tree:add_proto_expert_info(e.part, string.format("No part at %d of the payload", at))
+            tree:add(f.data, payload:range(at, left))
+            return string.format("%d parts, and %d bytes that are none", count, left)
+        end
+        local part = payload:range(at, PART_BYTES + BODY_BYTES + bytes)
+        local item = tree:add(vrio, part, kind)
+        add_layout(item, PART, part)
+        local body = part:range(PART_BYTES, BODY_BYTES)
+        item:append_text(", " .. add_body(item, pinfo, kind, session, body, bytes))
+        if bytes > 0 then
+            add_data(item, kind, body, part:range(PART_BYTES + BODY_BYTES, bytes))
+        end
+        at, count = at + part:len(), count + 1
+    end
+    return string.format("%d parts", count)
+end
+
 -- Adds the part of a frame behind its header, and returns its line.
 local function add_rest(tree, pinfo, tvb, kind, tag, session)
     local at, payload_bytes = HEADER_BYTES, tvb:range(28, 2):le_uint()
@@ -443,10 +487,7 @@ local function add_rest(tree, pinfo, tvb, kind, tag, session)
     if WITH_BODY[kind] then
         body = tvb:range(at, BODY_BYTES)
         at = at + BODY_BYTES
-        local item = tree:add(vrio, body, kind == "REQUEST" and "Request" or "Answer")
-        add_layout(item, kind == "REQUEST" and REQUEST_BODY or ANSWER_BODY, body)
-        line = kind == "REQUEST" and request_line(pinfo, session, body, payload_bytes)
-            or answer_line(pinfo, item, session, body, payload_bytes)
+        line = add_body(tree, pinfo, kind, session, body, payload_bytes)
     end
     local payload = payload_bytes > 0 and tvb:range(at, payload_bytes)
     if tag > 0 then
@@ -454,6 +495,8 @@ local function add_rest(tree, pinfo, tvb, kind, tag, session)
         if not body then line = string.format("sealed, %d bytes", payload_bytes) end
     elseif body then
         if payload then add_data(tree, kind, body, payload) end
+    elseif payload and kind == "BUNDLE" then
+        line = add_parts(tree, pinfo, session, payload)
     elseif payload then
         line = add_control(tree:add(vrio, payload, kind), kind, payload)
     else

@@ -1,5 +1,7 @@
 //! The port of an engine to a link.
 
+mod parts;
+
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -7,7 +9,7 @@ use sidecore_link::{Buffer, Frame, Link, LinkAddress, LinkState, LinkStats, Piec
 use sidecore_memory::{GuestMemory, Part, RegionHint, Segments, Span};
 use sidecore_reactor::Arm;
 use sidecore_units::Nanos;
-use sidecore_vrio::port::{Payload, Peer, Port, Seal};
+use sidecore_vrio::port::{Part as BundlePart, Payload, Peer, Port, Seal};
 use sidecore_vrio::wire::DATA_HEADER_BYTES;
 
 use crate::Peers;
@@ -128,7 +130,10 @@ impl Arrived {
 #[derive(Debug)]
 pub struct Received {
     pieces: Pieces,
-    payload_at: usize,
+    /// Where the whole payload begins.
+    whole_at: usize,
+    /// The payload that the engine reads begins so far into the whole one.
+    skip_bytes: usize,
     payload_bytes: usize,
     /// The port's scratch buffer has the opened payload.
     is_in_scratch: bool,
@@ -261,7 +266,8 @@ impl<D: RequestData> LinkPort<D> {
         let from = self.peers.name(frame.from);
         let mut head = [0; DATA_HEADER_BYTES];
         let head_bytes = Place::of(&pieces, &self.memory, &mut self.hint).read(0, &mut head);
-        let received = Received { pieces, payload_at: 0, payload_bytes: 0, is_in_scratch: false };
+        let received =
+            Received { pieces, whole_at: 0, skip_bytes: 0, payload_bytes: 0, is_in_scratch: false };
         Some(Arrived { from, head, head_bytes, frame_bytes: pieces.len_bytes(), received })
     }
 
@@ -359,6 +365,46 @@ impl<D: RequestData> LinkPort<D> {
         }
     }
 
+    /// Sends a frame whose payload `put` writes: to the pieces of a frame from a byte on, or to the
+    /// scratch buffer, where it is sealed.
+    #[inline]
+    fn send_frame<S: Seal>(
+        &mut self,
+        to: Peer,
+        (head, payload_bytes): (&[u8], usize),
+        (counter, seal): (u64, &mut S),
+        put: impl FnOnce(&mut Self, Option<(&Pieces, usize)>),
+    ) -> bool {
+        let (head_bytes, tag_bytes) = (head.len(), seal.tag_bytes());
+        let sealed_bytes = payload_bytes.saturating_add(tag_bytes);
+        let frame_bytes = head_bytes.saturating_add(sealed_bytes);
+        let is_short = frame_bytes <= self.frame_bytes;
+        let Some(address) = self.turn_to(to).filter(|_| is_short) else {
+            // As if the link had lost it: it cannot be sent later either.
+            self.unsendable = self.unsendable.wrapping_add(1);
+            return true;
+        };
+        let Some(mut buffer) = self.buffer(address, frame_bytes) else { return false };
+        let pieces = *buffer.pieces();
+        Place::of(&pieces, &self.memory, &mut self.hint).write(0, head);
+        if tag_bytes == 0 {
+            put(self, Some((&pieces, head_bytes)));
+        } else {
+            put(self, None);
+            if let Some(sealed) = self.scratch.get_mut(..sealed_bytes) {
+                seal.seal(counter, head, sealed);
+                Place::of(&pieces, &self.memory, &mut self.hint).write(head_bytes, sealed);
+            }
+        }
+        buffer.address(address, frame_bytes);
+        self.outgoing.push(buffer);
+        self.used = self.used.saturating_add(1);
+        if self.outgoing.len() >= self.batch {
+            self.link.send(self.now, &mut self.outgoing);
+        }
+        true
+    }
+
     /// Writes a payload to a frame, from byte `at` on.
     #[inline]
     fn put(&mut self, pieces: &Pieces, at: usize, payload: Payload<'_>) {
@@ -397,10 +443,11 @@ impl<D: RequestData> LinkPort<D> {
         }
     }
 
-    /// Copies a payload to the scratch buffer, of which it takes the first bytes.
-    fn put_in_scratch(&mut self, payload: Payload<'_>) {
+    /// Copies a payload to the scratch buffer, from byte `at` on.
+    fn put_in_scratch(&mut self, at: usize, payload: Payload<'_>) {
         let len_bytes = payload.len_bytes();
-        let Some(to) = self.scratch.get_mut(..len_bytes) else { return };
+        let to = self.scratch.get_mut(at..).and_then(|rest| rest.get_mut(..len_bytes));
+        let Some(to) = to else { return };
         let done = match payload {
             Payload::Message { message, .. } => copy(to, message),
             Payload::Kept(kept) => kept.fold(0, |done: usize, piece| {
@@ -465,36 +512,28 @@ impl<D: RequestData> Port for LinkPort<D> {
         to: Peer,
         head: &[u8],
         payload: Payload<'_>,
-        (counter, seal): (u64, &mut S),
+        sealed_by: (u64, &mut S),
     ) -> bool {
-        let (head_bytes, tag_bytes) = (head.len(), seal.tag_bytes());
-        let sealed_bytes = payload.len_bytes().saturating_add(tag_bytes);
-        let frame_bytes = head_bytes.saturating_add(sealed_bytes);
-        let is_short = frame_bytes <= self.frame_bytes;
-        let Some(address) = self.turn_to(to).filter(|_| is_short) else {
-            // As if the link had lost it: it cannot be sent later either.
-            self.unsendable = self.unsendable.wrapping_add(1);
-            return true;
-        };
-        let Some(mut buffer) = self.buffer(address, frame_bytes) else { return false };
-        let pieces = *buffer.pieces();
-        Place::of(&pieces, &self.memory, &mut self.hint).write(0, head);
-        if tag_bytes == 0 {
-            self.put(&pieces, head_bytes, payload);
-        } else {
-            self.put_in_scratch(payload);
-            if let Some(sealed) = self.scratch.get_mut(..sealed_bytes) {
-                seal.seal(counter, head, sealed);
-                Place::of(&pieces, &self.memory, &mut self.hint).write(head_bytes, sealed);
-            }
-        }
-        buffer.address(address, frame_bytes);
-        self.outgoing.push(buffer);
-        self.used = self.used.saturating_add(1);
-        if self.outgoing.len() >= self.batch {
-            self.link.send(self.now, &mut self.outgoing);
-        }
-        true
+        let payload_bytes = payload.len_bytes();
+        self.send_frame(to, (head, payload_bytes), sealed_by, |port, place| match place {
+            Some((pieces, at)) => port.put(pieces, at, payload),
+            None => port.put_in_scratch(0, payload),
+        })
+    }
+
+    #[inline]
+    fn send_bundle<'a, S: Seal>(
+        &mut self,
+        to: Peer,
+        head: &[u8],
+        payload_bytes: usize,
+        parts: impl Iterator<Item = BundlePart<'a>>,
+        sealed_by: (u64, &mut S),
+    ) -> bool {
+        self.send_frame(to, (head, payload_bytes), sealed_by, |port, place| match place {
+            Some((pieces, at)) => port.put_parts(pieces, at, payload_bytes, parts),
+            None => port.put_parts_in_scratch(payload_bytes, parts),
+        })
     }
 
     #[inline]
@@ -506,7 +545,8 @@ impl<D: RequestData> Port for LinkPort<D> {
         counter: u64,
         seal: &mut S,
     ) -> bool {
-        received.payload_at = head.len();
+        received.whole_at = head.len();
+        received.skip_bytes = 0;
         received.payload_bytes = payload_bytes;
         let tag_bytes = seal.tag_bytes();
         if tag_bytes == 0 {
@@ -520,14 +560,20 @@ impl<D: RequestData> Port for LinkPort<D> {
     }
 
     #[inline]
+    fn select(&mut self, received: &mut Received, skip_bytes: usize, len_bytes: usize) {
+        received.skip_bytes = skip_bytes;
+        received.payload_bytes = len_bytes;
+    }
+
+    #[inline]
     fn message(&mut self, received: &Received, to: &mut [u8]) -> usize {
         let len = to.len().min(received.payload_bytes);
         let to = to.get_mut(..len).unwrap_or_default();
         if received.is_in_scratch {
-            copy(to, &self.scratch)
+            copy(to, self.scratch.get(received.skip_bytes..).unwrap_or_default())
         } else {
             let frame = Place::of(&received.pieces, &self.memory, &mut self.hint);
-            frame.read(received.payload_at, to)
+            frame.read(received.whole_at.saturating_add(received.skip_bytes), to)
         }
     }
 
@@ -536,12 +582,13 @@ impl<D: RequestData> Port for LinkPort<D> {
         let Some((segments, at)) = place(&self.data, request, offset_bytes) else { return };
         let len_bytes = received.payload_bytes;
         if received.is_in_scratch {
-            if let Some(opened) = self.scratch.get(..len_bytes) {
+            let opened = self.scratch.get(received.skip_bytes..);
+            if let Some(opened) = opened.and_then(|opened| opened.get(..len_bytes)) {
                 segments.copy_from_slice(at, opened);
             }
             return;
         }
-        let from = received.payload_at;
+        let from = received.whole_at.saturating_add(received.skip_bytes);
         match Place::of(&received.pieces, &self.memory, &mut self.hint) {
             Place::Span(span) => {
                 span.copy_to((from, len_bytes), segments, at);

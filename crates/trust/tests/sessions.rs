@@ -224,7 +224,7 @@ fn a_bad_wire_shows_neither_data_nor_damage() {
     rig.run_until(|rig| rig.client.is_ready(0));
     rig.is_bad = true;
     let mut versions = vec![0_u8; BLOCKS as usize];
-    for round in 0..24_u8 {
+    for round in 0..60_u8 {
         let mut asked = Vec::new();
         for block in 0..BLOCKS {
             let tag = u64::from(round) << 32 | block;

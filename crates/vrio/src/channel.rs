@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::port::{Payload, Peer, Plain, Port, Seal};
+use crate::port::{Part, Payload, Peer, Plain, Port, Seal};
 use crate::window::Window;
-use crate::wire::{BODY_BYTES, DATA_HEADER_BYTES, Frame, FrameHeader, Kind, VERSION};
+use crate::wire::{
+    BODY_BYTES, DATA_HEADER_BYTES, Frame, FrameHeader, Kind, PART_HEADER_BYTES, PartHeader, VERSION,
+};
 use crate::{Reason, VrioStats};
 
 /// Sends a frame with this header. False if the link has no room.
@@ -49,6 +51,88 @@ pub(crate) fn message<P: Port, const BYTES: usize>(
     let mut message = [0; BYTES];
     let len = port.message(received, &mut message);
     if len == BYTES { Ok(message) } else { Err(Reason::Malformed) }
+}
+
+/// Payloads of parts are at most as long: longer ones have frames of their own, in which they are
+/// aligned.
+pub(crate) const PART_DATA_MAX: u32 = 1024;
+
+/// A part of a BUNDLE that has arrived.
+pub(crate) struct ArrivedPart {
+    pub(crate) kind: Kind,
+    pub(crate) body: [u8; BODY_BYTES],
+    pub(crate) payload_bytes: usize,
+}
+
+impl ArrivedPart {
+    /// Takes the part at `at` out of an opened BUNDLE of `all_bytes`, selects its payload, and
+    /// moves `at` behind it; `None` at the end.
+    #[inline]
+    fn next<P: Port>(
+        (at, all_bytes): (&mut usize, usize),
+        received: &mut P::Received,
+        port: &mut P,
+    ) -> Result<Option<Self>, Reason> {
+        let left = all_bytes.saturating_sub(*at);
+        if left == 0 {
+            return Ok(None);
+        }
+        port.select(received, *at, left);
+        let head: [u8; PART_HEADER_BYTES] = message(port, received)?;
+        let (header, body) = head.split_first_chunk().ok_or(Reason::Malformed)?;
+        let PartHeader { kind, payload_bytes } = PartHeader::decode(header);
+        let body = *body.first_chunk().ok_or(Reason::Malformed)?;
+        let (skip_bytes, payload_bytes) =
+            (at.saturating_add(PART_HEADER_BYTES), usize::from(payload_bytes));
+        *at = skip_bytes.saturating_add(payload_bytes);
+        if *at > all_bytes {
+            return Err(Reason::Malformed);
+        }
+        port.select(received, skip_bytes, payload_bytes);
+        Ok(Some(Self { kind: Kind::from_code(kind), body, payload_bytes }))
+    }
+}
+
+/// Takes the parts of an opened BUNDLE of `all_bytes`, in their order.
+///
+/// # Errors
+/// A part makes no sense, or `take` found that nothing of what follows does.
+#[inline]
+pub(crate) fn take_parts<P: Port>(
+    all_bytes: usize,
+    received: &mut P::Received,
+    port: &mut P,
+    mut take: impl FnMut(ArrivedPart, &mut P::Received, &mut P) -> Result<(), Reason>,
+) -> Result<(), Reason> {
+    let mut at = 0;
+    while let Some(part) = ArrivedPart::next((&mut at, all_bytes), received, port)? {
+        take(part, received, port)?;
+    }
+    Ok(())
+}
+
+/// The first slots of a list that share a frame: their number, and the size of their parts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Bundle {
+    pub(crate) count: usize,
+    pub(crate) payload_bytes: usize,
+}
+
+impl Bundle {
+    /// As many as have room in `room_bytes`; `None` if those are fewer than two. `parts` are the
+    /// sizes of the parts, up to the first slot that needs frames of its own.
+    #[inline]
+    pub(crate) fn of(room_bytes: usize, parts: impl Iterator<Item = usize>) -> Option<Self> {
+        let mut bundle = Self::default();
+        for bytes in parts {
+            let longer = bundle.payload_bytes.saturating_add(bytes);
+            if longer > room_bytes {
+                break;
+            }
+            bundle = Self { count: bundle.count.saturating_add(1), payload_bytes: longer };
+        }
+        (bundle.count > 1).then_some(bundle)
+    }
 }
 
 /// One end of a session.
@@ -155,7 +239,36 @@ impl<S: Seal> Channel<S> {
         body: Option<&[u8; BODY_BYTES]>,
         payload: Payload<'_>,
     ) -> bool {
-        let Some(seal) = &mut self.seal else { return false };
+        let to = self.peer;
+        let Some((header, seal)) = self.next_frame(kind, payload.len_bytes()) else { return false };
+        let counter = header.counter;
+        let was_sent = send(seal, port, to, &header, body, payload);
+        self.sent(counter, was_sent)
+    }
+
+    /// Sends a BUNDLE of this session, of parts that have `payload_bytes` together. False if the
+    /// link has no room.
+    #[inline]
+    pub(crate) fn send_bundle<'a, P: Port>(
+        &mut self,
+        port: &mut P,
+        payload_bytes: usize,
+        parts: impl Iterator<Item = Part<'a>>,
+    ) -> bool {
+        let to = self.peer;
+        let Some((header, seal)) = self.next_frame(Kind::Bundle, payload_bytes) else {
+            return false;
+        };
+        let counter = header.counter;
+        let was_sent =
+            port.send_bundle(to, &header.encode(), payload_bytes, parts, (counter, seal));
+        self.sent(counter, was_sent)
+    }
+
+    /// The header of this end's next frame; `None` without a session.
+    #[inline]
+    fn next_frame(&mut self, kind: Kind, payload_bytes: usize) -> Option<(FrameHeader, &mut S)> {
+        let seal = self.seal.as_mut()?;
         let counter = self.counter.wrapping_add(1);
         let header = FrameHeader {
             version: VERSION,
@@ -165,13 +278,23 @@ impl<S: Seal> Channel<S> {
             incarnation: self.incarnation,
             phase: seal.phase(counter),
             queue: self.queue,
-            payload_bytes: u16::try_from(payload.len_bytes()).unwrap_or(u16::MAX),
+            payload_bytes: u16::try_from(payload_bytes).unwrap_or(u16::MAX),
         };
-        let was_sent = send(seal, port, self.peer, &header, body, payload);
+        Some((header, seal))
+    }
+
+    #[inline]
+    fn sent(&mut self, counter: u64, was_sent: bool) -> bool {
         if was_sent {
             self.counter = counter;
             self.stats.frames_sent.add(1);
         }
         was_sent
+    }
+
+    /// Most bytes of parts in a frame of `frame_bytes`.
+    pub(crate) fn bundle_bytes(&self, frame_bytes: u32) -> usize {
+        let overhead = FrameHeader::BYTES.saturating_add(self.tag_bytes());
+        usize::try_from(frame_bytes).unwrap_or(0).saturating_sub(overhead)
     }
 }

@@ -1,5 +1,6 @@
 //! The client's side of a session.
 
+mod bundle;
 mod device;
 mod entry;
 mod given_up;
@@ -21,7 +22,8 @@ use crate::handshake::{ClientHandshake, MESSAGE_MAX};
 use crate::port::{Peer, Plain, Port};
 use crate::round_trip::RoundTrip;
 use crate::wire::{
-    AnswerBody, DEFAULT_FRAME_BYTES, DEVICE_NAME_BYTES, DeviceEntry, Ending, Frame, Kind, ending,
+    AnswerBody, DEFAULT_FRAME_BYTES, DEVICE_NAME_BYTES, DeviceEntry, Ending, FEATURES, Frame, Kind,
+    ending,
 };
 use crate::{Neglected, Reason, Request, VrioStats};
 use device::Device;
@@ -108,6 +110,8 @@ pub struct ClientOptions {
     pub on_disconnect: OnDisconnect,
     /// The timers.
     pub timing: Timing,
+    /// The features that a session may have, of [`FEATURES`]: fewer for tests of older versions.
+    pub features: u64,
     /// A rule to neglect, for simulations.
     pub neglected: Neglected,
 }
@@ -126,6 +130,7 @@ impl Default for ClientOptions {
             replay_bytes: 16 << 20,
             on_disconnect: OnDisconnect::Fail(Nanos::from_millis(30_000)),
             timing: Timing::default(),
+            features: FEATURES,
             neglected: Neglected::default(),
         }
     }
@@ -197,6 +202,8 @@ struct Core {
     incarnation: u64,
     /// The size of this session's frames.
     frame_bytes: u32,
+    /// Several requests may share a frame in this session.
+    has_bundles: bool,
     /// The number of the session, or of the one that is looked for.
     number: u64,
     /// The handshake's message in its HELLO; empty before it was made.
@@ -265,6 +272,7 @@ impl Core {
             phase: Phase::default(),
             incarnation: 0,
             frame_bytes: 0,
+            has_bundles: false,
             number: 1,
             hello: Vec::with_capacity(MESSAGE_MAX),
             refusal: None,
@@ -472,29 +480,33 @@ impl<H: ClientHandshake> Client<H> {
         Ok(())
     }
 
-    /// As [`submit`](Self::submit), and sends the request at once if nothing is in its way and the
-    /// link has room: otherwise a [`poll`](Self::poll) does.
+    /// As [`submit`](Self::submit), and gives the request a slot at once if nothing is in its way:
+    /// [`transmit`](Self::transmit) sends it, together with others. Otherwise a
+    /// [`poll`](Self::poll) does both.
     ///
     /// # Errors
     /// As for [`submit`](Self::submit).
     #[inline]
-    pub fn send(
+    pub fn start(
         &mut self,
-        now: Nanos,
         (tag, device, request): (u64, u16, Request),
         port: &mut impl Port,
     ) -> Result<(), SubmitError> {
-        let Self { core, channel, .. } = self;
+        let core = &mut self.core;
         let entry = core.take_over(tag, device, request)?;
         // A request that was accepted earlier goes first.
         let is_first = core.waiting.is_empty() && core.phase.is_connected();
         if !is_first || core.start(entry, port) == Start::Waits {
             core.waiting.push_back(entry);
             core.looks_again = true;
-            return Ok(());
         }
-        core.send_slots(now, channel, port);
         Ok(())
+    }
+
+    /// Sends the requests that have slots, as far as the link has room.
+    #[inline]
+    pub fn transmit(&mut self, now: Nanos, port: &mut impl Port) {
+        self.core.send_slots(now, &mut self.channel, port);
     }
 
     /// Whether [`next_event`](Self::next_event) has something to say.
@@ -609,6 +621,7 @@ impl<H: ClientHandshake> Client<H> {
             Kind::Busy => {
                 core.busy(now, is_newest, &AnswerBody::decode(frame.body()), payload_bytes)
             }
+            Kind::Bundle => core.bundle(now, is_newest, payload_bytes, received, port),
             Kind::Pong => core.pong(now, is_newest, payload_bytes, received, port),
             Kind::Device => core.listed(is_newest, received, port),
             Kind::Attached => core.attached(now, is_newest, received, port),

@@ -4,6 +4,8 @@
 //! never a Rust slice. A [`Port`] moves it once, from there to the frame or back. Only a cipher
 //! needs a slice; a port then copies to or from memory of its own, and the cipher works in place.
 
+use crate::wire::{BODY_BYTES, Kind, PART_HEADER_BYTES, PartHeader};
+
 /// A link's name for where a frame goes or came from: a MAC address, a place in a table of sockets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Peer(pub u64);
@@ -44,6 +46,29 @@ impl Payload<'_> {
             Self::Kept(kept) => kept.len_bytes(),
             Self::Data { len_bytes, .. } => *len_bytes as usize,
         }
+    }
+}
+
+/// A request or an answer that shares its frame with others: a part of a BUNDLE.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    /// The part's header and body.
+    pub head: [u8; PART_HEADER_BYTES],
+    /// The part's payload.
+    pub payload: Payload<'a>,
+}
+
+impl<'a> Part<'a> {
+    /// A part of this kind.
+    #[inline]
+    pub(crate) fn new(kind: Kind, body: &[u8; BODY_BYTES], payload: Payload<'a>) -> Self {
+        let payload_bytes = u16::try_from(payload.len_bytes()).unwrap_or(u16::MAX);
+        let header = PartHeader { kind: kind.code(), payload_bytes }.encode();
+        let mut head = [0; PART_HEADER_BYTES];
+        let (first, second) = head.split_at_mut(PartHeader::BYTES);
+        first.copy_from_slice(&header);
+        second.copy_from_slice(body);
+        Self { head, payload }
     }
 }
 
@@ -134,6 +159,17 @@ pub trait Port {
         sealed_by: (u64, &mut S),
     ) -> bool;
 
+    /// Sends a BUNDLE, as [`send`](Self::send) sends other frames: `head`, then `parts`, which have
+    /// `payload_bytes` together, then the tag. Zeros stand in for parts that are missing.
+    fn send_bundle<'a, S: Seal>(
+        &mut self,
+        to: Peer,
+        head: &[u8],
+        payload_bytes: usize,
+        parts: impl Iterator<Item = Part<'a>>,
+        sealed_by: (u64, &mut S),
+    ) -> bool;
+
     /// Opens a payload of `payload_bytes`, which stands behind `head` in the frame, with the seal's
     /// tag behind it: the engine has compared this with the size of the frame. Until the next call
     /// for another frame, [`message`](Self::message) and [`store`](Self::store) read the opened
@@ -146,6 +182,11 @@ pub trait Port {
         counter: u64,
         seal: &mut S,
     ) -> bool;
+
+    /// Makes `len_bytes` of an opened payload, from `skip_bytes` of the whole one on, the payload
+    /// that [`message`](Self::message) and [`store`](Self::store) read: the engine has compared
+    /// this with the size of the whole one.
+    fn select(&mut self, received: &mut Self::Received, skip_bytes: usize, len_bytes: usize);
 
     /// Copies the first bytes of an opened payload. Returns their number: that of `to`, or that of
     /// the payload if it is shorter.

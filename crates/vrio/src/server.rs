@@ -1,6 +1,7 @@
 //! The IOhost's side of a session.
 
 mod budget;
+mod bundle;
 mod doorway;
 mod host;
 mod slot;
@@ -18,8 +19,8 @@ use crate::channel::{Channel, message};
 use crate::port::{Payload, Peer, Port, Seal};
 use crate::segmentation::bits;
 use crate::wire::{
-    AnswerBody, Attach, DeviceEntry, Ending, Frame, Hello, Kind, List, MIN_FRAME_BYTES, Ping, Pong,
-    RequestBody, Welcome, answer_state, ending,
+    AnswerBody, Attach, DeviceEntry, Ending, FEATURES, Frame, Hello, Kind, List, MIN_FRAME_BYTES,
+    Ping, Pong, RequestBody, Welcome, ending, feature,
 };
 use crate::{Neglected, Reason, Request, Rule, VrioStats};
 use slot::{Arrival, Slot, State, Step, Terms};
@@ -40,6 +41,8 @@ pub struct ServerOptions {
     pub frame_bytes: u32,
     /// When a request is acknowledged whose client has not told its round trip.
     pub acknowledge_after: Nanos,
+    /// The features that a session may have, of [`FEATURES`]: fewer for tests of older versions.
+    pub features: u64,
     /// A rule to neglect, for simulations.
     pub neglected: Neglected,
 }
@@ -50,6 +53,7 @@ impl Default for ServerOptions {
             slots: 128,
             frame_bytes: crate::wire::DEFAULT_FRAME_BYTES,
             acknowledge_after: Nanos::from_millis(1),
+            features: FEATURES,
             neglected: Neglected::default(),
         }
     }
@@ -103,6 +107,8 @@ pub struct Server<S> {
     slots: Vec<Slot>,
     /// Slots of this session.
     granted: u16,
+    /// Several answers may share a frame in this session.
+    has_bundles: bool,
     slot_limit: u16,
     /// The limit that the client was told of last, where limits are increments.
     announced: u16,
@@ -149,6 +155,7 @@ impl<S: Seal> Server<S> {
             generation: 0,
             slots: Vec::new(),
             granted: 0,
+            has_bundles: false,
             slot_limit: options.slots,
             announced: 0,
             devices: Vec::new(),
@@ -189,6 +196,7 @@ impl<S: Seal> Server<S> {
         self.slots.clear();
         self.slots.resize(slots, Slot::default());
         self.granted = welcome.slots;
+        self.has_bundles = welcome.features & feature::BUNDLES != 0;
         self.announced = welcome.slot_limit;
         self.attached.clear();
         self.clear();
@@ -341,8 +349,15 @@ impl<S: Seal> Server<S> {
             return Err(Reason::Session);
         }
         self.channel.open(frame, frame_bytes, received, port)?;
-        if frame.kind == Kind::Request {
-            return self.request(now, from, frame, received, port);
+        match frame.kind {
+            Kind::Request => {
+                let body = RequestBody::decode(frame.body());
+                return self.request((now, from), (&body, frame.payload_bytes()), received, port);
+            }
+            Kind::Bundle => {
+                return self.bundle((now, from), frame.payload_bytes(), received, port);
+            }
+            _ => {}
         }
         let message = match frame.kind {
             Kind::Ping => {
@@ -397,13 +412,11 @@ impl<S: Seal> Server<S> {
     /// Takes a REQUEST.
     fn request<P: Port>(
         &mut self,
-        now: Nanos,
-        from: Peer,
-        frame: &Frame<'_>,
+        (now, from): (Nanos, Peer),
+        (body, payload_bytes): (&RequestBody, usize),
         received: &mut P::Received,
         port: &mut P,
     ) -> Result<(), Reason> {
-        let body = RequestBody::decode(frame.body());
         let (place, is_drained) = (self.place_of(body.slot), self.slot_limit == 0);
         let Self { slots, devices, attached, terms, .. } = self;
         let is_it = |entry: &&DeviceEntry| entry.device == body.device;
@@ -414,11 +427,10 @@ impl<S: Seal> Server<S> {
             return Err(Reason::Epoch);
         }
         let slot = slots.get_mut(usize::from(body.slot)).ok_or(Reason::Slot)?;
-        if is_drained && !slot.needs_no_store(&body) {
+        if is_drained && !slot.needs_no_store(body) {
             return Err(Reason::Slot);
         }
-        let payload_bytes = frame.payload_bytes();
-        let arrival = Arrival { body: &body, payload_bytes, received, place, port };
+        let arrival = Arrival { body, payload_bytes, received, place, port };
         let step = slot.take(now, arrival, (entry, terms));
         self.heard(now, from);
         self.follow(now, body.slot, step?);
@@ -472,7 +484,7 @@ impl<S: Seal> Server<S> {
     }
 
     fn place_of(&self, slot: u16) -> u64 {
-        u64::from(self.place).wrapping_shl(16) | u64::from(slot)
+        place_of(self.place, slot)
     }
 
     /// The next request for the store.
@@ -524,15 +536,27 @@ impl<S: Seal> Server<S> {
             }
         }
         while let Some(index) = self.sending.front().copied() {
-            if !self.send_slot(now, index, port) {
+            let was_sent = self.send_bundle(now, port).unwrap_or_else(|| {
+                let was_sent = self.send_slot(now, index, port);
+                if was_sent {
+                    self.unlist();
+                }
+                was_sent
+            });
+            if !was_sent {
                 return false;
-            }
-            self.sending.pop_front();
-            if let Some(slot) = self.slots.get_mut(usize::from(index)) {
-                slot.is_listed = false;
             }
         }
         true
+    }
+
+    /// Takes the first slot out of the list of those that have something to send.
+    #[inline]
+    fn unlist(&mut self) {
+        let index = self.sending.pop_front();
+        if let Some(slot) = index.and_then(|index| self.slots.get_mut(usize::from(index))) {
+            slot.is_listed = false;
+        }
     }
 
     /// Whether something is to be sent.
@@ -614,23 +638,12 @@ impl<S: Seal> Server<S> {
 
     /// Sends what a slot owes. False if the link has no room.
     fn send_slot(&mut self, now: Nanos, index: u16, port: &mut impl Port) -> bool {
-        let (place, slot_limit, devices_version) =
-            (self.place_of(index), self.limit(), self.devices_version);
+        let (place, limits) = (self.place_of(index), (self.limit(), self.devices_version));
         let Self { channel, slots, .. } = self;
         let Some(slot) = slots.get_mut(usize::from(index)) else { return true };
-        let RequestBody { device, slot: number, epoch, sequence, attempt, .. } = slot.body;
-        let named =
-            AnswerBody { device, slot: number, epoch, sequence, attempt, ..AnswerBody::default() };
-        let held_ns = held(now, slot.arrived_at);
-        let answer = AnswerBody { held_ns, slot_limit, devices_version, ..named };
-        if std::mem::take(&mut slot.owes_busy)
-            && matches!(slot.state, State::Assembling | State::Executing)
-        {
-            let is_assembling = slot.state == State::Assembling;
-            let state =
-                if is_assembling { answer_state::ASSEMBLING } else { answer_state::EXECUTING };
-            let segments = if is_assembling { slot.missing() } else { 0 };
-            let body = AnswerBody { state, segments, ..answer }.encode();
+        let answer = answer_to(slot, now, limits);
+        if std::mem::take(&mut slot.owes_busy) && slot.is_unfinished() {
+            let body = slot.busy(&answer).encode();
             if !channel.send(port, Kind::Busy, Some(&body), Payload::NONE) {
                 slot.owes_busy = true;
                 return false;
@@ -656,6 +669,22 @@ impl<S: Seal> Server<S> {
         self.announced = self.credit();
         true
     }
+}
+
+/// The name of the data of a slot of the session at `place`.
+#[inline]
+fn place_of(place: u16, slot: u16) -> u64 {
+    u64::from(place).wrapping_shl(16) | u64::from(slot)
+}
+
+/// The answer to a slot's request, but for the request's outcome.
+#[inline]
+fn answer_to(slot: &Slot, now: Nanos, (slot_limit, devices_version): (u16, u32)) -> AnswerBody {
+    let RequestBody { device, slot: number, epoch, sequence, attempt, .. } = slot.body;
+    let named =
+        AnswerBody { device, slot: number, epoch, sequence, attempt, ..AnswerBody::default() };
+    let held_ns = held(now, slot.arrived_at);
+    AnswerBody { held_ns, slot_limit, devices_version, ..named }
 }
 
 /// The time since `arrived_at`, for the wire.

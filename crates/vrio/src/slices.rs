@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use sidecore_units::Nanos;
 
 use crate::handshake::{ClientHandshake, HostHandshake};
-use crate::port::{Payload, Peer, Port, Seal};
+use crate::port::{Part, Payload, Peer, Port, Seal};
 use crate::wire::DATA_HEADER_BYTES;
 use crate::{Client, Host};
 
@@ -65,6 +65,9 @@ impl Data for Buffers {
 #[derive(Debug, Default)]
 pub struct Arrived {
     frame: Vec<u8>,
+    /// Where the whole payload begins.
+    whole_at: usize,
+    /// Offset and size of the payload, or of the part that the engine has selected.
     payload: (usize, usize),
 }
 
@@ -72,7 +75,7 @@ impl Arrived {
     /// This frame has arrived.
     #[must_use]
     pub const fn new(frame: Vec<u8>) -> Self {
-        Self { frame, payload: (0, 0) }
+        Self { frame, whole_at: 0, payload: (0, 0) }
     }
 
     /// The frame's memory.
@@ -105,6 +108,27 @@ pub struct SlicePort<'a, W, D> {
     pub data: &'a mut D,
 }
 
+/// Writes a payload to a frame.
+fn put(data: &mut impl Data, payload: Payload<'_>, to: &mut [u8]) {
+    match payload {
+        Payload::Message { message, .. } => {
+            to.fill(0);
+            for (to, from) in to.iter_mut().zip(message) {
+                *to = *from;
+            }
+        }
+        Payload::Kept(kept) => {
+            let mut rest = to;
+            for piece in kept {
+                let Some((to, behind)) = rest.split_at_mut_checked(piece.len()) else { return };
+                to.copy_from_slice(piece);
+                rest = behind;
+            }
+        }
+        Payload::Data { request, offset_bytes, .. } => data.fill(request, offset_bytes, to),
+    }
+}
+
 impl<W: Transmit, D: Data> Port for SlicePort<'_, W, D> {
     type Received = Arrived;
 
@@ -120,27 +144,39 @@ impl<W: Transmit, D: Data> Port for SlicePort<'_, W, D> {
         let Some(frame) = self.wire.buffer(all) else { return false };
         let Some((first, sealed)) = frame.split_at_mut_checked(head.len()) else { return false };
         first.copy_from_slice(head);
+        let Some(to_payload) = sealed.get_mut(..payload_bytes) else { return false };
+        put(self.data, payload, to_payload);
+        seal.seal(counter, head, sealed);
+        self.wire.commit(to);
+        true
+    }
+
+    fn send_bundle<'b, S: Seal>(
+        &mut self,
+        to: Peer,
+        head: &[u8],
+        payload_bytes: usize,
+        parts: impl Iterator<Item = Part<'b>>,
+        (counter, seal): (u64, &mut S),
+    ) -> bool {
+        let all = head.len().saturating_add(payload_bytes).saturating_add(seal.tag_bytes());
+        let Some(frame) = self.wire.buffer(all) else { return false };
+        let Some((first, sealed)) = frame.split_at_mut_checked(head.len()) else { return false };
+        first.copy_from_slice(head);
         let Some(mut rest) = sealed.get_mut(..payload_bytes) else { return false };
-        match payload {
-            Payload::Message { message, .. } => {
-                rest.fill(0);
-                for (to, from) in rest.iter_mut().zip(message) {
-                    *to = *from;
-                }
-            }
-            Payload::Kept(kept) => {
-                for piece in kept {
-                    let Some((to, behind)) = rest.split_at_mut_checked(piece.len()) else {
-                        return false;
-                    };
-                    to.copy_from_slice(piece);
-                    rest = behind;
-                }
-            }
-            Payload::Data { request, offset_bytes, .. } => {
-                self.data.fill(request, offset_bytes, rest);
-            }
+        for part in parts {
+            let Some((to_head, behind)) = rest.split_at_mut_checked(part.head.len()) else {
+                return false;
+            };
+            let len_bytes = part.payload.len_bytes();
+            let Some((to_payload, behind)) = behind.split_at_mut_checked(len_bytes) else {
+                return false;
+            };
+            to_head.copy_from_slice(&part.head);
+            put(self.data, part.payload, to_payload);
+            rest = behind;
         }
+        rest.fill(0);
         seal.seal(counter, head, sealed);
         self.wire.commit(to);
         true
@@ -155,10 +191,15 @@ impl<W: Transmit, D: Data> Port for SlicePort<'_, W, D> {
         seal: &mut S,
     ) -> bool {
         let sealed_bytes = payload_bytes.saturating_add(seal.tag_bytes());
+        received.whole_at = head.len();
         received.payload = (head.len(), payload_bytes);
         let sealed = received.frame.get_mut(head.len()..);
         let sealed = sealed.and_then(|rest| rest.get_mut(..sealed_bytes));
         sealed.is_some_and(|sealed| seal.open(counter, head, sealed))
+    }
+
+    fn select(&mut self, received: &mut Arrived, skip_bytes: usize, len_bytes: usize) {
+        received.payload = (received.whole_at.saturating_add(skip_bytes), len_bytes);
     }
 
     fn message(&mut self, received: &Arrived, to: &mut [u8]) -> usize {

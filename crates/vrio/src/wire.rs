@@ -9,9 +9,9 @@ mod data;
 
 pub use control::{
     Attach, DEVICE_NAME_BYTES, DeviceEntry, Ending, FEATURES, Greeting, Hello, List,
-    MAX_BLOCK_BYTES, Ping, Pong, SERIAL_BYTES, Welcome, device_flag, ending,
+    MAX_BLOCK_BYTES, Ping, Pong, SERIAL_BYTES, Welcome, device_flag, ending, feature,
 };
-pub use data::{AnswerBody, RequestBody, answer_state, request_flag, status};
+pub use data::{AnswerBody, PartHeader, RequestBody, answer_state, request_flag, status};
 
 use sidecore_units::{codes, layout};
 
@@ -38,6 +38,9 @@ pub const BODY_BYTES: usize = 52;
 /// front it is 96 bytes, so that a link can align payloads by its headroom.
 pub const DATA_HEADER_BYTES: usize = FrameHeader::BYTES + BODY_BYTES;
 
+/// From the first byte of a part of a BUNDLE to the part's payload.
+pub const PART_HEADER_BYTES: usize = PartHeader::BYTES + BODY_BYTES;
+
 /// Offset in a frame of the phase of its key: see [`FrameHeader::phase`].
 pub const PHASE_AT: usize = 26;
 /// Offset in a frame of the receiver's link queue: see [`FrameHeader::queue`].
@@ -59,6 +62,7 @@ codes! {
         Ping = 11 "PING",
         Pong = 12 "PONG",
         Ending = 13 "ENDING",
+        Bundle = 14 "BUNDLE",
     }
 }
 

@@ -9,7 +9,7 @@ use sidecore_spec_virtio::blk::{Range, RequestHeader, request_type};
 use sidecore_vrio::handshake::code;
 use sidecore_vrio::wire::{
     AnswerBody, Attach, DeviceEntry, ETHERTYPE, Ending, FrameHeader, Greeting, Hello, Kind, List,
-    Ping, Pong, RequestBody, UDP_PORT, VERSION, Welcome,
+    PartHeader, Ping, Pong, RequestBody, UDP_PORT, VERSION, Welcome,
 };
 
 mod capture;
@@ -183,6 +183,30 @@ fn answer(random: &mut Random, kind: Kind, tag: &[u8]) -> Sample {
     sample
 }
 
+/// A BUNDLE with one part, which has the body, the payload and the fields of this frame, and
+/// perhaps others behind it.
+fn bundle(random: &mut Random, part: &Sample, others: &[&Sample], tag: &[u8]) -> Sample {
+    let mut payload = Vec::new();
+    for part in [part].into_iter().chain(others.iter().copied()) {
+        let header = FrameHeader::decode(part.bytes.first_chunk().unwrap());
+        let head = PartHeader { kind: header.kind, payload_bytes: header.payload_bytes };
+        payload.extend(head.encode());
+        payload.extend(&part.bytes[FrameHeader::BYTES..]);
+    }
+    let mut sample = Sample::new(random, Kind::Bundle, &[], &payload, tag);
+    if !tag.is_empty() {
+        sample.shows_payload("vrio.sealed", &payload);
+        return sample;
+    }
+    sample.shows("vrio.part.kind", part.bytes[1]);
+    sample.shows("vrio.part.payload_bytes", &part.fields["vrio.payload_bytes"]);
+    for (name, value) in &part.fields {
+        // The header is the bundle's.
+        sample.fields.entry(name).or_insert_with(|| value.clone());
+    }
+    sample
+}
+
 /// A frame with a clear part and this message: of no handshake, or of one that seals it.
 fn greeting(random: &mut Random, kind: Kind, handshake: u8, message: &[u8]) -> Sample {
     let greeting = Greeting {
@@ -240,6 +264,7 @@ fn hello(random: &mut Random) -> Sample {
         ("vrio.message.number", hello.number.to_string()),
         ("vrio.message.cookie", format!("{:#018x}", hello.cookie)),
         ("vrio.features", format!("{:#018x}", hello.features)),
+        ("vrio.features.bundles", bit(hello.features, 1)),
         ("vrio.session_queue", hello.queue.to_string()),
         ("vrio.version_min", hello.version_min.to_string()),
         ("vrio.version_max", hello.version_max.to_string()),
@@ -275,6 +300,7 @@ fn welcome(random: &mut Random) -> Sample {
         ("vrio.message.incarnation", format!("{:#018x}", welcome.incarnation)),
         ("vrio.new_session", format!("{:#018x}", welcome.session)),
         ("vrio.features", format!("{:#018x}", welcome.features)),
+        ("vrio.features.bundles", bit(welcome.features, 1)),
         ("vrio.frame_bytes", welcome.frame_bytes.to_string()),
         ("vrio.devices_version", welcome.devices_version.to_string()),
         ("vrio.slots", welcome.slots.to_string()),
@@ -402,6 +428,11 @@ fn samples(random: &mut Random) -> Vec<Sample> {
             samples.push(answer(random, Kind::Answer, tag));
             samples.push(answer(random, Kind::Busy, tag));
         }
+        for (kind, tag) in [(Kind::Answer, [].as_slice()), (Kind::Busy, &[]), (Kind::Busy, &TAG)] {
+            let parts = [request(random, &[]), answer(random, kind, &[])];
+            let bundles = parts.map(|part| bundle(random, &part, &[], tag));
+            samples.extend(bundles);
+        }
         samples.extend([hello(random), challenge(random), welcome(random), list(random)]);
         samples.extend([Kind::Hello, Kind::Welcome].map(|kind| secret(random, kind)));
         samples.extend([Kind::Device, Kind::Attached].map(|kind| device(random, kind)));
@@ -526,6 +557,33 @@ fn an_answer_names_its_request() {
     // A capture has a frame each millisecond.
     assert_eq!(dissected[3]["vrio.time"], ["0.003000000"]);
     assert!(!dissected[4].contains_key("vrio.request_in"), "no request has this sequence");
+}
+
+#[test]
+fn each_part_of_a_bundle_is_shown() {
+    let random = &mut Random::new(11);
+    let parts = [request(random, &[]), answer(random, Kind::Answer, &[]), request(random, &[])];
+    let whole = bundle(random, &parts[0], &[&parts[1], &parts[2]], &[]);
+    let mut short = whole.bytes.clone();
+    short.pop();
+    let payload_bytes = FrameHeader::decode(short.first_chunk().unwrap()).payload_bytes - 1;
+    short[28..30].copy_from_slice(&payload_bytes.to_le_bytes());
+    let foreign = ping(random);
+    let foreign = Sample { bytes: [&foreign.bytes[..], &[0; 28]].concat(), fields: foreign.fields };
+    let foreign = bundle(random, &parts[0], &[&foreign], &[]);
+    let mut capture = Capture::new();
+    for bytes in [&whole.bytes, &short, &foreign.bytes] {
+        capture.add(&ethernet(ETHERTYPE, bytes));
+    }
+    let dissected = dissect(&capture);
+    assert_eq!(dissected[0]["vrio.part.kind"], ["1", "2", "1"]);
+    let slots = [&parts[0], &parts[1], &parts[2]].map(|part| part.fields["vrio.slot"].clone());
+    assert_eq!(dissected[0]["vrio.slot"], slots);
+    assert!(!dissected[0].contains_key("_ws.expert.message"));
+    for (seen, parts) in [(&dissected[1], 2), (&dissected[2], 1)] {
+        assert_eq!(seen["vrio.part.kind"].len(), parts);
+        assert!(seen["_ws.expert.message"][0].starts_with("No part at"), "{seen:?}");
+    }
 }
 
 #[test]

@@ -144,7 +144,7 @@ impl<H: ClientHandshake> SessionDesk<H> {
     fn push(&mut self, now: Nanos) -> usize {
         while let Some(part) = self.port.data.next_part() {
             let request = (part.tag, part.device, part.request);
-            match self.client.send(now, request, &mut self.port) {
+            match self.client.start(request, &mut self.port) {
                 Ok(()) => {
                     if self.port.data.sent(&part) {
                         self.shared.stats.splits.add(1);
@@ -157,6 +157,7 @@ impl<H: ClientHandshake> SessionDesk<H> {
                 }
             }
         }
+        self.client.transmit(now, &mut self.port);
         if self.client.is_due(now) {
             self.client.poll(now, &mut self.port);
         }

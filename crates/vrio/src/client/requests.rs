@@ -3,6 +3,7 @@
 use sidecore_block::{BlockError, Operation};
 use sidecore_units::Nanos;
 
+use super::device::Device;
 use super::entry::{Entry, Origin};
 use super::slots::Slot;
 use super::{Core, OWN_REQUESTS, OnDisconnect};
@@ -299,6 +300,7 @@ impl Core {
     }
 
     /// Sends frames of slots, as far as the link has room.
+    #[inline]
     pub(super) fn send_slots<S: Seal>(
         &mut self,
         now: Nanos,
@@ -306,14 +308,29 @@ impl Core {
         port: &mut impl Port,
     ) {
         while let Some(number) = self.sending.front().copied() {
-            self.has_room = self.send_slot(now, number, channel, port);
+            self.has_room = match self.send_bundle(now, channel, port) {
+                Some(was_sent) => was_sent,
+                None => {
+                    let was_sent = self.send_slot(now, number, channel, port);
+                    if was_sent {
+                        self.unlist();
+                    }
+                    was_sent
+                }
+            };
             if !self.has_room {
                 return;
             }
-            self.sending.pop_front();
-            if let Some(slot) = self.slots.get_mut(usize::from(number)) {
-                slot.is_listed = false;
-            }
+        }
+    }
+
+    /// Takes the first slot out of the list of those that have something to send.
+    #[inline]
+    pub(super) fn unlist(&mut self) {
+        let number = self.sending.pop_front();
+        let slot = number.and_then(|number| self.slots.get_mut(usize::from(number)));
+        if let Some(slot) = slot {
+            slot.is_listed = false;
         }
     }
 
@@ -330,23 +347,14 @@ impl Core {
         };
         let Some(device) = self.devices.get(entry.device) else { return true };
         let body = request_body(number, slot, entry, (device.entry.device, device.entry.epoch));
-        let may_be_lost = slot.cut.count() > 1 || slot.attempt > 0;
         let range = entry.request.range().encode();
         for segment in bits(slot.segments) {
-            let Some((offset_bytes, len_bytes)) = slot.cut.range(segment) else { continue };
-            let rest = slot.segments & slot.segments.wrapping_sub(1);
-            // The last one asks for what is missing then.
-            let ask = if rest == 0 && may_be_lost { request_flag::ASK } else { 0 };
-            let body = RequestBody { offset_bytes, flags: body.flags | ask, ..body }.encode();
-            let payload = match (entry.request.operation, entry.record, entry.origin) {
-                (Operation::Write, Some(record), _) => {
-                    Payload::Kept(device.log.read(record, offset_bytes, len_bytes))
-                }
-                (Operation::Write, None, Origin::Guest { tag }) => {
-                    Payload::Data { request: tag, offset_bytes, len_bytes }
-                }
-                _ => Payload::Message { message: &range, len_bytes: range.len() },
+            let Some((body, payload)) = segment_frame(slot, (entry, device), body, segment, &range)
+            else {
+                continue;
             };
+            let rest = slot.segments & slot.segments.wrapping_sub(1);
+            let body = body.encode();
             if !channel.send(port, Kind::Request, Some(&body), payload) {
                 return false;
             }
@@ -358,9 +366,7 @@ impl Core {
             }
             slot.owes_frame = false;
         }
-        slot.sent_at = now;
-        slot.due = now.after(slot.timeout);
-        self.next_due = self.next_due.min(slot.due);
+        self.next_due = self.next_due.min(slot.sent(now));
         true
     }
 
@@ -598,6 +604,14 @@ impl Core {
 }
 
 impl Slot {
+    /// The attempt was sent. Returns when it times out.
+    #[inline]
+    pub(super) fn sent(&mut self, now: Nanos) -> Nanos {
+        self.sent_at = now;
+        self.due = now.after(self.timeout);
+        self.due
+    }
+
     /// Begins the next attempt.
     fn next_attempt(&mut self, has_payload: bool, options: &super::ClientOptions) {
         self.attempt = self.attempt.wrapping_add(1);
@@ -619,8 +633,36 @@ impl Slot {
     }
 }
 
+/// The frame of a segment of a slot's data, of a request with this body.
+#[inline]
+pub(super) fn segment_frame<'a>(
+    slot: &Slot,
+    (entry, device): (&Entry, &'a Device),
+    body: RequestBody,
+    segment: u32,
+    range: &'a [u8],
+) -> Option<(RequestBody, Payload<'a>)> {
+    let (offset_bytes, len_bytes) = slot.cut.range(segment)?;
+    let may_be_lost = slot.cut.count() > 1 || slot.attempt > 0;
+    let is_last = slot.segments & slot.segments.wrapping_sub(1) == 0;
+    // The last one asks for what is missing then.
+    let ask = if is_last && may_be_lost { request_flag::ASK } else { 0 };
+    let body = RequestBody { offset_bytes, flags: body.flags | ask, ..body };
+    let payload = match (entry.request.operation, entry.record, entry.origin) {
+        (Operation::Write, Some(record), _) => {
+            Payload::Kept(device.log.read(record, offset_bytes, len_bytes))
+        }
+        (Operation::Write, None, Origin::Guest { tag }) => {
+            Payload::Data { request: tag, offset_bytes, len_bytes }
+        }
+        _ => Payload::Message { message: range, len_bytes: range.len() },
+    };
+    Some((body, payload))
+}
+
 /// The body of a request's frames, but for the offset.
-fn request_body(
+#[inline]
+pub(super) fn request_body(
     number: u16,
     slot: &Slot,
     entry: &Entry,

@@ -11,7 +11,7 @@ use crate::handshake::{ClientHandshake, MESSAGE_MAX};
 use crate::port::{Peer, Port, Seal};
 use crate::wire::{
     Attach, DeviceEntry, Ending, FEATURES, Frame, FrameHeader, Greeting, Hello, Kind, List,
-    MAX_FRAME_BYTES, MIN_FRAME_BYTES, Ping, Pong, VERSION, Welcome,
+    MAX_FRAME_BYTES, MIN_FRAME_BYTES, Ping, Pong, VERSION, Welcome, feature,
 };
 use crate::{Reason, Rule};
 
@@ -294,7 +294,7 @@ impl Core {
             client: self.options.client,
             life: self.options.life,
             number: self.number,
-            features: FEATURES,
+            features: self.options.features & FEATURES,
             frame_bytes,
             receive_frames: self.options.receive_frames,
             slots: self.options.slots.max(1),
@@ -447,7 +447,7 @@ impl Core {
         let [largest, _] = self.sizes();
         let is_sound = welcome.session != 0
             && welcome.version == VERSION
-            && welcome.features & !FEATURES == 0
+            && welcome.features & !(self.options.features & FEATURES) == 0
             && welcome.slots > 0
             && (MIN_FRAME_BYTES..=largest).contains(&welcome.frame_bytes)
             && usize::try_from(welcome.frame_bytes).is_ok_and(|shown| shown <= frame_bytes);
@@ -464,6 +464,7 @@ impl Core {
         self.refusal = None;
         self.incarnation = welcome.incarnation;
         self.frame_bytes = welcome.frame_bytes;
+        self.has_bundles = welcome.features & feature::BUNDLES != 0;
         self.heard_at = Some(now);
         self.full_heard_at = now;
         self.keepalive = Keepalive { tries: 0, next_at: now };

@@ -600,7 +600,7 @@ impl<H: HostHandshake> Host<H> {
             number: wish.number,
             session: name,
             incarnation,
-            features: hello.features & FEATURES,
+            features: hello.features & options.features & FEATURES,
             version: VERSION,
             queue,
             ..place.server.terms_for(&hello)

@@ -8,7 +8,7 @@ use crate::channel::message;
 use crate::port::Port;
 use crate::request::status_of;
 use crate::segmentation::segment_bytes;
-use crate::wire::{DeviceEntry, RequestBody, request_flag, status};
+use crate::wire::{AnswerBody, DeviceEntry, RequestBody, answer_state, request_flag, status};
 use crate::{Neglected, Reason, Request, Rule, Segmentation};
 
 /// A sequence that is at least so far ahead of another one is older: sequences wrap.
@@ -279,8 +279,21 @@ impl Slot {
     }
 
     /// The segments of a write that have not arrived.
-    pub(super) fn missing(&self) -> u64 {
+    fn missing(&self) -> u64 {
         self.cut.all() & !self.received
+    }
+
+    /// Whether the request has begun and not ended.
+    pub(super) const fn is_unfinished(&self) -> bool {
+        matches!(self.state, State::Assembling | State::Executing)
+    }
+
+    /// The BUSY of an unfinished request, which `named` names.
+    pub(super) fn busy(&self, named: &AnswerBody) -> AnswerBody {
+        let is_assembling = self.state == State::Assembling;
+        let state = if is_assembling { answer_state::ASSEMBLING } else { answer_state::EXECUTING };
+        let segments = if is_assembling { self.missing() } else { 0 };
+        AnswerBody { state, segments, ..*named }
     }
 
     /// Whether something is to be sent.

@@ -37,9 +37,15 @@ pub mod device_flag {
     pub const WRITE_ZEROES: u32 = 32;
 }
 
-/// The features that this code knows: none so far. Both sides name theirs, and a session has those
-/// that both know.
-pub const FEATURES: u64 = 0;
+/// Bits of [`Hello::features`] and [`Welcome::features`].
+pub mod feature {
+    /// Several requests or answers may share a frame, a BUNDLE.
+    pub const BUNDLES: u64 = 1;
+}
+
+/// The features that this code knows. Both sides name theirs, and a session has those that both
+/// know.
+pub const FEATURES: u64 = feature::BUNDLES;
 
 layout! {
     /// The clear part of HELLO and WELCOME, in front of the message of the

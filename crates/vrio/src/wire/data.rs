@@ -93,6 +93,16 @@ layout! {
     }
 }
 
+layout! {
+    /// The first bytes of a part of a BUNDLE. The part's body and payload follow.
+    pub struct PartHeader: 4 {
+        /// A [`Kind`](super::Kind) with a body.
+        pub kind: u8 = 0,
+        /// Bytes behind the part's body.
+        pub payload_bytes: u16 = 2,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use sidecore_telemetry::{CounterSet as _, Counts as _};
 use sidecore_units::Nanos;
 use sidecore_vrio::slices::{Arrived, SlicePort};
-use sidecore_vrio::wire::{AnswerBody, DEVICE_NAME_BYTES, FrameHeader, Kind, RequestBody};
+use sidecore_vrio::wire::{
+    AnswerBody, BODY_BYTES, DEVICE_NAME_BYTES, FEATURES, FrameHeader, Kind, PartHeader, RequestBody,
+};
 use sidecore_vrio::{
     Client, ClientOptions, Event, Neglected, OnDisconnect, Peer, Request, Timing, VrioCounts,
     VrioStats,
@@ -32,17 +34,13 @@ pub(super) struct RingWatch {
 }
 
 impl RingWatch {
-    /// A frame of the client. Returns how many frames all requests ask for, if this is a new one.
-    fn sent(&mut self, frame: &[u8]) -> Option<u32> {
-        let (header, body) = parts(frame)?;
-        if Kind::from_code(header.kind) != Kind::Request {
-            return None;
-        }
-        if header.session != self.session {
-            self.session = header.session;
+    /// A request that the client sends. Returns how many frames all requests ask for, if this is a
+    /// new one.
+    fn sent(&mut self, session: u64, body: &RequestBody) -> Option<u32> {
+        if session != self.session {
+            self.session = session;
             self.asked.clear();
         }
-        let body = RequestBody::decode(&body);
         if self.asked.get(&body.slot).is_some_and(|(sequence, ..)| *sequence == body.sequence) {
             return None;
         }
@@ -54,11 +52,14 @@ impl RingWatch {
 
     /// A frame arrives at the client.
     fn arrives(&mut self, frame: &[u8]) {
-        let Some((header, body)) = parts(frame) else { return };
-        if header.session != self.session || Kind::from_code(header.kind) != Kind::Answer {
-            return;
+        for (session, kind, body) in parts(frame) {
+            if session == self.session && kind == Kind::Answer {
+                self.answered(&AnswerBody::decode(&body));
+            }
         }
-        let body = AnswerBody::decode(&body);
+    }
+
+    fn answered(&mut self, body: &AnswerBody) {
         let Some((sequence, frames, came)) = self.asked.get_mut(&body.slot) else { return };
         if *sequence == body.sequence {
             if !came.contains(&body.offset_bytes) {
@@ -71,9 +72,25 @@ impl RingWatch {
     }
 }
 
-fn parts(frame: &[u8]) -> Option<(FrameHeader, [u8; 52])> {
-    let header = FrameHeader::decode(frame.first_chunk()?);
-    Some((header, *frame.get(FrameHeader::BYTES..)?.first_chunk()?))
+/// The requests or answers of a frame, which damage may have cut short: session, kind and body.
+fn parts(frame: &[u8]) -> Vec<(u64, Kind, [u8; BODY_BYTES])> {
+    let Some((first, mut rest)) = frame.split_first_chunk() else { return Vec::new() };
+    let header = FrameHeader::decode(first);
+    let (session, kind) = (header.session, Kind::from_code(header.kind));
+    let body = |rest: &[u8]| rest.first_chunk().copied();
+    if kind != Kind::Bundle {
+        return body(rest).map(|body| (session, kind, body)).into_iter().collect();
+    }
+    let mut parts = Vec::new();
+    rest = rest.get(..header.payload_bytes.into()).unwrap_or_default();
+    while let Some((first, behind)) = rest.split_first_chunk()
+        && let Some(body) = body(behind)
+    {
+        let part = PartHeader::decode(first);
+        parts.push((session, Kind::from_code(part.kind), body));
+        rest = behind.get(BODY_BYTES + usize::from(part.payload_bytes)..).unwrap_or_default();
+    }
+    parts
 }
 
 /// A client, with the guests of its devices.
@@ -87,7 +104,7 @@ pub(super) struct Member {
     pub(super) guests: Vec<Guest>,
     pub(super) guest_at: Nanos,
     pub(super) slot_limit: u16,
-    /// Frames of requests that the client has sent.
+    /// Frames of requests, or parts of some, that the client has sent.
     pub(super) requests_sent: usize,
     ring: RingWatch,
     /// Of the clients that have died.
@@ -189,18 +206,24 @@ impl Member {
         let mut port = SlicePort { wire: &mut link, data: &mut Memories(guests) };
         for (tag, request) in at_once.drain(..) {
             let request = (tag, device_of(tag) as u16, request);
-            client.send(now, request, &mut port).map_err(|error| error.to_string())?;
+            client.start(request, &mut port).map_err(|error| error.to_string())?;
         }
+        client.transmit(now, &mut port);
         if client.is_due(now) {
             client.poll(now, &mut port);
         }
         for frame in copies.drain(..) {
-            self.requests_sent += usize::from(frame.get(1) == Some(&Kind::Request.code()));
-            let asked = ring.sent(&frame).unwrap_or(0);
-            if asked > receive_frames {
-                return Err(format!(
-                    "the client asks for {asked} frames: more than its ring holds"
-                ));
+            for (session, kind, body) in parts(&frame) {
+                if kind != Kind::Request {
+                    continue;
+                }
+                self.requests_sent += 1;
+                let asked = ring.sent(session, &RequestBody::decode(&body)).unwrap_or(0);
+                if asked > receive_frames {
+                    return Err(format!(
+                        "the client asks for {asked} frames: more than its ring holds"
+                    ));
+                }
             }
         }
         Ok(())
@@ -280,6 +303,7 @@ fn client(
         replay_bytes: manner.replay_bytes,
         on_disconnect,
         timing,
+        features: FEATURES,
         neglected,
     };
     let mut client = Client::new(options, HOST, Checksum::default(), Arc::clone(stats));

@@ -7,7 +7,7 @@ use sidecore_remote::export::SteeringCounts;
 use sidecore_telemetry::{CounterSet as _, Counts as _};
 use sidecore_units::Nanos;
 use sidecore_vrio::slices::{Arrived, SlicePort};
-use sidecore_vrio::wire::{DeviceEntry, MIN_FRAME_BYTES, device_flag};
+use sidecore_vrio::wire::{DeviceEntry, FEATURES, MIN_FRAME_BYTES, device_flag};
 use sidecore_vrio::{
     Host, HostOptions, Member as Admitted, Neglected, Rule, ServerOptions, VrioCounts, VrioStats,
 };
@@ -459,6 +459,8 @@ impl World {
         let server = ServerOptions {
             slots: self.manner.slots,
             neglected: self.neglected,
+            // Each fourth one is of an older version.
+            features: if incarnation.is_multiple_of(4) { 0 } else { FEATURES },
             ..ServerOptions::default()
         };
         let secret = [self.random.below(u64::MAX), 1];
