@@ -29,12 +29,13 @@ const REQUESTS: [(Operation, u64, u64); 8] = [
 
 /// The WELCOME to this HELLO.
 fn welcome(hello: &Hello) -> Vec<u8> {
-    let Hello { life, number, frame_bytes, slots, .. } = *hello;
+    let Hello { life, number, features, frame_bytes, slots, .. } = *hello;
     let welcome = Welcome {
         life,
         number,
         session: SESSION + number,
         incarnation: INCARNATION,
+        features,
         frame_bytes,
         devices_version: 1,
         slots,

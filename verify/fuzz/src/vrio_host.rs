@@ -15,7 +15,9 @@ use sidecore_fuzz::vrio::{
 };
 use sidecore_units::Nanos;
 use sidecore_vrio::slices::{Arrived, SlicePort};
-use sidecore_vrio::wire::{Attach, Greeting, Hello, Kind, MIN_FRAME_BYTES, VERSION, Welcome};
+use sidecore_vrio::wire::{
+    Attach, FEATURES, Greeting, Hello, Kind, MIN_FRAME_BYTES, VERSION, Welcome,
+};
 use sidecore_vrio::{Execute, HostOptions, Member, Peer, Plain, ServerOptions, VrioStats};
 
 const SLOTS: u16 = 8;
@@ -28,6 +30,7 @@ fn hello(challenge: Greeting) -> Arrived {
         version_min: VERSION,
         version_max: VERSION,
         frame_bytes: MIN_FRAME_BYTES,
+        features: FEATURES,
         slots: SLOTS,
         cookie: challenge.cookie,
         ..Hello::default()
