@@ -2,7 +2,7 @@
 
 use crate::cores::Gated;
 use crate::load::{Sample, Work};
-use crate::record::{Params, Records};
+use crate::record::{self, Params, Records};
 use crate::rounds::{Pairs, Rounds};
 use crate::stats;
 
@@ -106,6 +106,24 @@ impl Runs {
     #[must_use]
     pub fn waited_share(&self) -> f64 {
         stats::median(&self.0.iter().map(|run| run.waited_share).collect::<Vec<_>>())
+    }
+
+    /// The parameters of every record of these runs: `more`, the load, and the disturbance.
+    #[must_use]
+    pub fn params(&self, work: &Work, mut more: Params) -> Params {
+        more.extend(record::params([
+            ("depth", work.depth.into()),
+            ("run_ms", (work.duration.as_millis() as u64).into()),
+            ("line_ns", self.line_ns().into()),
+            ("waited_share", self.waited_share().into()),
+        ]));
+        more
+    }
+
+    /// The median of a metric, and `params` with its spread.
+    #[must_use]
+    pub fn settle(&self, metric: &Metric, work: &Work, params: Params) -> (f64, Params) {
+        self.rounds(|sample| (metric.value)(sample, work)).settle(params)
     }
 }
 

@@ -17,7 +17,6 @@ use crate::runs::{
     BANDWIDTH, IOPS, LATENCY_MEAN, LATENCY_P50, LATENCY_P99, Metric, Runs, record_added,
     record_ratios,
 };
-use crate::stats;
 
 const METRICS: [Metric; 5] = [IOPS, BANDWIDTH, LATENCY_P50, LATENCY_P99, LATENCY_MEAN];
 
@@ -222,18 +221,11 @@ impl Bench {
 
     fn record(&mut self, case: &str, measured: &Measured, work: &Work) {
         let Measured { name, params, runs } = measured;
-        let lines_ns: Vec<f64> =
-            runs.all().iter().map(|run| f64::midpoint(run.before_ns, run.after_ns)).collect();
         for metric in METRICS.iter().filter(|metric| work.depth == 1 || !metric.alone) {
-            let mut params = params.clone();
+            let mut params = runs.params(work, params.clone());
             params.insert("bytes".to_owned(), work.bytes.into());
-            params.insert("depth".to_owned(), work.depth.into());
             params.insert("yields".to_owned(), work.yields.into());
-            params.insert("run_ms".to_owned(), (work.duration.as_millis() as u64).into());
-            params.insert("line_ns".to_owned(), stats::median(&lines_ns).into());
-            params.insert("waited_share".to_owned(), runs.waited_share().into());
-            let (median, params) =
-                runs.rounds(|sample| (metric.value)(sample, work)).settle(params);
+            let (median, params) = runs.settle(metric, work, params);
             self.experiment.records.measure(case, name, metric.name, median, metric.unit, params);
         }
     }

@@ -401,21 +401,17 @@ impl Bench {
 
     fn record(&mut self, name: &str, case: &Case, system: &System) {
         for metric in METRICS.iter().filter(|metric| case.is_alone() || !metric.alone) {
-            let mut params = system.params.clone();
+            let mut params = system.runs.params(&case.work, system.params.clone());
             params.insert("block_bytes".to_owned(), case.work.bytes.into());
-            params.insert("depth".to_owned(), case.work.depth.into());
             params.insert("queues".to_owned(), case.queues.into());
             params.insert("interrupts".to_owned(), (case.notify == Notify::Interrupt).into());
-            params.insert("run_ms".to_owned(), (case.work.duration.as_millis() as u64).into());
-            params.insert("line_ns".to_owned(), system.runs.line_ns().into());
-            params.insert("waited_share".to_owned(), system.runs.waited_share().into());
-            let value = |sample: &Sample| (metric.value)(sample, &case.work);
-            let (median, mut params) = system.runs.rounds(value).settle(params);
+            let (median, mut params) = system.runs.settle(metric, &case.work, params);
             // Counts of messages and interrupts do not depend on the distance of the cores; the
             // maximum shows the round that the median would hide.
             let value = if metric.unit == "1" {
                 params.remove("counts");
-                system.runs.all().iter().map(|run| value(&run.result)).fold(0.0, f64::max)
+                let all = system.runs.all().iter();
+                all.map(|run| (metric.value)(&run.result, &case.work)).fold(0.0, f64::max)
             } else {
                 median
             };

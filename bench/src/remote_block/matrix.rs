@@ -265,15 +265,10 @@ impl Bench {
         for (system, runs) in systems {
             let has_latencies = case.work.depth == 1 || case.setting.fault != Fault::None;
             for metric in METRICS.iter().filter(|metric| has_latencies || !metric.alone) {
-                let mut params = self.experiment.params();
+                let mut params = runs.params(&case.work, self.experiment.params());
                 params.insert("block_bytes".to_owned(), case.work.bytes.into());
-                params.insert("depth".to_owned(), case.work.depth.into());
                 params.insert("clients".to_owned(), case.setting.clients.into());
-                params.insert("run_ms".to_owned(), (case.work.duration.as_millis() as u64).into());
-                params.insert("line_ns".to_owned(), runs.line_ns().into());
-                params.insert("waited_share".to_owned(), runs.waited_share().into());
-                let rounds = runs.rounds(|sample| (metric.value)(sample, &case.work));
-                let (median, params) = rounds.settle(params);
+                let (median, params) = runs.settle(metric, &case.work, params);
                 let records = &mut self.experiment.records;
                 records.measure(name, system, metric.name, median, metric.unit, params);
             }
