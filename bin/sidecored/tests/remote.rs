@@ -12,16 +12,16 @@ use serde_json::json;
 use sidecore_control::report::{DeviceState, IohostReport, RemoteReport};
 use sidecore_control::{ClientError, NewDevice, RemoteKind};
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, NvmeClient, NvmeOptions, Slot, Status};
-use sidecore_kit::guest::{complete, complete_all};
+use sidecore_kit::guest::complete;
 use sidecore_kit::wait;
 use sidecore_units::Sector;
 use tempfile::TempDir;
 
 use common::Daemon;
+use common::remote::{BLOCK, survives_kills};
 
 const SOON: Duration = Duration::from_secs(60);
-const WRITE_BYTES: u32 = 4096;
-const SECTORS: u64 = WRITE_BYTES as u64 / 512;
+const SECTORS: u64 = BLOCK as u64 / 512;
 const DISK_BYTES: u64 = 16 << 20;
 
 /// An IOhost with a device on a file, for the client `vmhost`.
@@ -73,22 +73,15 @@ fn guest(vmhost: &Daemon) -> BlkClient {
 }
 
 fn data(index: u64, round: u64) -> Vec<u8> {
-    (0..u64::from(WRITE_BYTES)).map(|at| (at / 512 + index * 7 + round * 31 + 1) as u8).collect()
+    common::remote::data(index, round, BLOCK)
 }
 
 fn write(queue: &mut BlkQueue, slot: Slot, index: u64, round: u64) {
-    queue.write_data(slot, 0, &data(index, round));
-    queue.submit_write(slot, Sector(index * SECTORS), WRITE_BYTES).unwrap();
-    assert_eq!(complete(queue).status, Status::Ok);
+    common::remote::write(queue, slot, index, data(index, round));
 }
 
 fn read(queue: &mut BlkQueue, slot: Slot, index: u64) -> Vec<u8> {
-    queue.write_data(slot, 0, &[0xee; WRITE_BYTES as usize]);
-    queue.submit_read(slot, Sector(index * SECTORS), WRITE_BYTES).unwrap();
-    assert_eq!(complete(queue).status, Status::Ok);
-    let mut back = vec![0; WRITE_BYTES as usize];
-    queue.read_data(slot, 0, &mut back);
-    back
+    common::remote::read(queue, slot, index, BLOCK)
 }
 
 fn remote(daemon: &Daemon, is_it: impl Fn(&RemoteReport) -> bool) {
@@ -130,7 +123,7 @@ fn a_guest_of_a_vmhost_uses_a_disk_of_an_iohost_and_start_order_does_not_matter(
         assert_eq!(complete(queue).status, Status::Ok);
     }
     let file = std::fs::read(shared.path().join("disk.img")).unwrap();
-    assert!(file[..WRITE_BYTES as usize] == data(0, 0));
+    assert!(file[..BLOCK as usize] == data(0, 0));
     assert_eq!(control.devices().unwrap()[0].capacity_bytes, DISK_BYTES);
     remote(&vmhost, |report| {
         let is_ready = |iohost: &IohostReport| {
@@ -230,7 +223,7 @@ fn ends_without_its_iohost(flushes: bool, asks: bool) -> (Option<i32>, String) {
     iohost.child.signal(Signal::KILL).unwrap();
     iohost.child.wait_for_end(SOON).unwrap();
     if asks {
-        queue.submit_read(slot, Sector(0), WRITE_BYTES).unwrap();
+        queue.submit_read(slot, Sector(0), BLOCK).unwrap();
         queue.publish().unwrap();
     }
     remote(&vmhost, |report| {
@@ -336,8 +329,8 @@ fn links_clients_iohosts_and_their_disks_come_and_go_while_the_daemons_run() {
         }
     }
     let file = std::fs::read(shared.path().join("disk.img")).unwrap();
-    let at = (3 * WRITE_BYTES) as usize;
-    assert!(file[at..at + WRITE_BYTES as usize] == data(3, 1));
+    let at = (3 * BLOCK) as usize;
+    assert!(file[at..at + BLOCK as usize] == data(3, 1));
     end(vm);
     end(io);
 }
@@ -358,14 +351,14 @@ fn a_drained_client_waits_with_its_writes_flushed() {
     let metrics = control.metrics(false).unwrap();
     assert!(metrics.contains("sidecore_client_drained{client=\"vmhost\"} 1\n"), "{metrics}");
     queue.write_data(slot, 0, &data(1, 1));
-    queue.submit_write(slot, Sector(SECTORS), WRITE_BYTES).unwrap();
+    queue.submit_write(slot, Sector(SECTORS), BLOCK).unwrap();
     queue.publish().unwrap();
     remote(&vmhost, |report| {
         let mut devices = report.iohosts.iter().flat_map(|iohost| &iohost.devices);
         let waits = |what: &str| what.contains("sidecore remote drain");
         devices.any(|it| it.waits_for.as_deref().is_some_and(waits) && it.in_flight == 1)
     });
-    let at = WRITE_BYTES as usize;
+    let at = BLOCK as usize;
     let stored = || std::fs::read(shared.path().join("disk.img")).unwrap()[at..2 * at].to_vec();
     assert!(stored() == data(1, 0), "the write before the drain, and not the one after");
     control.drain("vmhost", true).unwrap();
@@ -384,40 +377,13 @@ fn a_drained_client_waits_with_its_writes_flushed() {
 fn an_iohost_that_is_killed_and_comes_back_loses_no_answered_write() {
     let shared = shared();
     let config = iohost(shared.path(), "");
-    let mut iohost = start(&config);
+    let iohost = start(&config);
     let vmhost = start(&vmhost(shared.path(), ""));
     let mut guest = guest(&vmhost);
     let queue = guest.queue(0).unwrap();
     let slots: Vec<Slot> = (0..16).map(|_| queue.take_slot().unwrap()).collect();
-    let count = slots.len() as u64;
-    for round in 1..=3 {
-        // The first writes are answered when the IOhost dies; the others are given to it then.
-        let half = slots.len() / 2;
-        for (index, slot) in (0..count).zip(&slots) {
-            queue.write_data(*slot, 0, &data(index, round));
-            queue.submit_write(*slot, Sector(index * SECTORS), WRITE_BYTES).unwrap();
-            if index + 1 == half as u64 {
-                let done = complete_all(queue, half);
-                assert!(done.iter().all(|done| done.status == Status::Ok), "{done:?}");
-                iohost.child.signal(Signal::KILL).unwrap();
-            }
-        }
-        queue.publish().unwrap();
-        drop(iohost);
-        iohost = start(&config);
-        let done = complete_all(queue, slots.len() - half);
-        assert!(done.iter().all(|done| done.status == Status::Ok), "round {round}: {done:?}");
-        for index in 0..count {
-            assert!(read(queue, slots[0], index) == data(index, round), "round {round}, {index}");
-        }
-        queue.submit_flush(slots[0]).unwrap();
-        assert_eq!(complete(queue).status, Status::Ok);
-        let file = std::fs::read(shared.path().join("disk.img")).unwrap();
-        for index in 0..count {
-            let at = (index * u64::from(WRITE_BYTES)) as usize;
-            assert!(file[at..at + WRITE_BYTES as usize] == data(index, round), "round {round}");
-        }
-    }
+    let file = || std::fs::read(shared.path().join("disk.img")).unwrap();
+    let iohost = survives_kills(queue, &slots, iohost, 3, (|| start(&config), file));
     remote(&vmhost, |report| report.iohosts.iter().any(|it| it.counts.sessions >= 4));
     drop(guest);
     end(vmhost);

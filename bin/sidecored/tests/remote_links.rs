@@ -23,10 +23,10 @@ use sidecore_wire::{Chances, Handle, Wires};
 use tempfile::TempDir;
 
 use common::Daemon;
+use common::remote::{BLOCK, data, flush, read, submit, survives_kills, write};
 
 const SOON: Duration = Duration::from_secs(60);
 const DISK_BYTES: u64 = 16 << 20;
-const BLOCK: u32 = 4096;
 const SECTORS: u64 = BLOCK as u64 / 512;
 const LONG: u32 = 64 << 10;
 const MTU: usize = 9000;
@@ -249,36 +249,6 @@ impl Place {
     }
 }
 
-/// Data of so many bytes that differ in each sector, block and round.
-fn data(index: u64, round: u64, bytes: u32) -> Vec<u8> {
-    (0..u64::from(bytes)).map(|at| (at / 512 + at % 7 + index * 7 + round * 31 + 1) as u8).collect()
-}
-
-fn submit(queue: &mut BlkQueue, slot: Slot, index: u64, bytes: Vec<u8>) {
-    queue.write_data(slot, 0, &bytes);
-    let sector = Sector(index * u64::from(bytes.len() as u32) / 512);
-    queue.submit_write(slot, sector, bytes.len() as u32).unwrap();
-}
-
-fn write(queue: &mut BlkQueue, slot: Slot, index: u64, bytes: Vec<u8>) {
-    submit(queue, slot, index, bytes);
-    assert_eq!(complete(queue).status, Status::Ok);
-}
-
-fn read(queue: &mut BlkQueue, slot: Slot, index: u64, bytes: u32) -> Vec<u8> {
-    queue.write_data(slot, 0, &vec![0xee; bytes as usize]);
-    queue.submit_read(slot, Sector(index * u64::from(bytes) / 512), bytes).unwrap();
-    assert_eq!(complete(queue).status, Status::Ok);
-    let mut back = vec![0; bytes as usize];
-    queue.read_data(slot, 0, &mut back);
-    back
-}
-
-fn flush(queue: &mut BlkQueue, slot: Slot) {
-    queue.submit_flush(slot).unwrap();
-    assert_eq!(complete(queue).status, Status::Ok);
-}
-
 /// Waits for a report of the remote channel, and returns the time that it took to come.
 fn remote(what: &str, daemon: &Daemon, is_it: impl Fn(&RemoteReport) -> bool) -> Duration {
     let (control, begun) = (daemon.client(), Instant::now());
@@ -299,7 +269,7 @@ fn end(mut daemon: Daemon) {
 /// A sealed disk over a link of this kind, whose IOhost is killed with writes in flight.
 fn carries_a_disk(kind: Kind) {
     let Some(place) = Place::new(kind) else { return };
-    let mut iohost = place.inviting_iohost();
+    let iohost = place.inviting_iohost();
     let vmhost = place.vmhost();
     let mut guest = place.guest(&vmhost, 0);
     let queue = guest.queue(0).unwrap();
@@ -314,34 +284,8 @@ fn carries_a_disk(kind: Kind) {
         let mut iohosts = report.iohosts.iter();
         iohosts.any(|it| it.encryption == "on" && it.frame_bytes == 8100 && it.credits > 0)
     });
-    let count = slots.len() as u64;
-    for round in 1..=2 {
-        // The first writes are answered when the IOhost dies; the others are given to it then.
-        let half = slots.len() / 2;
-        for (index, slot) in (0..count).zip(&slots) {
-            submit(queue, *slot, index, data(index, round, BLOCK));
-            if index + 1 == half as u64 {
-                let done = complete_all(queue, half);
-                assert!(done.iter().all(|done| done.status == Status::Ok), "{done:?}");
-                iohost.child.signal(Signal::KILL).unwrap();
-            }
-        }
-        queue.publish().unwrap();
-        drop(iohost);
-        iohost = place.iohost();
-        let done = complete_all(queue, slots.len() - half);
-        assert!(done.iter().all(|done| done.status == Status::Ok), "round {round}: {done:?}");
-        for index in 0..count {
-            let back = read(queue, slots[0], index, BLOCK);
-            assert!(back == data(index, round, BLOCK), "round {round}, {index}");
-        }
-        flush(queue, slots[0]);
-        let file = place.file(0);
-        for index in 0..count {
-            let at = (index * u64::from(BLOCK)) as usize;
-            assert!(file[at..][..BLOCK as usize] == data(index, round, BLOCK), "round {round}");
-        }
-    }
+    let again = || place.iohost();
+    let iohost = survives_kills(queue, &slots, iohost, 2, (again, || place.file(0)));
     remote("sessions", &vmhost, |report| report.iohosts.iter().any(|it| it.counts.sessions >= 3));
     drop(guest);
     end(vmhost);

@@ -1,6 +1,8 @@
 //! A daemon as a process, for the tests that start one.
 #![allow(dead_code, reason = "each test takes what it needs")]
 
+pub mod remote;
+
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
