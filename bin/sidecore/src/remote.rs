@@ -49,14 +49,19 @@ enum Command {
         /// The client.
         client: String,
     },
-    /// Let a client's requests wait, before work on its stores.
+    /// Let a client's requests wait, before work on its stores; or those to an IOhost, before it is
+    /// taken away.
     ///
-    /// Requests that the stores have are answered first, and the stores are flushed. The client
-    /// and its guests wait until `--undo`, or until this daemon starts again.
+    /// Requests in flight are answered first, and their stores are flushed. Guests wait until
+    /// `--undo`, or until this daemon starts again.
     Drain {
-        /// The client.
-        client: String,
-        /// Take the client's requests again.
+        /// The client of this host.
+        #[arg(required_unless_present = "iohost", conflicts_with = "iohost")]
+        client: Option<String>,
+        /// The IOhost that this host uses.
+        #[arg(long)]
+        iohost: Option<String>,
+        /// Let the requests go on.
         #[arg(long)]
         undo: bool,
     },
@@ -141,8 +146,14 @@ fn change<F: Args>(
 pub(crate) fn run(client: &Client, arguments: Arguments) -> Result<()> {
     let json = arguments.json;
     match arguments.command {
-        Command::Drain { client: name, undo } => {
-            client.drain(&name, undo)?;
+        Command::Drain { client: of, iohost, undo } => {
+            match (&of, &iohost) {
+                (_, Some(iohost)) => client.drain_iohost(iohost, undo)?,
+                (Some(of), None) => client.drain(of, undo)?,
+                // Refused by the parser.
+                (None, None) => {}
+            }
+            let name = iohost.or(of).unwrap_or_default();
             let done = if undo { "undrained" } else { "drained" };
             if json {
                 return print_json(&serde_json::json!({ done: name }));
@@ -461,6 +472,21 @@ mod tests {
         let socket = "/run/{device}.sock";
         let wanted = json!({ "iohost": "io1", "front_end": "nvme", "socket": socket });
         assert_eq!((name.as_str(), keys, line.socket), ("db", wanted, Some("/c".into())));
+    }
+
+    #[test]
+    fn a_drain_is_of_a_client_or_of_an_iohost() {
+        let parse = |line: &str| <Line as clap::Parser>::try_parse_from(line.split(' '));
+        let drained = |line: &str| match parse(line).unwrap().arguments.command {
+            Command::Drain { client, iohost, undo } => (client, iohost, undo),
+            _ => panic!("another command"),
+        };
+        let name = |name: &str| Some(name.to_owned());
+        assert_eq!(drained("sidecore drain vm1 --undo"), (name("vm1"), None, true));
+        assert_eq!(drained("sidecore drain --iohost io1"), (None, name("io1"), false));
+        for line in ["sidecore drain", "sidecore drain vm1 --iohost io1"] {
+            assert!(parse(line).is_err(), "{line}");
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::json;
-use sidecore_control::report::{DeviceState, IohostReport, RemoteReport};
+use sidecore_control::report::{DeviceState, IohostReport, RemoteDeviceReport, RemoteReport};
 use sidecore_control::{ClientError, NewDevice, RemoteKind};
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, NvmeClient, NvmeOptions, Slot, Status};
 use sidecore_kit::guest::complete;
@@ -368,6 +368,91 @@ fn a_drained_client_waits_with_its_writes_flushed() {
     assert_eq!(complete(queue).status, Status::Ok);
     assert!(stored() == data(1, 1));
     remote(&iohost, |report| report.clients.iter().any(|client| client.state == "connected"));
+    drop(guest);
+    end(vmhost);
+    end(iohost);
+}
+
+/// The state of the VMhost's IOhost, and the reason for which its device waits.
+fn is_at(vmhost: &Daemon, state: &str, reason: Option<&str>) {
+    remote(vmhost, |report| {
+        let waits = |device: &RemoteDeviceReport| device.wait_reason.as_deref() == reason;
+        let mut iohosts = report.iohosts.iter();
+        iohosts.any(|iohost| iohost.state == state && iohost.devices.iter().all(waits))
+    });
+}
+
+#[test]
+fn an_iohost_is_drained_at_its_vmhost_before_it_is_taken_away() {
+    let shared = shared();
+    let config = iohost(shared.path(), "");
+    let (mut iohost, vmhost) = (start(&config), start(&vmhost(shared.path(), "")));
+    let control = vmhost.client();
+    let mut guest = guest(&vmhost);
+    let queue = guest.queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    write(queue, slot, 1, 0);
+    let undo = || control.drain_iohost("io1", true);
+    assert!(undo().unwrap_err().to_string().contains("is not drained"));
+    let unknown = control.drain_iohost("io9", false).unwrap_err().to_string();
+    assert!(unknown.contains("there are \"io1\""), "{unknown}");
+    control.drain_iohost("io1", false).unwrap();
+    is_at(&vmhost, "drained", Some("drained_here"));
+    remote(&vmhost, |report| report.iohosts[0].devices[0].kept_writes == 0);
+    let metrics = control.metrics(false).unwrap();
+    for row in [
+        "sidecore_iohost_drained{iohost=\"io1\"} 1\n",
+        "sidecore_iohost_connected{iohost=\"io1\"} 1\n",
+        "sidecore_remote_device_waiting{iohost=\"io1\",store=\"r1\",device=\"disk1\",reason=\
+         \"drained_here\"} 1\n",
+    ] {
+        assert!(metrics.contains(row), "{row} {metrics}");
+    }
+    queue.write_data(slot, 0, &data(1, 1));
+    queue.submit_write(slot, Sector(SECTORS), BLOCK).unwrap();
+    queue.publish().unwrap();
+    remote(&vmhost, |report| report.iohosts[0].devices[0].in_flight == 1);
+    let at = BLOCK as usize;
+    let stored = std::fs::read(shared.path().join("disk.img")).unwrap();
+    assert!(stored[at..2 * at] == data(1, 0), "the write before the drain");
+    iohost.child.signal(Signal::KILL).unwrap();
+    iohost.child.wait_for_end(SOON).unwrap();
+    is_at(&vmhost, "drained", Some("link"));
+    let iohost = start(&config);
+    is_at(&vmhost, "drained", Some("drained_here"));
+    undo().unwrap();
+    assert_eq!(complete(queue).status, Status::Ok);
+    assert!(read(queue, slot, 1) == data(1, 1));
+    is_at(&vmhost, "connected", None);
+    queue.submit_flush(slot).unwrap();
+    assert_eq!(complete(queue).status, Status::Ok);
+    drop(guest);
+    end(vmhost);
+    end(iohost);
+}
+
+#[test]
+fn a_drain_of_an_iohost_that_is_away_says_what_is_left_and_can_be_undone() {
+    let shared = shared();
+    let config = iohost(shared.path(), "");
+    let (mut iohost, vmhost) = (start(&config), start(&vmhost(shared.path(), "")));
+    let mut guest = guest(&vmhost);
+    let queue = guest.queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    write(queue, slot, 1, 0);
+    iohost.child.signal(Signal::KILL).unwrap();
+    iohost.child.wait_for_end(SOON).unwrap();
+    is_at(&vmhost, "away", Some("link"));
+    let control = vmhost.client();
+    let error = control.drain_iohost("io1", false).unwrap_err().to_string();
+    let left = "it does not answer; 0 requests have no answer, and 1 answered writes are covered";
+    assert!(error.contains(left), "{error}");
+    is_at(&vmhost, "draining", Some("link"));
+    // It goes on when the IOhost is back.
+    let iohost = start(&config);
+    is_at(&vmhost, "drained", Some("drained_here"));
+    control.drain_iohost("io1", true).unwrap();
+    assert!(read(queue, slot, 1) == data(1, 0));
     drop(guest);
     end(vmhost);
     end(iohost);

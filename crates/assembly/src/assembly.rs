@@ -376,6 +376,25 @@ impl Assembly {
         self.lists.remote.undrain_client(client)
     }
 
+    /// Has new requests to an IOhost wait, and waits until all others are answered and the answered
+    /// writes are flushed: then the IOhost can be taken away. Requests wait until
+    /// [`undrain_iohost`](Self::undrain_iohost).
+    ///
+    /// # Errors
+    /// There is no such IOhost, or it does not answer, or cannot flush. New requests wait all the
+    /// same.
+    pub fn drain_iohost(&self, iohost: &str) -> Result<(), OperationError> {
+        self.lists.remote.drain_iohost(iohost)
+    }
+
+    /// Has requests to a drained IOhost go on.
+    ///
+    /// # Errors
+    /// There is no such IOhost, or it is not drained.
+    pub fn undrain_iohost(&self, iohost: &str) -> Result<(), OperationError> {
+        self.lists.remote.undrain_iohost(iohost)
+    }
+
     /// The controllers that are open.
     #[must_use]
     pub fn controllers(&self) -> Vec<Arc<ControllerHandle>> {

@@ -338,13 +338,22 @@ fn known_client<'a>(
     clients: &'a mut BTreeMap<String, ServedClient>,
     name: &str,
 ) -> Result<&'a mut ServedClient, OperationError> {
-    let there: Vec<String> = clients.keys().map(|name| format!("\"{name}\"")).collect();
-    clients.get_mut(name).ok_or_else(|| {
+    known(clients, "client", name)
+}
+
+/// The part of this kind and name.
+fn known<'a, T>(
+    parts: &'a mut BTreeMap<String, T>,
+    kind: &str,
+    name: &str,
+) -> Result<&'a mut T, OperationError> {
+    let there: Vec<String> = parts.keys().map(|name| format!("\"{name}\"")).collect();
+    parts.get_mut(name).ok_or_else(|| {
         let there = match &there[..] {
-            [] => "the configuration has no [[client]]".to_owned(),
+            [] => format!("the configuration has no [[{kind}]]"),
             _ => format!("there are {}", there.join(", ")),
         };
-        OperationError::new(ErrorKind::NotFound, format!("there is no client \"{name}\"; {there}"))
+        OperationError::new(ErrorKind::NotFound, format!("there is no {kind} \"{name}\"; {there}"))
     })
 }
 

@@ -165,7 +165,20 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub fn drain(&self, client: &str, undo: bool) -> Result<(), ClientError> {
-        let path = format!("{REMOTE_PATH}/clients/{}/drain", escaped(client));
+        self.drain_part(RemoteKind::Client, client, undo)
+    }
+
+    /// Makes the daemon let new requests to an IOhost wait, or go on with `undo`. Waits until the
+    /// other requests are answered, and the answered writes are flushed.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn drain_iohost(&self, iohost: &str, undo: bool) -> Result<(), ClientError> {
+        self.drain_part(RemoteKind::Iohost, iohost, undo)
+    }
+
+    fn drain_part(&self, kind: RemoteKind, name: &str, undo: bool) -> Result<(), ClientError> {
+        let path = format!("{REMOTE_PATH}/{}s/{}/drain", kind.word(), escaped(name));
         let method = if undo { Method::DELETE } else { Method::POST };
         self.ask(method, &path, None, DISK_PATIENCE).map(drop)
     }

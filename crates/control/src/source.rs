@@ -52,6 +52,18 @@ pub trait Source: Send + Sync + 'static {
     /// There is no such client, or it is not drained.
     fn undrain_client(&self, client: &str) -> Result<(), OperationError>;
 
+    /// Has new requests to an IOhost wait, and waits until the others are answered and flushed.
+    ///
+    /// # Errors
+    /// There is no such IOhost, or it does not answer or cannot flush.
+    fn drain_iohost(&self, iohost: &str) -> Result<(), OperationError>;
+
+    /// Has requests to a drained IOhost go on.
+    ///
+    /// # Errors
+    /// There is no such IOhost, or it is not drained.
+    fn undrain_iohost(&self, iohost: &str) -> Result<(), OperationError>;
+
     /// Adds a link, a client or an IOhost.
     ///
     /// # Errors
@@ -122,6 +134,14 @@ impl Source for Assembly {
 
     fn undrain_client(&self, client: &str) -> Result<(), OperationError> {
         Self::undrain_client(self, client)
+    }
+
+    fn drain_iohost(&self, iohost: &str) -> Result<(), OperationError> {
+        Self::drain_iohost(self, iohost)
+    }
+
+    fn undrain_iohost(&self, iohost: &str) -> Result<(), OperationError> {
+        Self::undrain_iohost(self, iohost)
     }
 
     fn add_part(&self, part: &RemotePart) -> Result<(), AssemblyError> {

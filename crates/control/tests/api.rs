@@ -92,6 +92,14 @@ impl Source for StandIn {
         self.drain_client(client)
     }
 
+    fn drain_iohost(&self, iohost: &str) -> Result<(), OperationError> {
+        if iohost == "io1" { Ok(()) } else { self.revoke(iohost) }
+    }
+
+    fn undrain_iohost(&self, iohost: &str) -> Result<(), OperationError> {
+        self.drain_iohost(iohost)
+    }
+
     fn add_part(&self, part: &RemotePart) -> Result<(), AssemblyError> {
         let (kind, name) = (part.kind().word(), part.name().to_owned());
         if name == "new" { Ok(()) } else { Err(AssemblyError::Duplicate { kind, name }) }
@@ -144,6 +152,8 @@ fn the_client_reads_the_reports_of_the_source() {
     for undo in [false, true] {
         client.drain("vmhost1", undo).unwrap();
         assert_eq!(client.drain("x", undo).unwrap_err().to_string(), "no x");
+        client.drain_iohost("io1", undo).unwrap();
+        assert_eq!(client.drain_iohost("x", undo).unwrap_err().to_string(), "no x");
     }
     assert!(
         client.metrics(false).unwrap().contains("sidecore_device_kicks_total{device=\"vd0\"} 3\n")

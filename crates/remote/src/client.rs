@@ -26,7 +26,7 @@ mod store;
 mod table;
 
 pub use iohost::Iohost;
-pub use session::{OpenedReport, Session, SessionOptions, SessionReport};
+pub use session::{DrainReport, OpenedReport, Session, SessionOptions, SessionReport};
 pub use stats::{SessionCounts, SessionStats};
 pub use status::{DeviceStatus, Waiting, WaitsFor};
 pub use store::{Canceller, OpenError, Opening, RemoteStore};

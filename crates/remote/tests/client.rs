@@ -8,7 +8,7 @@ use sidecore_block::contract::pattern;
 use sidecore_block::{BlockDevice as _, BlockError, Operation, Tag, dropped_tags};
 use sidecore_link::{Faults, Link as _, LinkAddress, dropped_frames};
 use sidecore_reactor::{Arm, CoreContext, Pollable as _, Polled, Unit as _};
-use sidecore_remote::client::{Iohost, OpenError, Opening, Session, WaitsFor};
+use sidecore_remote::client::{DrainReport, Iohost, OpenError, Opening, Session, WaitsFor};
 use sidecore_telemetry::CounterSet as _;
 use sidecore_units::Nanos;
 use sidecore_vrio::port::Plain;
@@ -204,6 +204,93 @@ fn requests_fail_after_the_time_that_was_set_and_not_before() {
     assert_eq!(rig.read(0, 0, 1 << 16), bytes);
 }
 
+/// The drain of the only session.
+fn drain(rig: &Rig) -> Option<DrainReport> {
+    rig.session.report().drain
+}
+
+#[test]
+fn a_drained_iohost_has_each_answered_write_and_no_request() {
+    for (seed, faults) in [(31, Faults::default()), (32, bad_wire())] {
+        let mut rig = Rig::with_disk(seed, faults);
+        rig.add_queue(0, false, 4);
+        let bytes = rig.write(0, 0, 1, 1 << 16);
+        let write = rig.request(1, 1, Operation::Write, (1 << 20, 1 << 20), 0);
+        rig.queues[1].batch.push(write);
+        rig.host.as_mut().unwrap().holds = true;
+        rig.run_for(MS);
+        rig.iohost.drain(true);
+        rig.run_for(Nanos::from_millis(50));
+        let unanswered = DrainReport { unanswered: 1, kept_writes: 1, error: None };
+        assert_eq!(drain(&rig), Some(unanswered));
+        // New requests of both queues are held, the flush of a guest too.
+        for queue in 0..2 {
+            let flush = rig.request(queue, 2, Operation::Flush, (0, 0), 0);
+            rig.queues[queue].batch.push(flush);
+        }
+        rig.host.as_mut().unwrap().holds = false;
+        assert_eq!(rig.wait(1), Ok(()));
+        rig.run_until("the drain", |rig| drain(rig) == Some(DrainReport::default()));
+        assert_eq!(rig.status(0), Some(WaitsFor::OwnDrain));
+        let disk = &rig.host.as_ref().unwrap().disks[0];
+        assert!(disk.durable == disk.bytes && disk.durable[..1 << 16] == bytes, "seed {seed}");
+        let executed = disk.executed;
+        rig.run_for(Nanos::from_millis(50));
+        assert_eq!(rig.host.as_ref().unwrap().disks[0].executed, executed, "nothing comes");
+        assert_eq!(rig.session.report().in_flight, 2);
+        // The IOhost is taken away and comes back: the drain lasts.
+        let disks = rig.kill(true);
+        rig.run_until("it is away", |rig| rig.status(0) == Some(WaitsFor::Iohost));
+        rig.revive(&[entry(0, "disk1")], disks);
+        rig.run_until("it is back", |rig| rig.status(0) == Some(WaitsFor::OwnDrain));
+        assert!(rig.queues.iter().all(|queue| queue.completed.is_empty()));
+        rig.iohost.drain(false);
+        assert_eq!((rig.wait(0), rig.wait(1)), (Ok(()), Ok(())));
+        assert_eq!((drain(&rig), rig.status(0)), (None, None));
+        assert_eq!(rig.read(0, 0, 1 << 16), bytes);
+        assert_eq!(rig.iohost.vrio_stats().counts().replayed, 0);
+    }
+}
+
+#[test]
+fn a_drain_names_the_error_of_its_flush() {
+    let mut rig = Rig::with_disk(33, Faults::default());
+    rig.write(0, 0, 1, 4096);
+    rig.host.as_mut().unwrap().disks[0].fails = Some(BlockError::NoSpace);
+    rig.iohost.drain(true);
+    rig.run_until("the error", |rig| {
+        drain(rig).is_some_and(|drain| drain.error == Some(BlockError::NoSpace))
+    });
+    assert!(!drain(&rig).unwrap().is_complete());
+    rig.host.as_mut().unwrap().disks[0].fails = None;
+    rig.iohost.drain(false);
+    // The guest learns of it by its next flush.
+    assert_eq!(rig.flush(0), Err(BlockError::NoSpace));
+    assert_eq!(rig.flush(0), Ok(()));
+}
+
+#[test]
+fn held_requests_fail_after_the_time_that_was_set_once_the_iohost_is_away() {
+    let fail_after = Nanos::from_millis(3_000);
+    let mut options = session_options(LinkAddress::Ethernet(IOHOST));
+    options.client =
+        ClientOptions { on_disconnect: OnDisconnect::Fail(fail_after), ..options.client };
+    let mut rig = Rig::with(34, Faults::default(), &[entry(0, "disk1")], options);
+    rig.open("disk1");
+    rig.add_queue(0, true, 4);
+    rig.iohost.drain(true);
+    let read = rig.request(0, 1, Operation::Read, (0, 4096), 0);
+    rig.run_until("the drain", |rig| drain(rig) == Some(DrainReport::default()));
+    rig.queues[0].batch.push(read);
+    rig.run_for(Nanos::from_millis(3_500));
+    assert!(rig.queues[0].completed.is_empty(), "the IOhost is there");
+    drop(rig.kill(false));
+    let killed_at = rig.now;
+    assert_eq!(rig.wait(0), Err(BlockError::Io { errno: 110 }));
+    let waited = rig.now.since(killed_at);
+    assert!(waited.0 > fail_after.0 / 2 && waited.0 < 2 * fail_after.0, "{waited:?}");
+}
+
 #[test]
 fn a_device_is_opened_in_any_order_of_starts() {
     let mut rig = Rig::new(6, Faults::default(), &[]);
@@ -213,7 +300,7 @@ fn a_device_is_opened_in_any_order_of_starts() {
     assert_eq!(Opening::new(&rig.iohost, "disk1").err(), Some(OpenError::InUse));
     rig.run_for(Nanos::from_millis(20));
     let waiting = opening.status().waiting.unwrap();
-    assert_eq!(waiting.waits_for, WaitsFor::Iohost);
+    assert_eq!(waiting.waits_for, WaitsFor::Handshake);
     let Ok(Err(opening)) = opening.wait(Some(Duration::ZERO)) else { panic!("it is not open") };
     // The IOhost comes, without the device.
     rig.revive(&[], Vec::new());

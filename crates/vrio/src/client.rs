@@ -3,6 +3,7 @@
 mod bundle;
 mod device;
 mod entry;
+mod flush;
 mod given_up;
 mod overlap;
 mod replay;
@@ -403,6 +404,15 @@ impl<H: ClientHandshake> Client<H> {
     pub fn kept_writes(&self, device: u16) -> u64 {
         let found = self.core.devices.get(usize::from(device));
         found.map_or(0, |device| device.log.end().saturating_sub(device.log.base()))
+    }
+
+    /// Flushes the [kept writes](Self::kept_writes) of an opened device, unless such a flush is
+    /// unanswered.
+    ///
+    /// # Errors
+    /// A flush or a replay has failed before; so does the caller's next flush.
+    pub fn flush_kept(&mut self, device: u16) -> Result<(), BlockError> {
+        self.core.flush_kept(device.into())
     }
 
     /// The difference for which a device is not attached that the IOhost has: it is another one

@@ -16,7 +16,7 @@ use sidecore_vrio::VrioCounts;
 use sidecore_vrio::wire::DeviceEntry;
 
 use super::link::Granted;
-use super::using::{UsedDevice, UsedIohost};
+use super::using::{DrainRest, UsedDevice, UsedIohost};
 use super::{Parts, Remote, SizeListener, unix_s};
 use crate::report::{
     ClientReport, ExecutorReport, ExportReport, IohostReport, LinkReport, RemoteDeviceReport,
@@ -366,7 +366,9 @@ fn iohost(used: &UsedIohost, history: &mut History, now: Nanos) -> IohostReport 
         ..IohostReport::default()
     };
     let mut is_connected = false;
+    let mut rest = DrainRest::default();
     for session in history.sessions_of(name) {
+        rest.add(session);
         report.frame_bytes = report.frame_bytes.max(session.frame_bytes);
         report.round_trip_ns = report.round_trip_ns.max(session.round_trip.0);
         if session.is_connected {
@@ -377,6 +379,8 @@ fn iohost(used: &UsedIohost, history: &mut History, now: Nanos) -> IohostReport 
         }
     }
     report.state = match (is_connected, counts.sessions > 0) {
+        _ if used.is_drained && rest.is_complete() => "drained",
+        _ if used.is_drained => "draining",
         (true, _) => "connected",
         (false, true) => "away",
         (false, false) => "connecting",
@@ -397,6 +401,7 @@ fn iohost(used: &UsedIohost, history: &mut History, now: Nanos) -> IohostReport 
             kept_writes: opened.map_or(0, |opened| opened.kept_writes),
             ready: status.waiting.is_none() && status.entry.is_some(),
             waits_for: status.waiting.map(|waiting| waiting.waits_for.to_string()),
+            wait_reason: status.waiting.map(|waiting| waiting.waits_for.word().to_owned()),
             since_unix_s: waited.map_or(changed, |waited| unix_s().saturating_sub(waited)),
             epoch: status.entry.map(|entry| format!("{:016x}", entry.epoch)),
             capacity_bytes: status.entry.map_or(0, |entry| entry.capacity_bytes),

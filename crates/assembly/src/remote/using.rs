@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use sidecore_block::BlockDevice;
-use sidecore_remote::client::{Canceller, Iohost, OpenError, Opening, Session, SessionOptions};
+use sidecore_block::{BlockDevice, BlockError};
+use sidecore_remote::client::{
+    Canceller, Iohost, OpenError, Opening, Session, SessionOptions, SessionReport,
+};
 use sidecore_sidecore::{Handle, Sidecore};
 use sidecore_trust::{ClientName, ClientTrust, KeyError};
 use sidecore_units::Nanos;
@@ -27,6 +29,41 @@ pub(super) struct UsedIohost {
     pub(super) sessions: Vec<(Iohost, Arc<Handle<SessionUnit>>)>,
     /// The stores that are its devices, by their names.
     pub(super) stores: BTreeMap<String, UsedDevice>,
+    /// Whether new requests wait, because it is to be taken away.
+    pub(super) is_drained: bool,
+}
+
+/// The rest of a drain of an IOhost, of all sessions with it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct DrainRest {
+    /// Sessions that have not begun to drain.
+    pub(super) pending: usize,
+    /// Sessions that are not there, and hold requests or writes.
+    pub(super) away: usize,
+    pub(super) unanswered: usize,
+    pub(super) kept_writes: u64,
+    /// The error of a flush.
+    pub(super) error: Option<BlockError>,
+}
+
+impl DrainRest {
+    /// Adds the session of a report.
+    pub(super) fn add(&mut self, session: &SessionReport) {
+        let Some(drain) = session.drain else {
+            self.pending = self.pending.saturating_add(1);
+            return;
+        };
+        let is_away = !session.is_connected && !drain.is_complete();
+        self.away = self.away.saturating_add(usize::from(is_away));
+        self.unanswered = self.unanswered.saturating_add(drain.unanswered);
+        self.kept_writes = self.kept_writes.saturating_add(drain.kept_writes);
+        self.error = self.error.or(drain.error);
+    }
+
+    /// Whether the IOhost has nothing of this host that could be lost.
+    pub(super) const fn is_complete(&self) -> bool {
+        self.pending == 0 && self.unanswered == 0 && self.kept_writes == 0 && self.error.is_none()
+    }
 }
 
 /// A store that is a device of an IOhost.
@@ -76,6 +113,7 @@ impl UsedIohost {
             address: address.to_string(),
             sessions: Vec::new(),
             stores: BTreeMap::new(),
+            is_drained: false,
         };
         let after =
             |after: std::time::Duration| Nanos(after.as_nanos().try_into().unwrap_or(u64::MAX));
@@ -132,6 +170,24 @@ impl UsedIohost {
         let canceller = opening.canceller();
         self.stores.insert(store.to_owned(), UsedDevice { device, canceller, session });
         Ok(OpeningDevice(opening))
+    }
+
+    /// Has new requests wait, or go on.
+    pub(super) fn drain(&mut self, drains: bool) {
+        self.is_drained = drains;
+        self.sessions.iter().for_each(|(iohost, _)| iohost.drain(drains));
+    }
+
+    /// The rest of the drain. Waits for the sidecores of the sessions.
+    pub(super) fn drain_rest(&self) -> DrainRest {
+        let mut rest = DrainRest::default();
+        for (_, unit) in &self.sessions {
+            // A session that has ended, has nothing.
+            if let Some(report) = unit.ask(|unit| unit.report()).ok().flatten() {
+                rest.add(&report);
+            }
+        }
+        rest
     }
 
     /// Ends the sessions, and closes the link.

@@ -143,7 +143,7 @@ pub struct IohostReport {
     pub client: String,
     /// Whether frames are sealed: `on` or `off`.
     pub encryption: String,
-    /// `connecting`, `connected` or `away`.
+    /// `connecting`, `connected` or `away`; or `draining` or `drained`, with or without a session.
     pub state: String,
     /// The time of the last change of the state, in seconds since 1970.
     pub since_unix_s: u64,
@@ -178,6 +178,11 @@ pub struct RemoteDeviceReport {
     /// For whom the device's requests wait, if it is not ready, and since when.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
+    /// The same in a word: `link` (which is down), `handshake` (the first answer), `admission`,
+    /// `iohost` (which does not answer any more), `device`, `same_device`, `replay`,
+    /// `drained_there`, `drained_here` or `session`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_reason: Option<String>,
     /// The time since when the device waits, or is ready, in seconds since 1970.
     pub since_unix_s: u64,
     /// Requests of guests that have no answer now.

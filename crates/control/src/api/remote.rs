@@ -169,3 +169,17 @@ pub(super) async fn undrain(
 ) -> Result<StatusCode, Refusal> {
     off_thread(move || source.undrain_client(&client)).await.map(|()| StatusCode::NO_CONTENT)
 }
+
+pub(super) async fn drain_iohost(
+    State(source): Shared,
+    UrlPath(iohost): UrlPath<String>,
+) -> Result<StatusCode, Refusal> {
+    off_thread(move || source.drain_iohost(&iohost)).await.map(|()| StatusCode::NO_CONTENT)
+}
+
+pub(super) async fn undrain_iohost(
+    State(source): Shared,
+    UrlPath(iohost): UrlPath<String>,
+) -> Result<StatusCode, Refusal> {
+    off_thread(move || source.undrain_iohost(&iohost)).await.map(|()| StatusCode::NO_CONTENT)
+}

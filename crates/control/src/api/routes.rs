@@ -101,6 +101,10 @@ routes! {
         "Let a client's requests wait, when those in flight have ended", Nothing;
     delete "/v1/remote/clients/{client}/drain" => remote::undrain,
         "Take a client's requests again", Nothing;
+    post "/v1/remote/iohosts/{iohost}/drain" => remote::drain_iohost,
+        "Let requests to an IOhost wait, when those in flight are answered and flushed", Nothing;
+    delete "/v1/remote/iohosts/{iohost}/drain" => remote::undrain_iohost,
+        "Let requests to an IOhost go on", Nothing;
     post "/v1/remote/links" => remote::add_link, "Add a link", Nothing, body NewLink;
     delete "/v1/remote/links/{link}" => remote::remove_link, "Remove an unused link", Nothing;
     post "/v1/remote/clients" => remote::add_client, "Let a host use devices of this one", Nothing,

@@ -36,8 +36,13 @@ const CLIENTS: &[Metric<ClientReport>] = &[
 
 const IOHOSTS: &[Metric<IohostReport>] = &[
     gauge("connected", "1 while there is a session with the IOhost.", |iohost| {
-        Value::Whole((iohost.state == "connected").into())
+        Value::Whole(iohost.incarnation.is_some().into())
     }),
+    gauge(
+        "drained",
+        "1 while new requests to the IOhost wait, because it was drained here.",
+        |iohost| Value::Whole(matches!(iohost.state.as_str(), "draining" | "drained").into()),
+    ),
     gauge("round_trip_seconds", "The smoothed round trip of the path; 0 if unknown.", |iohost| {
         Value::seconds(iohost.round_trip_ns)
     }),
@@ -68,6 +73,11 @@ const DEVICES: &[Metric<RemoteDeviceReport>] = &[
         |device| Value::Whole(device.kept_writes),
     ),
 ];
+
+const WAITS: &[Metric<RemoteDeviceReport>] =
+    &[gauge("waiting", "1 while requests to the remote device wait, for this reason.", |_| {
+        Value::Whole(1)
+    })];
 
 const SERVES: &[Metric<ServeReport>] = &[
     gauge("devices", "Devices of an IOhost that the pattern serves.", |serve| {
@@ -107,12 +117,22 @@ impl Page {
             || remote.iohosts.iter().map(|iohost| (vec![("iohost", iohost.name.as_str())], iohost));
         self.metrics("sidecore_iohost_", IOHOSTS, iohosts());
         self.counts("sidecore_iohost_", iohosts().map(|(labels, iohost)| (labels, &iohost.counts)));
-        let devices = remote.iohosts.iter().flat_map(|iohost| {
-            iohost.devices.iter().map(|device| {
-                (vec![("iohost", iohost.name.as_str()), ("store", device.store.as_str())], device)
+        let devices = || {
+            remote.iohosts.iter().flat_map(|iohost| {
+                iohost.devices.iter().map(|device| {
+                    let labels =
+                        vec![("iohost", iohost.name.as_str()), ("store", device.store.as_str())];
+                    (labels, device)
+                })
             })
+        };
+        self.metrics("sidecore_remote_device_", DEVICES, devices());
+        let waits = devices().filter_map(|(mut labels, device)| {
+            let reason = device.wait_reason.as_deref()?;
+            labels.extend([("device", device.device.as_str()), ("reason", reason)]);
+            Some((labels, device))
         });
-        self.metrics("sidecore_remote_device_", DEVICES, devices);
+        self.metrics("sidecore_remote_device_", WAITS, waits);
         let serves = remote.serves.iter().map(|serve| {
             (vec![("iohost", serve.iohost.as_str()), ("serve", serve.name.as_str())], serve)
         });

@@ -103,6 +103,8 @@ fn remote() -> RemoteReport {
     };
     let device = RemoteDeviceReport {
         store: "r1".to_owned(),
+        device: "disk1".to_owned(),
+        wait_reason: Some("iohost".to_owned()),
         since_unix_s: 1_700_000_000,
         ..RemoteDeviceReport::default()
     };

@@ -9,7 +9,7 @@ use sidecore_link::LinkState;
 use sidecore_reactor::{Polled, PortSender};
 use sidecore_units::Nanos;
 use sidecore_vrio::handshake::ClientHandshake;
-use sidecore_vrio::wire::DeviceEntry;
+use sidecore_vrio::wire::{DeviceEntry, ending};
 use sidecore_vrio::{Client, Event, SubmitError};
 
 use super::handover::HandoverEnd;
@@ -23,6 +23,8 @@ use crate::LinkPort;
 
 /// The error of requests that a stopped session is given.
 const STOPPED: BlockError = BlockError::EIO;
+/// The error of a held request whose IOhost has been away for too long (Linux' ETIMEDOUT).
+const TIMED_OUT: BlockError = BlockError::Io { errno: 110 };
 
 /// A queue of a store.
 struct Line {
@@ -75,6 +77,12 @@ pub(super) struct SessionDesk<H: ClientHandshake> {
     waiting: usize,
     /// The IOhost lets the client use no slot.
     is_drained: bool,
+    /// New requests wait here, because the IOhost is to be taken away.
+    pub(super) drains: bool,
+    /// The error of a flush, for which the drain does not end.
+    pub(super) drain_error: Option<BlockError>,
+    /// Held requests fail when the IOhost has not been heard of for this time.
+    fail_after: Option<Nanos>,
     is_stopping: bool,
     /// The session's unit sleeps, and `doorbell` wakes it.
     pub(super) is_asleep: bool,
@@ -89,6 +97,7 @@ impl<H: ClientHandshake> SessionDesk<H> {
         port: LinkPort<Table>,
         shared: Arc<Shared>,
         doorbell: PortSender<()>,
+        fail_after: Option<Nanos>,
     ) -> Self {
         Self {
             client,
@@ -101,6 +110,9 @@ impl<H: ClientHandshake> SessionDesk<H> {
             looks_again: true,
             waiting: 0,
             is_drained: false,
+            drains: false,
+            drain_error: None,
+            fail_after,
             is_stopping: false,
             is_asleep: false,
             doorbell,
@@ -126,12 +138,15 @@ impl<H: ClientHandshake> SessionDesk<H> {
             work = work.saturating_add(self.obey());
         }
         work = work.saturating_add(self.take_handed_over(now));
+        if self.drains {
+            self.drain(now);
+        }
         work = work.saturating_add(self.push(now));
         self.ring();
         self.look(now);
         if work > 0 {
             self.shared.stats.in_flight.set(self.port.data.len() as u64);
-        } else if self.port.data.len() == 0 {
+        } else if self.port.data.unanswered() == 0 {
             return Polled::Quiet;
         }
         match work.saturating_add(frames) {
@@ -289,6 +304,7 @@ impl<H: ClientHandshake> SessionDesk<H> {
         let count = commands.len();
         for command in commands {
             match command {
+                Command::Drain(drains) => self.set_drain(drains),
                 Command::OpenDevice(device) => self.open_device(device),
                 Command::CloseDevice(device) => self.close_device(&device),
                 Command::OpenLine(end) => {
@@ -310,6 +326,41 @@ impl<H: ClientHandshake> SessionDesk<H> {
         }
         self.looks_again = true;
         count
+    }
+
+    /// Has new requests wait, or go on.
+    fn set_drain(&mut self, drains: bool) {
+        (self.drains, self.drain_error) = (drains, None);
+        self.port.data.hold(drains);
+        let iohost = &self.shared.name;
+        match drains {
+            true => tracing::info!(iohost, "draining: new requests to the IOhost wait"),
+            false => tracing::info!(iohost, "no longer drained: requests to the IOhost go on"),
+        }
+    }
+
+    /// A step of a drain: flushes devices once no request is unanswered, and fails held requests
+    /// whose IOhost has been away for too long.
+    #[cold]
+    fn drain(&mut self, now: Nanos) {
+        if self.failure_deadline().is_some_and(|at| at <= now) {
+            let mut over = std::mem::take(&mut self.over);
+            self.port.data.fail_held(None, TIMED_OUT, &mut over);
+            self.hand_back_all(over);
+        }
+        if self.port.data.unanswered() > 0 || !self.client.is_connected() {
+            return;
+        }
+        for device in &self.devices {
+            let flushed = self.client.flush_kept(device.number);
+            self.drain_error = self.drain_error.or(flushed.err());
+        }
+    }
+
+    /// When held requests fail. The engine fails those that it has.
+    fn failure_deadline(&self) -> Option<Nanos> {
+        let after = self.fail_after.filter(|_| self.port.data.held() > 0)?;
+        Some(self.client.heard_at()?.after(after))
     }
 
     fn open_device(&mut self, shared: Arc<DeviceShared>) {
@@ -335,6 +386,11 @@ impl<H: ClientHandshake> SessionDesk<H> {
     fn fail_queued(&mut self, device: Option<u16>, error: BlockError) {
         let mut over = std::mem::take(&mut self.over);
         self.port.data.fail_queued(device, error, &mut over);
+        self.hand_back_all(over);
+    }
+
+    /// Hands requests back that have ended, and keeps the vector for its capacity.
+    fn hand_back_all(&mut self, mut over: Vec<(LineNumber, Box<BlockRequest>)>) {
         for (line, request) in over.drain(..) {
             self.hand_back(line, request);
         }
@@ -392,12 +448,18 @@ impl<H: ClientHandshake> SessionDesk<H> {
 
     /// When the unit has to be polled.
     pub(super) fn deadline(&self) -> Nanos {
-        self.client.deadline().min(self.port.deadline().unwrap_or(Nanos::MAX))
+        let others = [self.port.deadline(), self.failure_deadline()];
+        others.into_iter().flatten().fold(self.client.deadline(), Nanos::min)
     }
 
     /// Requests that are not answered.
     pub(super) fn in_flight(&self) -> usize {
         self.port.data.len()
+    }
+
+    /// Requests that are not answered, and that no drain holds.
+    pub(super) fn unanswered(&self) -> usize {
+        self.port.data.unanswered()
     }
 
     /// The devices that stores use. Allocates.
@@ -434,13 +496,15 @@ impl<H: ClientHandshake> SessionDesk<H> {
 
     fn look_at_devices(&mut self, now: Nanos) {
         let link = self.port.state();
+        let away = self.away();
         self.waiting = 0;
         for device in &mut self.devices {
             let waits_for = match link {
                 LinkState::Down(reason) | LinkState::Closed(reason) => Some(WaitsFor::Link(reason)),
-                LinkState::Up if !self.client.is_connected() => Some(WaitsFor::Iohost),
+                LinkState::Up if !self.client.is_connected() => Some(away),
                 LinkState::Up if self.client.is_ready(device.number) => {
-                    self.is_drained.then_some(WaitsFor::Undrained)
+                    let own = self.drains.then_some(WaitsFor::OwnDrain);
+                    own.or(self.is_drained.then_some(WaitsFor::Undrained))
                 }
                 LinkState::Up if self.client.is_attached(device.number) => Some(WaitsFor::Replay),
                 LinkState::Up => Some(
@@ -466,9 +530,28 @@ impl<H: ClientHandshake> SessionDesk<H> {
                 _ => {}
             }
             if let Some(waits_for) = waits_for {
-                tracing::warn!(iohost, device = name, "the device waits for {waits_for}");
+                let (reason, waited_ms) = (waits_for.word(), now.since(since).0 / 1_000_000);
+                tracing::warn!(
+                    iohost,
+                    device = name,
+                    reason,
+                    waited_ms,
+                    "the device waits for {waits_for}"
+                );
             }
             device.shared.set(device.status);
+        }
+    }
+
+    /// The condition that devices wait for without a session.
+    fn away(&self) -> WaitsFor {
+        match (self.client.refusal(), self.client.incarnation()) {
+            (Some(ending::UNKNOWN_CLIENT), _) => {
+                WaitsFor::Admission("it knows no such client, or no more")
+            }
+            (Some(ending::VERSION), _) => WaitsFor::Admission("it has no version in common"),
+            (_, 0) => WaitsFor::Handshake,
+            _ => WaitsFor::Iohost,
         }
     }
 

@@ -25,6 +25,8 @@ pub(super) enum Command {
     OpenLine(HandoverEnd),
     /// Such a queue is gone.
     CloseLine(Arc<HandoverShared>),
+    /// New requests wait, before the IOhost is taken away; or they go on.
+    Drain(bool),
 }
 
 /// The session with an IOhost, as all threads see it. Clones are the same session.
@@ -79,6 +81,12 @@ impl Iohost {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
+    }
+
+    /// Has new requests wait, and answered writes flushed once no request is unanswered; or has
+    /// requests go on. [`SessionReport`](super::SessionReport) shows how far it is.
+    pub fn drain(&self, drains: bool) {
+        self.0.tell(Command::Drain(drains));
     }
 
     /// The counters of the session's engine.

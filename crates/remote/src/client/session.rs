@@ -6,12 +6,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use sidecore_block::BlockError;
 use sidecore_link::{Link, LinkAddress, LinkState};
 use sidecore_reactor::{Arm, CoreContext, IdleMode, Pollable, Polled, Port, Unit};
 use sidecore_units::Nanos;
 use sidecore_vrio::handshake::ClientHandshake;
 use sidecore_vrio::wire::DeviceEntry;
-use sidecore_vrio::{Client, ClientOptions};
+use sidecore_vrio::{Client, ClientOptions, OnDisconnect};
 
 use super::desk::SessionDesk;
 use super::iohost::{Iohost, Shared};
@@ -53,10 +54,31 @@ pub struct SessionReport {
     pub slot_limit: u16,
     /// Requests of queues that are not answered.
     pub in_flight: usize,
+    /// The [drain](Iohost::drain) of the IOhost, while there is one.
+    pub drain: Option<DrainReport>,
     /// The devices that the IOhost has for this client; `None` before all of them are known.
     pub devices: Option<Vec<DeviceEntry>>,
     /// The devices that stores use.
     pub opened: Vec<OpenedReport>,
+}
+
+/// A drain of an IOhost, at one moment. It is complete when nothing is left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DrainReport {
+    /// Requests from before the drain that are not answered.
+    pub unanswered: usize,
+    /// Answered writes that no answered flush covers.
+    pub kept_writes: u64,
+    /// The error of a flush, for which the drain does not end.
+    pub error: Option<BlockError>,
+}
+
+impl DrainReport {
+    /// Whether nothing is left.
+    #[must_use]
+    pub const fn is_complete(&self) -> bool {
+        self.unanswered == 0 && self.kept_writes == 0 && self.error.is_none()
+    }
 }
 
 /// A device that a store uses, at one moment.
@@ -118,7 +140,11 @@ impl<H: ClientHandshake + 'static> Session<H> {
         let client = Client::new(engine, peer, handshake, Arc::clone(&shared.vrio_stats));
         let doorbell = core.open_port(1);
         let sender = core.connect(doorbell.id()).ok_or(io::ErrorKind::NotConnected)?;
-        let desk = SessionDesk::new(client, port, Arc::clone(&shared), sender);
+        let fail_after = match options.client.on_disconnect {
+            OnDisconnect::Stall => None,
+            OnDisconnect::Fail(after) => Some(after),
+        };
+        let desk = SessionDesk::new(client, port, Arc::clone(&shared), sender, fail_after);
         let desk = Rc::new(RefCell::new(desk));
         let desks = core.shared::<Desks>();
         let weak = Rc::downgrade(&desk);
@@ -132,6 +158,12 @@ impl<H: ClientHandshake + 'static> Session<H> {
     pub fn report(&self) -> SessionReport {
         let desk = self.desk.borrow();
         let client = desk.client();
+        let opened = desk.opened();
+        let drain = desk.drains.then(|| DrainReport {
+            unanswered: desk.unanswered(),
+            kept_writes: opened.iter().map(|opened| opened.kept_writes).sum(),
+            error: desk.drain_error,
+        });
         SessionReport {
             link: desk.port.state(),
             is_connected: client.is_connected(),
@@ -143,7 +175,8 @@ impl<H: ClientHandshake + 'static> Session<H> {
             slot_limit: client.slot_limit(),
             in_flight: desk.in_flight(),
             devices: desk.listed.clone(),
-            opened: desk.opened(),
+            opened,
+            drain,
         }
     }
 

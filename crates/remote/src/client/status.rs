@@ -13,7 +13,11 @@ use sidecore_vrio::wire::DeviceEntry;
 pub enum WaitsFor {
     /// The link carries no frames, for this reason.
     Link(&'static str),
-    /// The IOhost answers.
+    /// The IOhost answers a handshake, for the first time.
+    Handshake,
+    /// The IOhost admits this client: it refuses it for this reason, which nothing proves.
+    Admission(&'static str),
+    /// The IOhost answers again.
     Iohost,
     /// The IOhost has a device of this name for this client.
     Device,
@@ -23,14 +27,42 @@ pub enum WaitsFor {
     Replay,
     /// The IOhost takes requests of this client again.
     Undrained,
+    /// The IOhost is no longer drained here.
+    OwnDrain,
     /// The session has ended, so the wait does not end.
     Session,
+}
+
+impl WaitsFor {
+    /// The condition in a word, for metrics.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Link(_) => "link",
+            Self::Handshake => "handshake",
+            Self::Admission(_) => "admission",
+            Self::Iohost => "iohost",
+            Self::Device => "device",
+            Self::SameDevice(_) => "same_device",
+            Self::Replay => "replay",
+            Self::Undrained => "drained_there",
+            Self::OwnDrain => "drained_here",
+            Self::Session => "session",
+        }
+    }
 }
 
 impl fmt::Display for WaitsFor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Link(reason) => write!(f, "the link ({reason})"),
+            Self::Handshake => f.write_str(
+                "the IOhost, which has answered no handshake yet (is it up, and are its `address` \
+                 and its `invitation` right?)",
+            ),
+            Self::Admission(reason) => {
+                write!(f, "the IOhost, which admits no session: {reason}")
+            }
             Self::Iohost => f.write_str("the IOhost, which does not answer"),
             Self::Device => f.write_str("the device, which the IOhost does not have"),
             Self::SameDevice(change) => {
@@ -39,6 +71,9 @@ impl fmt::Display for WaitsFor {
             Self::Replay => f.write_str("answered writes, which are sent again"),
             Self::Undrained => f.write_str(
                 "the IOhost, which is drained of this client's requests (`sidecore remote drain`)",
+            ),
+            Self::OwnDrain => f.write_str(
+                "the end of its IOhost's drain here (`sidecore remote drain --undo --iohost`)",
             ),
             Self::Session => f.write_str("its session, which has ended"),
         }

@@ -289,7 +289,7 @@ mod tests {
         let name = |command| match command {
             Command::OpenDevice(_) => "open",
             Command::CloseDevice(_) => "close",
-            Command::OpenLine(_) | Command::CloseLine(_) => "line",
+            Command::OpenLine(_) | Command::CloseLine(_) | Command::Drain(_) => "other",
         };
         let told: Vec<_> = session.take_commands().into_iter().map(name).collect();
         assert_eq!(told, ["open", "close", "open"]);

@@ -54,6 +54,10 @@ pub(super) struct Table {
     /// Slots with parts for the engine. One part of each in turn, so that a long request does not
     /// keep the others waiting.
     queued: VecDeque<u16>,
+    /// New requests are held: those that are here are the last ones for now.
+    holds: bool,
+    /// The requests that are held, in the order of their arrival.
+    held: VecDeque<u16>,
 }
 
 impl Table {
@@ -64,12 +68,31 @@ impl Table {
         self.slots.resize_with(end, Slot::default);
         self.free.reserve(end);
         self.queued.reserve(end);
+        self.held.reserve(end);
         self.free.extend((first..end).rev().filter_map(|slot| u16::try_from(slot).ok()));
     }
 
     /// Requests that are here.
     pub(super) fn len(&self) -> usize {
         self.slots.len().saturating_sub(self.free.len())
+    }
+
+    /// Requests that are held.
+    pub(super) fn held(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Requests that are here and are not held.
+    pub(super) fn unanswered(&self) -> usize {
+        self.len().saturating_sub(self.held.len())
+    }
+
+    /// Holds new requests from now on, or lets them go.
+    pub(super) fn hold(&mut self, holds: bool) {
+        self.holds = holds;
+        if !holds {
+            self.queued.append(&mut self.held);
+        }
     }
 
     /// Takes a request for the device with this number; gives it back if there is no room.
@@ -89,7 +112,8 @@ impl Table {
             is_queued: true,
             ..Slot::default()
         };
-        self.queued.push_back(number);
+        let queue = if self.holds { &mut self.held } else { &mut self.queued };
+        queue.push_back(number);
         Ok(())
     }
 
@@ -160,18 +184,42 @@ impl Table {
         error: BlockError,
         ended: &mut Vec<(LineNumber, Box<BlockRequest>)>,
     ) {
-        for _ in 0..self.queued.len() {
-            let Some(number) = self.queued.pop_front() else { return };
-            if let Some(slot) = self.slots.get_mut(usize::from(number)) {
+        let queued = std::mem::take(&mut self.queued);
+        self.queued = self.fail(queued, device, error, ended);
+        self.fail_held(device, error, ended);
+    }
+
+    /// Fails requests that are held, of one device or of all.
+    pub(super) fn fail_held(
+        &mut self,
+        device: Option<u16>,
+        error: BlockError,
+        ended: &mut Vec<(LineNumber, Box<BlockRequest>)>,
+    ) {
+        let held = std::mem::take(&mut self.held);
+        self.held = self.fail(held, device, error, ended);
+    }
+
+    /// Fails requests of a queue, and returns the queue with the others.
+    fn fail(
+        &mut self,
+        mut queue: VecDeque<u16>,
+        device: Option<u16>,
+        error: BlockError,
+        ended: &mut Vec<(LineNumber, Box<BlockRequest>)>,
+    ) -> VecDeque<u16> {
+        queue.retain(|number| {
+            if let Some(slot) = self.slots.get_mut(usize::from(*number)) {
                 if device.is_some_and(|device| slot.device != device) {
-                    self.queued.push_back(number);
-                    continue;
+                    return true;
                 }
                 slot.is_queued = false;
                 slot.result = slot.result.or(Some(error));
             }
-            ended.extend(self.take_if_over(number));
-        }
+            ended.extend(self.take_if_over(*number));
+            false
+        });
+        queue
     }
 
     fn take_if_over(&mut self, number: u16) -> Option<(LineNumber, Box<BlockRequest>)> {

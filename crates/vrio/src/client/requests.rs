@@ -256,15 +256,7 @@ impl Core {
             // next flush tells of the answered writes that are lost.
             return self.refuse(index, error);
         }
-        // Without an entry for it, one of the engine's own requests ends first.
-        if let Some(flush) = self.accept(Origin::OwnFlush, number, Request::FLUSH) {
-            self.stats.own_flushes.add(1);
-            self.waiting.push_back(flush);
-            self.looks_again = true;
-            if let Some(device) = self.devices.get_mut(number) {
-                device.is_flushing = true;
-            }
-        }
+        self.flush(number);
         Start::Waits
     }
 
