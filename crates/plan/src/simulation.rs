@@ -10,7 +10,7 @@
 //! A client has threads with a request in flight each; in front of each operation, its core works
 //! for the guest. A request goes to the sidecore that polls the client's link, which executes it or
 //! hands it to the sidecore that the product's own rule names
-//! ([`Assigned`](sidecore_remote::export::Assigned)). A store with a delay is not served by
+//! ([`Assigned`]). A store with a delay is not served by
 //! a sidecore meanwhile.
 //!
 //! Time is an integer and all random numbers are of one seed, so a run has one result everywhere.
