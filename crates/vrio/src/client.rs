@@ -6,6 +6,7 @@ mod entry;
 mod flush;
 mod given_up;
 mod overlap;
+mod pings;
 mod replay;
 mod requests;
 mod session;
@@ -30,8 +31,9 @@ use crate::{Neglected, Reason, Request, VrioStats};
 use device::Device;
 use entry::{Entry, Origin};
 use overlap::UnansweredWrites;
+use pings::{Keepalive, Telling, Widening};
 use requests::Start;
-use session::{Keepalive, Listing, Opened, Phase, Widening};
+use session::{Listing, Opened, Phase};
 use slots::{FreeSlots, Slot};
 
 /// Requests of the engine itself that may be unanswered: replayed writes, and flushes of a full
@@ -62,7 +64,7 @@ impl Default for Timing {
     fn default() -> Self {
         Self {
             first_timeout: Nanos::from_millis(10),
-            min_timeout: Nanos::from_micros(50),
+            min_timeout: Nanos::from_micros(30),
             max_timeout: Nanos::from_millis(1_000),
             ask_after: Nanos::from_millis(100),
             // A restarted IOhost is found within a second though one frame in ten is lost: a HELLO
@@ -201,7 +203,6 @@ struct Core {
     phase: Phase,
     /// The incarnation of the IOhost that the session is with.
     incarnation: u64,
-    /// The size of this session's frames.
     frame_bytes: u32,
     /// Several requests may share a frame in this session.
     has_bundles: bool,
@@ -217,8 +218,7 @@ struct Core {
     full_heard_at: Nanos,
     keepalive: Keepalive,
     widening: Widening,
-    /// A PING of this session has told the IOhost the round trip.
-    has_told: bool,
+    telling: Telling,
     /// The version of the list of devices that the newest frame has named.
     devices_version: u32,
     /// The list as far as it is known.
@@ -281,7 +281,7 @@ impl Core {
             full_heard_at: Nanos::ZERO,
             keepalive: Keepalive::default(),
             widening: Widening::default(),
-            has_told: false,
+            telling: Telling::default(),
             devices_version: 0,
             list: Vec::new(),
             listing: Listing::default(),

@@ -4,6 +4,15 @@ use sidecore_units::Nanos;
 
 use crate::client::Timing;
 
+/// An acknowledgement is due after the client's round trip, within these bounds.
+const ACKNOWLEDGE_MIN: Nanos = Nanos::from_micros(20);
+const ACKNOWLEDGE_MAX: Nanos = Nanos::from_millis(100);
+
+/// The time after which an IOhost acknowledges the requests of a client with this round trip.
+pub(crate) fn acknowledge_after(round_trip: Nanos) -> Nanos {
+    round_trip.clamp(ACKNOWLEDGE_MIN, ACKNOWLEDGE_MAX)
+}
+
 /// The round trip without the time that the IOhost holds a request, smoothed as in RFC 6298. A
 /// sample names the attempt that it was taken of, so that no repeated request spoils it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -37,6 +46,24 @@ impl RoundTrip {
     /// The IOhost has said when it acknowledges; `None` for a new session, in which it has not.
     pub(crate) fn acknowledges_after(&mut self, acknowledge_after: Option<Nanos>) {
         self.acknowledge_after = acknowledge_after;
+    }
+
+    /// Whether the IOhost acknowledges after less than half the time that follows from the round
+    /// trip, or after more than twice that. A new session's round trip is often a sleeping
+    /// sidecore's.
+    #[inline]
+    pub(crate) fn is_outdated(&self) -> bool {
+        let Some(Nanos(said_ns)) = self.acknowledge_after.filter(|_| self.smoothed_ns > 0) else {
+            return false;
+        };
+        let Nanos(due_ns) = acknowledge_after(Nanos(self.smoothed_ns));
+        said_ns > due_ns.saturating_mul(2) || due_ns > said_ns.saturating_mul(2)
+    }
+
+    /// How long an answer waits for segments that were sent before its last one: links reorder
+    /// frames by less than a quarter of the round trip (RFC 8985, 6.2).
+    pub(crate) const fn reordering(&self) -> Nanos {
+        Nanos(self.smoothed_ns / 4)
     }
 
     /// How long an attempt may be without an answer or an acknowledgement. The IOhost acknowledges

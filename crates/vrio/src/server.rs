@@ -17,6 +17,7 @@ use sidecore_units::Nanos;
 
 use crate::channel::{Channel, message};
 use crate::port::{Payload, Peer, Port, Seal};
+use crate::round_trip::acknowledge_after;
 use crate::segmentation::bits;
 use crate::wire::{
     AnswerBody, Attach, DeviceEntry, Ending, FEATURES, Frame, Hello, Kind, List, MIN_FRAME_BYTES,
@@ -28,9 +29,6 @@ use slot::{Arrival, Slot, State, Step, Terms};
 /// Control messages that wait for room in the link. Further ones are dropped: the client asks
 /// again.
 const REPLIES: usize = 16;
-/// An acknowledgement is due after the client's round trip, within these bounds.
-const ACKNOWLEDGE_MIN: Nanos = Nanos::from_micros(20);
-const ACKNOWLEDGE_MAX: Nanos = Nanos::from_millis(100);
 
 /// The limits of a session.
 #[derive(Clone, Copy, Debug)]
@@ -364,7 +362,7 @@ impl<S: Seal> Server<S> {
                 let ping = Ping::decode(&message(port, received)?);
                 let round_trip = Nanos(ping.round_trip_ns.into());
                 if round_trip > Nanos::ZERO {
-                    self.acknowledge_after = round_trip.clamp(ACKNOWLEDGE_MIN, ACKNOWLEDGE_MAX);
+                    self.acknowledge_after = acknowledge_after(round_trip);
                 }
                 let payload_bytes = frame.payload_bytes();
                 Reply::Pong { sent_at: ping.sent_at, arrived_at: now, payload_bytes }

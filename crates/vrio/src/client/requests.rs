@@ -424,7 +424,13 @@ impl Core {
             return Err(Reason::Duplicate);
         }
         slot.received |= bit;
+        // The IOhost sends the segments in their order.
+        slot.has_gap = (1..bit).contains(&(slot.cut.all() & !slot.received));
         slot.due = now.after(slot.timeout);
+        if slot.has_gap {
+            slot.due = slot.due.min(now.after(self.round_trip.reordering()));
+            self.next_due = self.next_due.min(slot.due);
+        }
         if let Origin::Guest { tag } = entry.origin {
             port.store(received, tag, body.offset_bytes);
         }
@@ -493,6 +499,7 @@ impl Core {
         {
             let taken = now.since(slot.sent_at);
             self.round_trip.sample(taken.since(Nanos(body.held_ns.into())));
+            self.plan_telling(now);
         }
         Ok(index)
     }
@@ -610,7 +617,9 @@ impl Slot {
         self.tries = self.tries.saturating_add(1);
         self.is_measured = false;
         self.asks = true;
-        self.timeout = Nanos(self.timeout.0.saturating_mul(2)).min(options.timing.max_timeout);
+        if !std::mem::take(&mut self.has_gap) {
+            self.timeout = Nanos(self.timeout.0.saturating_mul(2)).min(options.timing.max_timeout);
+        }
         if !has_payload {
             if options.neglected.keeps(Rule::Attempts) {
                 self.received = self.cut.whole_blocks(self.received);

@@ -5,31 +5,21 @@ use sidecore_units::Nanos;
 
 use super::Core;
 use super::device::Executor;
+use super::pings::{Keepalive, WIDEN_MIN, Widening};
 use crate::channel::{Channel, message};
 use crate::greeting::{padded_bytes, send_greeting, split_greeting};
 use crate::handshake::{ClientHandshake, MESSAGE_MAX};
 use crate::port::{Peer, Port, Seal};
 use crate::wire::{
     Attach, DeviceEntry, Ending, FEATURES, Frame, FrameHeader, Greeting, Hello, Kind, List,
-    MAX_FRAME_BYTES, MIN_FRAME_BYTES, Ping, Pong, VERSION, Welcome, feature,
+    MAX_FRAME_BYTES, MIN_FRAME_BYTES, VERSION, Welcome, feature,
 };
 use crate::{Reason, Rule};
 
 /// A HELLO of one size is sent so often before the next size is tried.
 const TRIES_PER_SIZE: u32 = 3;
-/// The first wait of [`Widening`], which doubles.
-const WIDEN_MIN: Nanos = Nanos::from_millis(1_000);
-const WIDEN_MAX: Nanos = Nanos::from_millis(60_000);
 /// Entries of the IOhost's list that a client keeps.
 const LIST_MAX: u16 = 256;
-
-/// The first multiple of `interval` after `now`. All clients of a process have one clock, so their
-/// keepalives fall on the same instants, and an interrupt of the timer, a turn of the IOhost and
-/// warm caches serve all of them.
-fn next_multiple(now: Nanos, interval: Nanos) -> Nanos {
-    let past = now.0.checked_rem(interval.0).unwrap_or(0);
-    now.after(Nanos(interval.0.saturating_sub(past)))
-}
 
 /// Whether there is a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,29 +59,6 @@ impl Phase {
     }
 }
 
-/// The PINGs that show each side that the other one is there.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Keepalive {
-    /// PINGs since the last one that was answered.
-    tries: u32,
-    next_at: Nanos,
-}
-
-/// Looks now and then whether the path of a session with small frames carries large ones: a busy
-/// IOhost that did not answer in time looks like a narrow path.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Widening {
-    /// `None` if the session has the frames that were wanted.
-    next_at: Option<Nanos>,
-    interval: Nanos,
-}
-
-impl Default for Widening {
-    fn default() -> Self {
-        Self { next_at: None, interval: WIDEN_MIN }
-    }
-}
-
 /// How far the IOhost's list of devices was read.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Listing {
@@ -127,7 +94,7 @@ impl<S: Seal> Opened<S> {
 
 impl Core {
     /// The sizes of frames that are tried, from the largest on.
-    fn sizes(&self) -> [u32; 2] {
+    pub(super) fn sizes(&self) -> [u32; 2] {
         [self.options.frame_bytes.clamp(MIN_FRAME_BYTES, MAX_FRAME_BYTES), MIN_FRAME_BYTES]
     }
 
@@ -154,6 +121,9 @@ impl Core {
         }
         if self.keepalive.next_at <= now {
             self.ping(now, channel, port);
+        }
+        if self.telling.at <= now {
+            self.tell(now, channel, port);
         }
         if self.widening.next_at.is_some_and(|at| at <= now) {
             self.widen(now, channel, port);
@@ -182,54 +152,17 @@ impl Core {
     pub(super) fn needs_care(&self, now: Nanos) -> bool {
         self.is_asking
             || self.keepalive.next_at <= now
+            || self.telling.at <= now
             || self.widening.next_at.is_some_and(|at| at <= now)
             || self.is_dead(now)
             || self.is_narrow(now)
-    }
-
-    /// Sends a PING of the largest size. Its PONG shows that the path carries such frames.
-    fn widen<S: Seal>(&mut self, now: Nanos, channel: &mut Channel<S>, port: &mut impl Port) {
-        let round_trip_ns = u32::try_from(self.round_trip.smoothed().0).unwrap_or(u32::MAX);
-        let ping = Ping { sent_at: now.0, round_trip_ns }.encode();
-        let [largest, _] = self.sizes();
-        channel.send_message(port, Kind::Ping, &ping, self.payload_of(largest));
-        let interval = self.widening.interval;
-        let longer = Nanos(interval.0.saturating_mul(2)).min(WIDEN_MAX);
-        self.widening = Widening { next_at: Some(now.after(interval)), interval: longer };
-    }
-
-    /// Size of the payload of a control frame of `frame_bytes`.
-    fn payload_of(&self, frame_bytes: u32) -> usize {
-        let overhead = FrameHeader::BYTES.saturating_add(self.tag_bytes);
-        usize::try_from(frame_bytes).unwrap_or(0).saturating_sub(overhead)
-    }
-
-    /// Sends a full PING, which shows that the path still carries full frames. One that is not
-    /// answered is repeated as a HELLO is, with a short one that shows whether the size is the
-    /// reason.
-    fn ping<S: Seal>(&mut self, now: Nanos, channel: &mut Channel<S>, port: &mut impl Port) {
-        let timing = self.options.timing;
-        let wait = self.round_trip.timeout(&timing).max(timing.first_timeout);
-        let Keepalive { tries, next_at } = &mut self.keepalive;
-        let longer = Nanos(wait.0.saturating_mul(1_u64.checked_shl(*tries).unwrap_or(u64::MAX)));
-        *next_at = now.after(longer.min(timing.keepalive));
-        let is_first = *tries == 0;
-        *tries = tries.saturating_add(1).min(32);
-        let round_trip = self.round_trip.smoothed();
-        self.has_told = round_trip > Nanos::ZERO;
-        let round_trip_ns = u32::try_from(round_trip.0).unwrap_or(u32::MAX);
-        let ping = Ping { sent_at: now.0, round_trip_ns }.encode();
-        if !is_first || round_trip == Nanos::ZERO {
-            channel.send_message(port, Kind::Ping, &ping, 0);
-        }
-        channel.send_message(port, Kind::Ping, &ping, self.payload_of(self.frame_bytes));
     }
 
     /// When the session needs the next poll.
     pub(super) fn session_deadline(&self) -> Nanos {
         let Phase::Hello { next_at, .. } = self.phase else {
             let widens_at = self.widening.next_at.unwrap_or(Nanos::MAX);
-            let next = self.keepalive.next_at.min(widens_at);
+            let next = self.keepalive.next_at.min(widens_at).min(self.telling.at);
             return if self.is_asking { next.min(self.ask_deadline()) } else { next };
         };
         next_at
@@ -469,7 +402,7 @@ impl Core {
         self.full_heard_at = now;
         self.keepalive = Keepalive { tries: 0, next_at: now };
         self.round_trip.acknowledges_after(None);
-        self.has_told = false;
+        self.telling.at = Nanos::MAX;
         self.devices_version = welcome.devices_version;
         self.listing = Listing { version: welcome.devices_version, index: Some(0), ask_at: now };
         self.is_asking = true;
@@ -495,41 +428,6 @@ impl Core {
             device.detach();
         }
         self.requeue();
-    }
-
-    pub(super) fn pong<P: Port>(
-        &mut self,
-        now: Nanos,
-        is_newest: bool,
-        payload_bytes: usize,
-        received: &P::Received,
-        port: &mut P,
-    ) -> Result<(), Reason> {
-        let pong = Pong::decode(&message(port, received)?);
-        let taken = now.0.checked_sub(pong.sent_at).ok_or(Reason::Malformed)?;
-        self.limits(is_newest, pong.slot_limit, pong.devices_version);
-        if pong.sent_at == 0 {
-            return Ok(());
-        }
-        if self.widening.next_at.is_some() && payload_bytes > self.payload_of(self.frame_bytes) {
-            self.lose(now, 0);
-            return Ok(());
-        }
-        let is_full = payload_bytes > Ping::BYTES || self.frame_bytes <= MIN_FRAME_BYTES;
-        let keepalive = self.options.timing.keepalive;
-        if is_full {
-            self.full_heard_at = now;
-            self.keepalive = Keepalive { tries: 0, next_at: next_multiple(now, keepalive) };
-        }
-        if payload_bytes <= Ping::BYTES {
-            self.round_trip.sample(Nanos(taken.saturating_sub(pong.held_ns.into())));
-        }
-        self.round_trip.acknowledges_after(Some(Nanos(pong.acknowledge_ns.into())));
-        if !self.has_told && self.round_trip.smoothed() > Nanos::ZERO {
-            // The IOhost is to know it, too.
-            self.keepalive.next_at = now;
-        }
-        Ok(())
     }
 
     /// The newest frame says how many slots may be used, and of what version the list of devices

@@ -28,6 +28,9 @@ pub(super) struct Slot {
     /// When the next attempt begins.
     pub(super) due: Nanos,
     pub(super) timeout: Nanos,
+    /// The last segment of a read has arrived and earlier ones have not: at `due` these are lost,
+    /// and the path is not.
+    pub(super) has_gap: bool,
     /// The IOhost has the request: it was not lost.
     pub(super) is_acknowledged: bool,
     /// The attempt's round trip was measured.

@@ -20,7 +20,7 @@ pub const CLIENT: [u8; 16] = *b"the first client";
 /// Where the IOhost is, for the client.
 pub const HOST: Peer = Peer(1);
 pub const DISK_BYTES: usize = 1 << 20;
-/// One way over the wire.
+/// One way over the wire, if a test sets no other time.
 pub const HOP: Nanos = Nanos::from_micros(20);
 
 /// A wire in one direction.
@@ -92,6 +92,8 @@ pub fn device(number: u16) -> DeviceEntry {
 
 pub struct Rig {
     pub now: Nanos,
+    /// One way over the wire.
+    pub hop: Nanos,
     pub client: Client<Plain>,
     pub client_stats: Arc<VrioStats>,
     pub host: Host<Plain>,
@@ -121,6 +123,7 @@ impl Rig {
         let host_stats = Arc::new(VrioStats::default());
         let mut rig = Self {
             now: Nanos::from_millis(1),
+            hop: HOP,
             client,
             client_stats,
             host: host(host_options, &host_stats),
@@ -201,7 +204,7 @@ impl Rig {
     pub fn step(&mut self) {
         self.poll_client();
         self.poll_host();
-        self.now = self.now.after(HOP);
+        self.now = self.now.after(self.hop);
         for frame in std::mem::take(&mut self.to_host.frames) {
             self.host_receives(Peer(9), &frame);
         }
