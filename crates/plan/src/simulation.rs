@@ -540,10 +540,10 @@ impl<'a> Run<'a> {
     fn serve(&mut self, own: usize, batch: &[Message]) -> f64 {
         let (mut ns, mut ended) = (0.0, Vec::new());
         let mut polls: Vec<(usize, f64)> = Vec::new();
-        // Requests are steered before the results of other sidecores are looked at.
+        // The results of other sidecores are taken before requests are steered.
         let is_done = |message: &&Message| matches!(message, Message::Done(..));
         let (done, asked) = (batch.iter().filter(is_done), batch.iter());
-        for message in asked.filter(|message| !is_done(message)).chain(done) {
+        for message in done.chain(asked.filter(|message| !is_done(message))) {
             let (stage, bytes) = match *message {
                 Message::Ask(request) => (self.take(own, request, &mut ended), request.bytes),
                 Message::Job(request, home) => (self.execute(own, request, home), request.bytes),
