@@ -52,7 +52,8 @@ impl Lie {
             }
             Lie::Number(device) => {
                 entry.flags |= device_flag::PRESENT;
-                (entry.device, entry.block_bytes, entry.capacity_bytes) = (device, 512, 1 << 20);
+                (entry.device, entry.capacity_bytes) = (device, 1 << 20);
+                (entry.block_bytes, entry.physical_block_bytes) = (512, 512);
             }
         }
     }
