@@ -146,7 +146,7 @@ fn clients_take_turns() {
     let before = rig.host_counts().acknowledged;
     rig.poll_host();
     assert_eq!(rig.host_counts().acknowledged - before, 24);
-    assert_eq!(rig.to_client.frames.len(), 2, "a bundle for each client");
+    assert_eq!(rig.to_client.frames.len(), 6, "bundles of four");
     assert_eq!(rig.host.deadline(), None);
 }
 
