@@ -541,19 +541,33 @@ impl FunctionChannel {
     }
 
     /// Publishes the number of `completed` requests to the shares, and starts queued requests.
+    ///
+    /// Requests that a store answers at once are taken back: until the next poll it would count as
+    /// in the store for all queues of this sidecore, which would then wait for a store that is
+    /// empty.
     #[inline(never)]
-    fn resume_with_others(&mut self, completed: usize) {
+    fn resume_with_others(&mut self, count: usize, completed: &mut Batch) {
         let multiplexer = Rc::clone(&self.multiplexer);
-        let multiplexer = &mut *multiplexer.borrow_mut();
-        if self.is_shared() || self.shown > 0 {
-            self.publish(multiplexer, completed);
-        }
-        if self.has_more_to_start() {
+        {
+            let multiplexer = &mut *multiplexer.borrow_mut();
+            if self.is_shared() || self.shown > 0 {
+                self.publish(multiplexer, count);
+            }
+            if !self.has_more_to_start() {
+                return;
+            }
             self.quiescence.enter();
             self.read_answers(multiplexer);
             self.resume_for_parts(multiplexer);
             self.start_queued(multiplexer);
             self.submit_translated();
+        }
+        let before = self.translated();
+        if before > 0 && self.stores.next() == Next::Now {
+            self.take_back(self.now, completed);
+            let multiplexer = &mut *multiplexer.borrow_mut();
+            self.show(multiplexer);
+            multiplexer.shares.completed(before.saturating_sub(self.translated()));
         }
     }
 
@@ -631,7 +645,7 @@ impl BlockChannel for FunctionChannel {
             self.take_back(now, completed);
         }
         if self.is_shared() || self.shown > 0 || self.has_more_to_start() {
-            self.resume_with_others(before.saturating_sub(self.translated()));
+            self.resume_with_others(before.saturating_sub(self.translated()), completed);
         }
         self.quiescence.leave();
         completed.append(&mut self.done);

@@ -73,6 +73,8 @@ pub struct Served {
     pub per_s: [f64; 2],
     /// Requests of the least and the most served queue of the first function, in the same time.
     pub first_queues: (u64, u64),
+    /// The times that a queue of any function began to wait for the store, from the start.
+    pub store_waits: u64,
 }
 
 impl Served {
@@ -167,6 +169,7 @@ pub fn run(case: &Case, seed: u64) -> Served {
     Served {
         per_s: [of(0).sum::<u64>() as f64 / seconds, of(1).sum::<u64>() as f64 / seconds],
         first_queues: (of(0).min().unwrap_or(0), of(0).max().unwrap_or(0)),
+        store_waits: controller.report().functions.iter().map(|f| f.stats.store_waits).sum(),
     }
 }
 

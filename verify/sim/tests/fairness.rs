@@ -104,6 +104,18 @@ fn two_sidecores_with_one_function_each_lose_nothing() {
 }
 
 #[test]
+fn no_queue_waits_for_a_store_that_answers_at_once() {
+    for placement in [Placement::Together, Placement::Apart, Placement::Spread] {
+        for depth in [32, 128] {
+            let weights = (100, Some(400));
+            let (queues, depths) = ((4, 4), (depth, depth));
+            let served = run(&Case { weights, queues, depths, store: Store::Ram, placement }, 0);
+            assert_eq!(served.store_waits, 0, "{placement:?}, depth {depth}: {served:?}");
+        }
+    }
+}
+
+#[test]
 fn no_function_is_slowed_while_the_store_has_free_slots() {
     // Together the functions have no more requests in flight than the store has slots.
     for placement in [Placement::Together, Placement::Apart] {

@@ -414,7 +414,9 @@ impl StoreShares {
             .sidecores
             .saturating_add(usize::from(self.in_flight_here > 0 || waiting_here))
             .max(1);
-        if active > 1 {
+        // With nothing in the store, what waits for it waits only because of earlier looks.
+        let in_store = self.in_flight_here.saturating_add(self.in_flight_elsewhere);
+        if active > 1 && in_store > 0 {
             self.heaviest = heaviest;
             self.contended_until = now.after(LINGER);
         }

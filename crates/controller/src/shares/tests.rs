@@ -131,6 +131,22 @@ fn sidecores_see_each_others_requests() {
 }
 
 #[test]
+fn what_waits_for_an_empty_store_does_not_keep_it_contended() {
+    let mut sidecores = two_sidecores(1_000);
+    for (shares, place) in &mut sidecores {
+        assert_eq!(shares.allowance(*place), Err(QueuedBy::Store));
+        shares.set_waiting(*place, true, true);
+        shares.moved(*place, 1_000, 0);
+    }
+    for now in [2_000_000, 4_000_000] {
+        sidecores.iter_mut().for_each(|(shares, _)| shares.look(Nanos(now)));
+    }
+    for (shares, place) in &mut sidecores {
+        assert_eq!(shares.allowance(*place), Ok(i64::MAX));
+    }
+}
+
+#[test]
 fn a_function_with_nothing_in_the_store_may_always_start_one() {
     let mut full = two_sidecores(1_000);
     let (shares, place) = &mut full[0];
