@@ -27,7 +27,7 @@ mod claim;
 mod error;
 mod overlap;
 mod requests;
-mod ring;
+pub(crate) mod ring;
 mod slot;
 mod target;
 

@@ -13,6 +13,7 @@
 //! * [`Clock`]: the time, for the price of reading a register.
 //! * [`PacketSocket`]: frames of an Ethernet interface, through rings in memory.
 //! * [`DatagramSocket`]: datagrams in batches.
+//! * [`UblkControl`] and [`UblkQueue`]: block devices of this kernel that this process serves.
 //! * [`XdpSocket`] and [`XdpProgram`]: frames of an interface, through AF_XDP.
 //! * [`ServiceManager`] and [`take_kept`]: the program that started this process, and keeps
 //!   descriptors for the next one.
@@ -37,6 +38,7 @@ mod packet_socket;
 mod peer_event;
 mod pin;
 mod service_manager;
+mod ublk;
 mod xdp_socket;
 
 pub use accounts::{group_id, user_id};
@@ -58,6 +60,10 @@ pub use packet_socket::{
 pub use peer_event::peer_event;
 pub use pin::pin_memory;
 pub use service_manager::{EnvironmentError, KeptDescriptor, ServiceManager, take_kept};
+pub use ublk::{
+    IoDescriptor, IoResult, UblkControl, UblkError, UblkInfo, UblkParameters, UblkQueue, UblkState,
+    open_ublk_device, prepare_ublk_memory, ublk_flag, ublk_memory_prepared,
+};
 pub use xdp_socket::{
     CHUNK_BYTES, KERNEL_HEADROOM_BYTES, NEEDS_WAKE_UP, XdpMapped, XdpMode, XdpProgram, XdpRing,
     XdpRings, XdpSocket, XdpStatistics,

@@ -6,17 +6,17 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use io_uring::{EnterFlags, IoUring, squeue};
 
 /// The index of the registered file: each ring serves one file. The fence is the next index.
-pub(super) const FILE: io_uring::types::Fixed = io_uring::types::Fixed(0);
+pub(crate) const FILE: io_uring::types::Fixed = io_uring::types::Fixed(0);
 
 /// A completion: the submission's `user_data`, and its result (a count, or a negative errno).
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Completion {
+pub(crate) struct Completion {
     pub user_data: u64,
     pub result: i32,
 }
 
 /// A ring for one thread and one file.
-pub(super) struct Ring {
+pub(crate) struct Ring {
     ring: IoUring,
     /// Whether an unexpected error was logged, which would repeat with every poll.
     has_logged: bool,
@@ -75,6 +75,40 @@ impl Ring {
         }
     }
 
+    /// Submits the queued entries and lets the kernel do its pending work on this thread, in one
+    /// system call, or in none if there is neither. Returns whether there was a call.
+    #[inline]
+    pub fn turn(&mut self) -> bool {
+        let submissions = self.ring.submission();
+        let to_submit = submissions.len();
+        let has_work = to_submit > 0 || submissions.taskrun() || submissions.cq_overflow();
+        drop(submissions);
+        if has_work {
+            self.enter_kernel(to_submit, 0);
+        }
+        has_work
+    }
+
+    /// Whether there are completions, or pending work in the kernel that may cause some.
+    pub fn is_ready(&mut self) -> bool {
+        if !self.ring.completion().is_empty() {
+            return true;
+        }
+        let submissions = self.ring.submission();
+        submissions.taskrun() || submissions.cq_overflow()
+    }
+
+    /// Moves the completions that are there to `completions`, within its capacity, without a system
+    /// call.
+    #[inline]
+    pub fn take(&mut self, completions: &mut Vec<Completion>) {
+        let room = completions.capacity() - completions.len();
+        let queued = self.ring.completion().take(room);
+        completions.extend(
+            queued.map(|entry| Completion { user_data: entry.user_data(), result: entry.result() }),
+        );
+    }
+
     /// Whether entries wait for the next [`Ring::enter`].
     #[inline]
     pub fn has_queued(&mut self) -> bool {
@@ -93,11 +127,7 @@ impl Ring {
             drop(submissions);
             self.enter_kernel(0, 0);
         }
-        let room = completions.capacity() - completions.len();
-        let queued = self.ring.completion().take(room);
-        completions.extend(
-            queued.map(|entry| Completion { user_data: entry.user_data(), result: entry.result() }),
-        );
+        self.take(completions);
     }
 
     #[inline]
