@@ -50,6 +50,7 @@ const ARROWS: &[(&str, Uses)] = &[
     ("vfio-user", Only(&["spec-nvme", "peer", "socket", "nvme", "memory", "units"])),
     ("linux", Only(&["reactor", "block", "memory", "units"])),
     ("link", Only(&["linux", "socket", "memory", "reactor", "telemetry", "units"])),
+    ("ublk", Only(&["linux", "block", "memory", "reactor", "units"])),
     ("remote", Only(&["vrio", "link", "block", "memory", "reactor", "telemetry", "units"])),
     ("plan", Only(&["remote"])),
     ("sidecore", Only(&["linux", "reactor", "units"])),
@@ -58,6 +59,7 @@ const ARROWS: &[(&str, Uses)] = &[
         Only(&[
             "sidecore",
             "remote",
+            "ublk",
             "trust",
             "link",
             "vrio",

@@ -366,6 +366,7 @@ mod tests {
             "interrupts",
             "polls",
             "empty_polls",
+            "enters",
             "batches",
             "requests",
             "reads",

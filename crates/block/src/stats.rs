@@ -43,6 +43,9 @@ counters! {
     pub polls: Counter = "polls_total",
     /// Polls of the ring that found nothing.
     pub empty_polls: Counter = "empty_polls_total",
+    /// System calls that exchange requests and completions with this host's kernel, of devices with
+    /// `front_end = "ublk"`.
+    pub enters: Counter = "enters_total",
     histogram {
         /// From taking a request off the ring to completing it.
         pub latency as latency_ns = "latency",
