@@ -62,6 +62,13 @@ impl Assembly {
     /// them, unless a socket cannot be made.
     pub fn take_over(spec: &Spec, left: &mut Vec<LeftDevice>) -> Result<Self, AssemblyError> {
         check(spec)?;
+        if let Some(device) = spec.devices.iter().find(|it| it.front_end.number().is_some()) {
+            // Before the first thread, because threads inherit it.
+            sidecore_linux::prepare_ublk_memory().map_err(|error| AssemblyError::Ublk {
+                name: device.name.clone(),
+                error: error.to_string(),
+            })?;
+        }
         let clock = Clock::new();
         let (started_at, lists) = (clock.now(), Lists::new(&clock, spec));
         let graph = Graph::new(clock.clone(), lists.clone());

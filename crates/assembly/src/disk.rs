@@ -9,7 +9,7 @@ use sidecore_reactor::IdleMode;
 use sidecore_sidecore::Sidecore;
 
 use crate::AssemblyError;
-use crate::front_end::{FrontEnd, Nvme, NvmeParts, Place, VirtioBlk, Vrio};
+use crate::front_end::{FrontEnd, Nvme, NvmeParts, Place, Ublk, VirtioBlk, Vrio};
 use crate::left::LeftDevice;
 use crate::remote::Remote;
 use crate::report::{DeviceReport, DeviceState, DeviceStats, DisconnectReport, QueueCounters};
@@ -56,6 +56,7 @@ impl Disk {
                 Box::new(VirtioBlk::new(spec, own, store, serving, service))
             }
             FrontEndSpec::Vrio(own) => Box::new(Vrio::new(spec, own, store, remote)),
+            FrontEndSpec::Ublk(own) => Box::new(Ublk::new(spec, own, store, serving)),
             FrontEndSpec::Nvme(own) => {
                 Box::new(Nvme::new((spec, own), store, serving, parts(service)?)?)
             }
@@ -79,6 +80,16 @@ impl Disk {
     /// device was stopped before; then its queues have stopped, too.
     pub(crate) fn stop(&self) -> bool {
         self.front_end.stop()
+    }
+
+    /// Stops the device because the daemon ends. A block device of the kernel stays, if the store's
+    /// contents survive this process.
+    pub(crate) fn end(&self) {
+        if self.outlives {
+            self.front_end.end();
+        } else {
+            self.stop();
+        }
     }
 
     /// Stops the device and exports its connected VMM, if the store's contents survive this
@@ -198,7 +209,7 @@ impl Disk {
             stages: self.stages.clone(),
             controller: self.configured.kind.controller().map(str::to_owned),
             volume: self.volume().map(|volume| volume.volume),
-            socket: spec.socket.display().to_string(),
+            socket: self.front_end.node().as_ref().unwrap_or(&spec.socket).display().to_string(),
             capacity_bytes: geometry.capacity_bytes,
             block_bytes: geometry.block_bytes,
             read_only: geometry.read_only,
@@ -228,7 +239,8 @@ impl Disk {
                 self.spec.name
             )
         });
-        self.store.upgrade().and_then(|store| store.fallback()).into_iter().chain(loss).collect()
+        let fallback = self.store.upgrade().and_then(|store| store.fallback());
+        fallback.into_iter().chain(loss).chain(self.front_end.warning()).collect()
     }
 
     /// The sum of all queues' counters, without the histogram's buckets.

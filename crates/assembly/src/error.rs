@@ -253,6 +253,26 @@ pub enum AssemblyError {
         /// The reason.
         error: String,
     },
+    /// A block device of the kernel cannot be made or recovered.
+    #[error("device \"{name}\": {error}")]
+    Ublk {
+        /// The device.
+        name: String,
+        /// The reason, with the remedy.
+        error: String,
+    },
+    /// Another device has the number.
+    #[error(
+        "device \"{name}\": `number` {number} is that of device \"{other}\"; give each its own"
+    )]
+    NumberTaken {
+        /// The device that was refused.
+        name: String,
+        /// The number of both.
+        number: u32,
+        /// The device that has the number.
+        other: String,
+    },
     /// The kernel gives no random bytes.
     #[error("no random numbers for the remote channel: {0}")]
     Random(io::Error),
@@ -299,6 +319,7 @@ impl AssemblyError {
             | Self::PartInUse { .. }
             | Self::LinkTaken { .. }
             | Self::SocketTaken { .. }
+            | Self::NumberTaken { .. }
             | Self::SecondWriter { .. }
             | Self::NothingMissing { .. } => ErrorKind::Conflict,
             Self::Server {
@@ -324,7 +345,7 @@ impl AssemblyError {
             Self::Link { .. } | Self::Client { .. } | Self::Iohost { .. } | Self::Remote { .. } => {
                 ErrorKind::Invalid
             }
-            Self::Random(_) => ErrorKind::Failed,
+            Self::Ublk { .. } | Self::Random(_) => ErrorKind::Failed,
             Self::Function { .. } | Self::Threads(_) | Self::NoAnswer { .. } => ErrorKind::Failed,
             Self::Ending => ErrorKind::Ending,
         }

@@ -2,10 +2,11 @@
 
 mod nvme;
 mod socket;
+mod ublk;
 mod virtio_blk;
 mod vrio;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -19,6 +20,7 @@ use sidecore_peer::Disconnect;
 
 pub(crate) use nvme::{Nvme, NvmeParts, NvmeThreads};
 pub(crate) use socket::Place;
+pub(crate) use ublk::Ublk;
 pub(crate) use virtio_blk::VirtioBlk;
 pub(crate) use vrio::Vrio;
 
@@ -36,6 +38,17 @@ pub(crate) trait FrontEnd: Send + Sync {
     /// Removes the socket and stops the queues when their requests in flight are done. False if the
     /// front end was stopped before; then its queues have stopped, too.
     fn stop(&self) -> bool;
+
+    /// Stops the front end because the daemon ends. A block device of the kernel stays, and its
+    /// requests wait for the next daemon.
+    fn end(&self) {
+        self.stop();
+    }
+
+    /// The block device of this host's kernel, if the front end is one.
+    fn node(&self) -> Option<PathBuf> {
+        None
+    }
 
     /// Stops the front end and exports the connected VMM for the next process, if the protocol
     /// allows that.
@@ -75,6 +88,11 @@ pub(crate) trait FrontEnd: Send + Sync {
 
     /// Why clients of an earlier process are turned away: answered writes may be missing.
     fn loss(&self) -> Option<String> {
+        None
+    }
+
+    /// A condition that an operator should know of while the device is served.
+    fn warning(&self) -> Option<String> {
         None
     }
 

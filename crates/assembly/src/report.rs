@@ -198,7 +198,7 @@ show_counts! {
 pub struct DeviceReport {
     /// The device's name in the configuration.
     pub name: String,
-    /// The guest's view: `virtio-blk` or `nvme`.
+    /// The guest's view: `virtio-blk` or `nvme`; or `vrio`, or `ublk`.
     pub front_end: String,
     /// The name of the device's store.
     pub store: String,
@@ -214,7 +214,7 @@ pub struct DeviceReport {
     /// The volume, if the function is a virtual one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume: Option<String>,
-    /// The path of the socket.
+    /// The path of the socket, or of the block device of this host.
     pub socket: String,
     /// The size in bytes.
     pub capacity_bytes: u64,

@@ -16,8 +16,8 @@ mod store;
 
 pub use controller::{CONTROLLER, ControllerSpec, CrashLogSpec, FormatSpec};
 pub use device::{
-    DEFAULT_SPIN_US, DeviceSpec, FrontEndSpec, MINUTE_US, NvmeSpec, STRUCTURE, VirtioBlkSpec,
-    VrioSpec,
+    DEFAULT_SPIN_US, DeviceSpec, FrontEndSpec, MINUTE_US, NvmeSpec, STRUCTURE, UblkSpec,
+    VirtioBlkSpec, VrioSpec,
 };
 pub use link::{
     LINK, LinkKind, LinkSpec, MemoryLinkSpec, PacketLinkSpec, REMOTE_PORT, UdpLinkSpec, XdpLinkSpec,

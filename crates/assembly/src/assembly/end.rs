@@ -29,7 +29,7 @@ impl Assembly {
     /// IOhost, and then [gives them up](Self::given_up).
     pub fn drain(&self) {
         let left = self.end(|disk| {
-            disk.stop();
+            disk.end();
             None
         });
         left.into_iter().for_each(LeftDevice::disconnect);

@@ -12,7 +12,7 @@ use crate::spec::{DeviceSpec, Spec};
 /// Whether a device is served to a VMM from a store that is a device of an IOhost, which may come
 /// much later.
 pub(crate) fn may_come_late(device: &DeviceSpec, spec: &Spec) -> bool {
-    device.front_end.client().is_none()
+    device.front_end.has_socket()
         && bottom(spec, &device.store).is_some_and(|bottom| bottom.kind.remote().is_some())
 }
 

@@ -39,11 +39,12 @@ impl<'a> Checker<'a> {
 
     fn check_duplicates(&self, next: &Spec) -> Result<(), AssemblyError> {
         let (mut names, mut sockets) = (BTreeMap::new(), BTreeMap::<&Path, _>::new());
+        let mut numbers = BTreeMap::new();
         for (index, device) in next.devices.iter().enumerate() {
             self.parts.step();
             let named = names.insert(device.name.as_str(), index);
-            // Paths are compared by their components. An exported device has no socket.
-            let is_local = device.front_end.client().is_none();
+            // Paths are compared by their components.
+            let is_local = device.front_end.has_socket();
             let place = (index, &device.name);
             let taken = if is_local { sockets.insert(&device.socket, place) } else { None };
             let name = device.name.clone();
@@ -54,6 +55,11 @@ impl<'a> Checker<'a> {
             if let Some((_, other)) = taken {
                 let (socket, other) = (device.socket.clone(), other.clone());
                 return Err(AssemblyError::SocketTaken { name, socket, other });
+            }
+            if let Some(number) = device.front_end.number()
+                && let Some(other) = numbers.insert(number, &device.name)
+            {
+                return Err(AssemblyError::NumberTaken { name, number, other: other.clone() });
             }
         }
         Ok(())

@@ -55,16 +55,17 @@ pub const STRUCTURE: &[Key] = &[
     NAME,
     Key::new(
         "front_end",
-        Kind::Word(&["virtio-blk", "nvme", "vrio"]),
+        Kind::Word(&["virtio-blk", "nvme", "vrio", "ublk"]),
         "`\"virtio-blk\"`",
-        "what the guest sees, `virtio-blk` or `nvme`, or `vrio` to export the device to a \
-         client; each has [keys](#front_end--virtio-blk) of its own",
+        "what the guest sees, `virtio-blk` or `nvme`; or `vrio` to export the device to a \
+         client, or `ublk` for a block device of this host; each has \
+         [keys](#front_end--virtio-blk) of its own",
     ),
     Key::required("store", Kind::Text, "\"the name of a [[store]]\"", "the store behind it"),
     Key::new(
         "socket",
         Kind::Path,
-        "required, except with `vrio`",
+        "required, except with `vrio` and `ublk`",
         "the socket that it is served on, of vhost-user or, for `nvme`, of vfio-user: at most 107 \
          bytes. The daemon makes the directory (0755) if only that is missing. The socket of a \
          dead daemon is replaced",
@@ -192,6 +193,36 @@ keys! {
     }
 }
 
+keys! {
+    /// A block device of this host's kernel.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct UblkSpec {
+        plain {}
+        keys {
+            #[required = "0"]
+            "number" => number: u32 = 0, Kind::Number(0, UBLK_NUMBER_MAX as u64), "required",
+                "the N of `/dev/ublkbN`, 0 to 1048575; the next daemon finds the device by it";
+            "queue_depth" => queue_depth: u16 = 128, Kind::Number(1, 4096), "128",
+                "requests that each queue has in flight, 1 to 4096";
+            "io_size_max" => io_bytes_max: u64 = 256 << 10, Kind::Size, "`\"256KiB\"`",
+                "the largest read or write, from 4KiB to 4MiB, a multiple of 4KiB; the kernel \
+                 cuts larger ones. Each queue takes `queue_depth` times as much memory",
+                is_io_size;
+        }
+    }
+}
+
+/// The kernel has minor numbers of 20 bits.
+const UBLK_NUMBER_MAX: u32 = (1 << 20) - 1;
+
+fn is_io_size(key: &str, value: &Value) -> Result<(), String> {
+    let bytes = value.number();
+    if (4 << 10..=4 << 20).contains(&bytes) && bytes.is_multiple_of(4096) {
+        return Ok(());
+    }
+    Err(format!("`{key}` is a multiple of 4KiB from 4KiB to 4MiB"))
+}
+
 /// A guest's view of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FrontEndSpec {
@@ -201,13 +232,19 @@ pub enum FrontEndSpec {
     Nvme(NvmeSpec),
     /// A device of a client's, on another host.
     Vrio(VrioSpec),
+    /// A block device of this host's kernel.
+    Ublk(UblkSpec),
 }
 
 impl FrontEndSpec {
     /// Each front end by its word in the configuration and in reports, with the keys that it alone
     /// has.
-    pub const KINDS: &'static [(&'static str, &'static [Key])] =
-        &[("virtio-blk", VirtioBlkSpec::KEYS), ("nvme", NvmeSpec::KEYS), ("vrio", VrioSpec::KEYS)];
+    pub const KINDS: &'static [(&'static str, &'static [Key])] = &[
+        ("virtio-blk", VirtioBlkSpec::KEYS),
+        ("nvme", NvmeSpec::KEYS),
+        ("vrio", VrioSpec::KEYS),
+        ("ublk", UblkSpec::KEYS),
+    ];
 
     /// The front end of this word, with the usual settings.
     #[must_use]
@@ -215,6 +252,7 @@ impl FrontEndSpec {
         match word {
             "nvme" => Self::Nvme(NvmeSpec::default()),
             "vrio" => Self::Vrio(VrioSpec::default()),
+            "ublk" => Self::Ublk(UblkSpec::default()),
             _ => Self::VirtioBlk(VirtioBlkSpec::default()),
         }
     }
@@ -226,6 +264,7 @@ impl FrontEndSpec {
             Self::VirtioBlk(_) => "virtio-blk",
             Self::Nvme(_) => "nvme",
             Self::Vrio(_) => "vrio",
+            Self::Ublk(_) => "ublk",
         }
     }
 
@@ -235,6 +274,7 @@ impl FrontEndSpec {
             Self::VirtioBlk(spec) => spec.set(values),
             Self::Nvme(spec) => spec.set(values),
             Self::Vrio(spec) => spec.set(values),
+            Self::Ublk(spec) => spec.set(values),
         }
     }
 
@@ -245,6 +285,7 @@ impl FrontEndSpec {
             Self::VirtioBlk(_) => VirtioBlkSpec::KEYS,
             Self::Nvme(_) => NvmeSpec::KEYS,
             Self::Vrio(_) => VrioSpec::KEYS,
+            Self::Ublk(_) => UblkSpec::KEYS,
         }
     }
 
@@ -257,11 +298,26 @@ impl FrontEndSpec {
         }
     }
 
+    /// The number of the block device of this host's kernel, if it is one.
+    #[must_use]
+    pub const fn number(&self) -> Option<u32> {
+        match self {
+            Self::Ublk(spec) => Some(spec.number),
+            _ => None,
+        }
+    }
+
+    /// Whether VMMs connect to a socket.
+    #[must_use]
+    pub const fn has_socket(&self) -> bool {
+        matches!(self, Self::VirtioBlk(_) | Self::Nvme(_))
+    }
+
     /// How many queues a device has unless told otherwise.
     #[must_use]
     pub const fn queues(&self) -> u16 {
         match self {
-            Self::VirtioBlk(_) | Self::Vrio(_) => 1,
+            Self::VirtioBlk(_) | Self::Vrio(_) | Self::Ublk(_) => 1,
             // A driver creates as many as it has CPUs.
             Self::Nvme(_) => QUEUES_MAX,
         }

@@ -126,6 +126,16 @@ fn devices(draft: &Draft, problems: &mut Collector<'_>) {
 fn sockets(draft: &Draft, problems: &mut Collector<'_>) {
     let mut seen: HashMap<&Path, &str> =
         HashMap::from([(draft.control_socket.as_path(), "the control API")]);
+    let mut numbers: HashMap<u32, &str> = HashMap::new();
+    for Part { spec, head } in &draft.devices {
+        let (Some(number), Some(place)) = (spec.front_end.number(), head.place("number")) else {
+            continue;
+        };
+        if let Some(other) = numbers.insert(number, &head.subject) {
+            let message = format!("this number is that of {other}; give each its own");
+            problems.add(place, &head.subject, message);
+        }
+    }
     for device in &draft.devices {
         let Some(place) = device.head.place("socket") else { continue };
         if let Some(other) = seen.insert(&device.spec.socket, &device.head.subject) {

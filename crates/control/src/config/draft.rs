@@ -275,6 +275,10 @@ pub(super) fn serve(mut section: Section<'_, '_, '_>) -> Part<ServeSpec> {
     if device.front_end.client().is_some() {
         let message = "front_end = \"vrio\" has no meaning here: the IOhost exports its devices";
         section.complain_about("front_end", message);
+    } else if device.front_end.number().is_some() {
+        let message = "front_end = \"ublk\" has no meaning here: each block device of the kernel \
+                       has a number of its own; write a [[store]] and a [[device]] for each";
+        section.complain_about("front_end", message);
     } else if section.place("socket").is_some()
         && !device.socket.display().to_string().contains(DEVICE_IN_PATH)
     {
@@ -307,6 +311,16 @@ fn device_of(section: &mut Section<'_, '_, '_>, values: &Values) -> DeviceSpec {
             );
             if section.has(key.name) {
                 section.complain_about(key.name, message);
+            }
+        }
+    } else if front_end.number().is_some() {
+        for key in ["socket", "socket_owner", "socket_group", "socket_mode", "serial"] {
+            if section.has(key) {
+                let message = format!(
+                    "`{key}` has no meaning with front_end = \"ublk\": the device is a block \
+                     device of this host"
+                );
+                section.complain_about(key, message);
             }
         }
     } else if !section.has("socket") {

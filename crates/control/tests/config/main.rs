@@ -5,6 +5,7 @@ mod faults;
 mod manual;
 mod remote;
 mod stages;
+mod ublk;
 
 use std::path::Path;
 

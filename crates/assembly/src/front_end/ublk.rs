@@ -1,0 +1,318 @@
+//! A block device of this host's kernel, `/dev/ublkbN`.
+
+mod bring_up;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use sidecore_block::{BlockDevice, Geometry, QueueStats};
+use sidecore_linux::{UblkControl, UblkQueue, ublk_memory_prepared};
+use sidecore_peer::Disconnect;
+use sidecore_reactor::IdleMode;
+use sidecore_sidecore::{Handle, Sidecore, Stopped};
+use sidecore_ublk::UblkUnit;
+
+use super::{FrontEnd, Place};
+use crate::AssemblyError;
+use crate::left::LeftDevice;
+use crate::report::QueueCounters;
+use crate::spec::{DeviceSpec, UblkSpec};
+use bring_up::bring_up;
+
+/// How long a start waits for the kernel to show the device. The rest goes on behind it.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A warning is logged each time that a stop has waited for so long.
+const STOP_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The path of the block device of this number.
+pub(crate) fn block_device(number: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/ublkb{number}"))
+}
+
+/// A block device of the kernel, and the thread that brings it up.
+pub(crate) struct Ublk {
+    device: Arc<Device>,
+    starting: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// The parts of a device that its thread shares.
+struct Device {
+    name: Arc<str>,
+    own: UblkSpec,
+    read_only: bool,
+    wanted_queues: u16,
+    idle: IdleMode,
+    sidecores: Vec<Sidecore>,
+    geometry: Mutex<Geometry>,
+    /// `None` after the device was closed.
+    store: Mutex<Option<Arc<dyn BlockDevice>>>,
+    /// The counters of each queue that there was.
+    stats: Mutex<Vec<Arc<QueueStats>>>,
+    running: Mutex<Vec<Handle<UblkUnit<UblkQueue>>>>,
+    running_count: AtomicU16,
+    /// The kernel has the device, made by this configuration.
+    is_made: AtomicBool,
+    is_live: AtomicBool,
+    /// The device is to stop.
+    ends: AtomicBool,
+    broken: Mutex<Option<String>>,
+    /// The number of queues that the kernel's device has; zero before there is one.
+    made_queues: AtomicU16,
+    loss_accepted: AtomicBool,
+}
+
+impl Ublk {
+    /// A device that is not served yet. `sidecores` has one for each queue.
+    pub(crate) fn new(
+        spec: &DeviceSpec,
+        own: &UblkSpec,
+        store: Arc<dyn BlockDevice>,
+        sidecores: Vec<Sidecore>,
+    ) -> Self {
+        let geometry = store.geometry();
+        let geometry = Geometry { read_only: geometry.read_only || spec.read_only, ..geometry };
+        let device = Device {
+            name: spec.name.as_str().into(),
+            own: own.clone(),
+            read_only: spec.read_only,
+            wanted_queues: spec.queues,
+            idle: spec.idle,
+            sidecores,
+            geometry: Mutex::new(geometry),
+            store: Mutex::new(Some(store)),
+            stats: Mutex::default(),
+            running: Mutex::default(),
+            running_count: AtomicU16::new(0),
+            is_made: AtomicBool::new(false),
+            is_live: AtomicBool::new(false),
+            ends: AtomicBool::new(false),
+            broken: Mutex::default(),
+            made_queues: AtomicU16::new(0),
+            loss_accepted: AtomicBool::new(false),
+        };
+        Self { device: Arc::new(device), starting: Mutex::default() }
+    }
+
+    fn error(&self, error: impl std::fmt::Display) -> AssemblyError {
+        AssemblyError::Ublk { name: self.device.name.to_string(), error: error.to_string() }
+    }
+
+    /// Brings the device up on a thread of its own, because the kernel reads partitions meanwhile,
+    /// from a store that may take any time. Waits for a moment.
+    fn start(&self) -> Result<(), AssemblyError> {
+        let control = UblkControl::open().map_err(|error| self.error(error))?;
+        let (sender, up) = mpsc::sync_channel(1);
+        let device = Arc::clone(&self.device);
+        let run = move || {
+            let result = bring_up(&device, &control);
+            if let Err(reason) = &result {
+                device.break_with(reason.clone());
+            }
+            // The starting thread may have gone on.
+            let _ = sender.send(result);
+        };
+        let thread = std::thread::Builder::new().name(format!("ublk-{}", self.device.name));
+        *lock(&self.starting) = Some(thread.spawn(run).map_err(AssemblyError::Threads)?);
+        match up.recv_timeout(PATIENCE) {
+            Ok(Err(reason)) => {
+                self.end();
+                Err(self.error(reason))
+            }
+            Ok(Ok(())) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Has the bringing up end, and waits for that. False if the device was stopped before.
+    fn give_up_start(&self) -> bool {
+        let was_ended = self.device.ends.swap(true, Ordering::Relaxed);
+        if let Some(starting) = lock(&self.starting).take() {
+            let _ = starting.join();
+        }
+        !was_ended
+    }
+}
+
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Device {
+    fn ends(&self) -> bool {
+        self.ends.load(Ordering::Relaxed)
+    }
+
+    /// Records the first reason why the device is not served as it should be.
+    fn break_with(&self, reason: String) {
+        let mut broken = lock(&self.broken);
+        if broken.is_none() && !self.ends() {
+            tracing::error!(device = &*self.name, "{reason}");
+            *broken = Some(reason);
+        }
+    }
+
+    fn loss(&self) -> Option<String> {
+        if self.loss_accepted.load(Ordering::Relaxed) {
+            return None;
+        }
+        lock(&self.store).as_ref()?.loss()
+    }
+
+    /// The differences between the kernel's device and the configuration or the store.
+    fn warning(&self) -> Option<String> {
+        let made = self.made_queues.load(Ordering::Relaxed);
+        let store = lock(&self.store).as_ref()?.geometry();
+        let shown = *lock(&self.geometry);
+        let fewer = (1..self.wanted_queues).contains(&made).then(|| {
+            format!(
+                "it has {made} of {} queues: the kernel makes no more than it has CPUs, and \
+                 cannot recover a device of several before Linux 6.16",
+                self.wanted_queues
+            )
+        });
+        let grown = (store.capacity_bytes > shown.capacity_bytes).then(|| {
+            format!(
+                "its store has grown to {} bytes, of which it shows {}; unmount it, remove the \
+                 device and add it again",
+                store.capacity_bytes, shown.capacity_bytes
+            )
+        });
+        let found: Vec<_> = fewer.into_iter().chain(grown).collect();
+        (!found.is_empty()).then(|| found.join("; "))
+    }
+
+    /// Stops the queues when their requests in flight are done. The kernel keeps all others.
+    fn stop_queues(&self) {
+        let running = std::mem::take(&mut *lock(&self.running));
+        let stopping: Vec<_> = running.into_iter().map(Handle::stop).collect();
+        for stopping in stopping {
+            // The wait has no limit: only the store knows when it is done with the buffers.
+            while stopping.wait(STOP_PATIENCE) == Stopped::StillInFlight {
+                tracing::warn!(device = &*self.name, "stopping: requests are still in flight");
+            }
+        }
+        self.running_count.store(0, Ordering::Relaxed);
+        self.is_live.store(false, Ordering::Relaxed);
+    }
+
+    /// Removes the device from the kernel, after the pages that the kernel has cached were written.
+    fn remove(&self) {
+        let number = self.own.number;
+        let path = block_device(number);
+        if self.is_live.load(Ordering::Relaxed)
+            && let Err(error) = std::fs::File::open(&path).and_then(|file| file.sync_all())
+        {
+            tracing::error!(device = &*self.name, "{} lost writes: {error}", path.display());
+        }
+        let complain = |error| tracing::error!(device = &*self.name, "{error}");
+        let control = match UblkControl::open() {
+            Ok(control) => control,
+            Err(error) => return complain(error),
+        };
+        if let Err(error) = control.stop(number) {
+            complain(error);
+        }
+        self.stop_queues();
+        // The kernel closes a queue a moment after this process has closed it.
+        let begun = std::time::Instant::now();
+        let gives_up = || begun.elapsed() > STOP_PATIENCE;
+        if let Err(error) = control.delete(number, &gives_up) {
+            complain(error);
+        }
+        self.is_made.store(false, Ordering::Relaxed);
+    }
+}
+
+impl FrontEnd for Ublk {
+    fn serve(&self, _: &Path, _: Place, left: Option<LeftDevice>) -> Result<(), AssemblyError> {
+        if let Some(left) = left {
+            left.disconnect();
+        }
+        if !ublk_memory_prepared() {
+            return Err(self.error(
+                "the daemon was started without such a device, so its threads may wait for the \
+                 memory that this one is to free; put it into the configuration file and restart \
+                 the daemon",
+            ));
+        }
+        self.start()
+    }
+
+    fn stop(&self) -> bool {
+        let is_first = self.give_up_start();
+        if is_first && self.device.is_made.load(Ordering::Relaxed) {
+            self.device.remove();
+        }
+        self.device.stop_queues();
+        is_first
+    }
+
+    fn end(&self) {
+        self.give_up_start();
+        self.device.stop_queues();
+    }
+
+    fn hand_over(&self) -> Option<LeftDevice> {
+        self.end();
+        None
+    }
+
+    fn close(&self) {
+        *lock(&self.device.store) = None;
+    }
+
+    fn geometry(&self) -> Geometry {
+        *lock(&self.device.geometry)
+    }
+
+    fn node(&self) -> Option<PathBuf> {
+        Some(block_device(self.device.own.number))
+    }
+
+    fn queues_on(&self, sidecore: &str) -> usize {
+        self.device.sidecores.iter().filter(|serving| serving.name() == sidecore).count()
+    }
+
+    fn running_count(&self) -> u16 {
+        self.device.running_count.load(Ordering::Relaxed)
+    }
+
+    fn is_connected(&self) -> bool {
+        self.device.is_live.load(Ordering::Relaxed)
+    }
+
+    fn disconnect(&self) -> Option<Disconnect> {
+        None
+    }
+
+    fn broken(&self) -> Option<String> {
+        lock(&self.device.broken).clone()
+    }
+
+    fn loss(&self) -> Option<String> {
+        self.device.loss()
+    }
+
+    fn warning(&self) -> Option<String> {
+        self.device.warning()
+    }
+
+    fn accept_loss(&self) -> bool {
+        let is_missed = self.device.loss().is_some();
+        self.device.loss_accepted.fetch_or(is_missed, Ordering::Relaxed);
+        is_missed
+    }
+
+    fn lost_sidecore(&self) -> Option<String> {
+        super::lost(self.device.sidecores.iter())
+    }
+
+    fn queues(&self) -> Vec<QueueCounters> {
+        let stats = lock(&self.device.stats);
+        let numbered = stats.iter().zip(0_u16..);
+        numbered.map(|(stats, index)| QueueCounters::of(index, stats)).collect()
+    }
+}
