@@ -19,7 +19,7 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 
-use sidecore_remote::export::{Assigned, Load};
+use sidecore_remote::export::{Assigned, Load, OwnLoad};
 
 use crate::random::Random;
 use crate::work::{Thread, Work};
@@ -265,13 +265,11 @@ struct State {
 }
 
 struct Sidecore {
-    /// Its own load, then those of the others.
+    here: OwnLoad,
+    /// Those of the others.
     loads: Vec<Arc<Load>>,
-    /// The numbers of the sidecores with these loads.
+    /// The numbers of the others.
     order: Vec<usize>,
-    /// Its own requests in flight, and how many of them its load has.
-    here: u32,
-    counted: u32,
 }
 
 struct Run<'a> {
@@ -366,9 +364,9 @@ impl<'a> Run<'a> {
         let loads: Vec<Arc<Load>> = (0..system.sidecores).map(|_| Arc::default()).collect();
         let sidecore = |own: usize| {
             let others = (0..system.sidecores).filter(|other| *other != own);
-            let order: Vec<usize> = std::iter::once(own).chain(others).collect();
-            let loads = order.iter().map(|index| Arc::clone(&loads[*index])).collect();
-            Sidecore { loads, order, here: 0, counted: 0 }
+            let order: Vec<usize> = others.collect();
+            let others = order.iter().map(|index| Arc::clone(&loads[*index])).collect();
+            Sidecore { here: OwnLoad::new(&loads[own]), loads: others, order }
         };
         let states = system.clients.iter().map(|client| State {
             threads: client.threads.iter().map(|work| Thread::new(*work)).collect(),
@@ -434,6 +432,11 @@ impl<'a> Run<'a> {
         }
         if !self.servers[index].is_busy && !self.servers[index].inbox.is_empty() {
             self.begin(index);
+        } else if let Event::BatchEnds = event
+            && let Some(sidecore) = index.checked_sub(self.system.clients.len())
+        {
+            // The next poll finds nothing.
+            self.sidecores[sidecore].here.publish();
         }
         true
     }
@@ -555,7 +558,7 @@ impl<'a> Run<'a> {
                 Message::Done(request, executor) => {
                     let home = &self.sidecores[own];
                     let place = home.order.iter().position(|index| *index == executor);
-                    home.loads[place.unwrap_or(0)].sub(1);
+                    home.loads[place.unwrap_or_default()].sub(1);
                     self.states[request.client].assigned.ended();
                     self.answer(own, request);
                     (self.system.costs.of(&request).answer, request.bytes)
@@ -569,15 +572,12 @@ impl<'a> Run<'a> {
                 None => polls.push((client, stage.poll_ns)),
             }
         }
-        let sidecore = &mut self.sidecores[own];
+        let here = &mut self.sidecores[own].here;
+        here.publish();
         for client in ended {
             self.states[client].assigned.ended();
-            sidecore.here = sidecore.here.saturating_sub(1);
+            here.sub(1);
         }
-        let load = &sidecore.loads[0];
-        load.add(sidecore.here.saturating_sub(sidecore.counted));
-        load.sub(sidecore.counted.saturating_sub(sidecore.here));
-        sidecore.counted = sidecore.here;
         ns + polls.iter().map(|(_, poll_ns)| poll_ns).sum::<f64>()
     }
 
@@ -585,25 +585,24 @@ impl<'a> Run<'a> {
     fn take(&mut self, own: usize, request: Request, ended: &mut Vec<usize>) -> Stage {
         let path = *self.system.costs.of(&request);
         let sidecore = &mut self.sidecores[own];
-        let here = sidecore.here.saturating_sub(sidecore.counted);
-        let place = self.states[request.client].assigned.next(&sidecore.loads, here);
+        let place = self.states[request.client].assigned.next(&sidecore.here, &sidecore.loads);
         self.tally.steered += 1;
         let clients = self.system.clients.len();
-        if place > 0 {
+        if let Some(other) = place.checked_sub(1) {
             self.tally.handed_over += 1;
-            sidecore.loads[place].add(1);
-            let to = clients + sidecore.order[place];
+            sidecore.loads[other].add(1);
+            let to = clients + sidecore.order[other];
             let way_ns = self.system.crossing_ns;
             self.yields(clients + own, to, way_ns, Message::Job(request, own));
             return path.forward;
         }
         if self.system.store_ns > 0.0 {
-            sidecore.here += 1;
+            sidecore.here.add();
             let due = Message::Due(request, own);
             self.yields(clients + own, clients + own, self.system.store_ns, due);
         } else {
             // In flight until the end of the poll: later requests of it see the load.
-            sidecore.here += 1;
+            sidecore.here.add();
             ended.push(request.client);
             self.answer(own, request);
         }
@@ -628,7 +627,7 @@ impl<'a> Run<'a> {
         let clients = self.system.clients.len();
         if home == own {
             let sidecore = &mut self.sidecores[own];
-            sidecore.here = sidecore.here.saturating_sub(1);
+            sidecore.here.sub(1);
             self.states[request.client].assigned.ended();
             self.answer(own, request);
         } else {

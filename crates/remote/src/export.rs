@@ -37,7 +37,7 @@ use sidecore_units::Nanos;
 pub use executors::{SteeringCounts, SteeringStats};
 pub use helper::{Helper, HelperEnd, HelperSeed, helper};
 pub use status::{DeviceStatus, ExportStatus, SessionStatus};
-pub use steering::{Assigned, ExecutorCounts, ExecutorStats, Load};
+pub use steering::{Assigned, ExecutorCounts, ExecutorStats, Load, OwnLoad};
 pub use tenure::Tenure;
 pub use unit::{Export, Removed};
 

@@ -184,6 +184,38 @@ fn steering_gives_work_to_a_second_sidecore() {
     assert_near(two.requests_per_s * request_ns / 1e9, useful, 0.01);
 }
 
+/// Sidecores with a link each, all of which are busy: to hand requests over costs more than it
+/// gains.
+#[test]
+fn sidecores_that_are_all_busy_keep_their_requests() {
+    let stage = |request_ns| Stage { request_ns, ..Stage::default() };
+    let path = Path {
+        client: stage(10.0),
+        here: stage(1_000.0),
+        forward: stage(300.0),
+        helper: stage(700.0),
+        answer: stage(300.0),
+    };
+    for (sidecores, clients) in [(2, 8), (2, 16), (4, 16), (4, 28)] {
+        let client = |index| Client {
+            home: index % sidecores,
+            threads: vec![Work::Read(4096); 4],
+            guest_ns: 0.0,
+            every_ns: 0.0,
+        };
+        let system = System {
+            clients: (0..clients).map(client).collect(),
+            crossing_ns: 50.0,
+            wire_ns: 500.0,
+            ..System::new(Costs { read: path, write: path }, sidecores)
+        };
+        let outcome = run(&system, MS, 20.0 * MS, 5);
+        assert!(outcome.handed_over < 0.05, "{sidecores}, {clients}: {outcome:?}");
+        let most = sidecores as f64 * 1e9 / path.here.request_ns;
+        assert_near(outcome.requests_per_s, most, 0.01);
+    }
+}
+
 /// A batch pays for a client's poll once, for each request, and for each byte.
 #[test]
 fn a_batch_costs_its_polls_requests_and_bytes() {

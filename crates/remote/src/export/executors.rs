@@ -14,7 +14,7 @@ use sidecore_vrio::{Neglected, Rule};
 
 use super::executor::{Done, Executor, Job, LaneSpec};
 use super::helper::HelperEnd;
-use super::steering::{Assigned, ExecutorCounts, ExecutorStats, Load};
+use super::steering::{Assigned, ExecutorCounts, ExecutorStats, Load, OwnLoad};
 
 counters! {
     /// The counters of a link's executors. The sidecore that polls the link alone writes them, any
@@ -38,14 +38,12 @@ counters! {
 pub(crate) struct Executors {
     here: Executor,
     /// Requests that are executed here.
-    here_in_flight: u32,
-    /// Those of them that this sidecore's load has: it is shared, so it is changed once a batch.
-    here_counted: u32,
+    here_load: OwnLoad,
     here_stats: ExecutorStats,
     /// Requests were taken here since the last exchange.
     here_has_batch: bool,
     helpers: Vec<HelperEnd>,
-    /// Of this sidecore, and of those of the helpers.
+    /// Those of the helpers' sidecores.
     loads: Vec<Arc<Load>>,
     wakes: WakeSet,
     stats: Arc<SteeringStats>,
@@ -60,12 +58,11 @@ impl Executors {
     pub fn new(core: &Rc<CoreContext>, load: &Arc<Load>, neglected: Neglected) -> io::Result<Self> {
         Ok(Self {
             here: Executor::new(core)?,
-            here_in_flight: 0,
-            here_counted: 0,
+            here_load: OwnLoad::new(load),
             here_stats: ExecutorStats::default(),
             here_has_batch: false,
             helpers: Vec::new(),
-            loads: vec![Arc::clone(load)],
+            loads: Vec::new(),
             wakes: WakeSet::new()?,
             stats: Arc::default(),
             neglected,
@@ -95,7 +92,7 @@ impl Executors {
 
     /// The number of executors.
     pub const fn count(&self) -> usize {
-        self.loads.len()
+        self.helpers.len().saturating_add(1)
     }
 
     /// Opens the store of a device for all executors. `stats` are its counters, for each of them.
@@ -144,11 +141,10 @@ impl Executors {
         done: &mut Vec<Done>,
     ) {
         let before = assigned.sidecore;
-        let here = self.here_in_flight.saturating_sub(self.here_counted);
         if !self.neglected.keeps(Rule::Steering) {
-            assigned.choose(&self.loads, here);
+            assigned.choose(&self.here_load, &self.loads);
         }
-        let sidecore = assigned.next(&self.loads, here);
+        let sidecore = assigned.next(&self.here_load, &self.loads);
         if sidecore != before {
             self.stats.moves.add(1);
         }
@@ -163,7 +159,7 @@ impl Executors {
                 if !std::mem::replace(&mut self.here_has_batch, true) {
                     self.here_stats.sub_batches.add(1);
                 }
-                self.here_in_flight = self.here_in_flight.saturating_add(1);
+                self.here_load.add();
                 self.here.take(now, device, (memory, job), done);
             }
         }
@@ -178,13 +174,13 @@ impl Executors {
                 self.stats.congestions.add(1);
             }
         }
-        if self.here_in_flight > 0 {
+        self.here_load.publish();
+        if self.here_load.in_flight() > 0 {
             self.here_has_batch = false;
             self.here.exchange(now, done);
             // Those that no store was given are in the list already, and of here.
             let ended = u32::try_from(done.len()).unwrap_or(u32::MAX);
-            self.here_in_flight = self.here_in_flight.saturating_sub(ended);
-            self.update_load();
+            self.here_load.sub(ended);
         }
         self.receive(done, closed);
     }
@@ -204,21 +200,9 @@ impl Executors {
         !self.helpers.is_empty()
     }
 
-    /// Brings this sidecore's load up to date.
-    #[inline]
-    fn update_load(&mut self) {
-        let Some(load) = self.loads.first() else { return };
-        if self.here_in_flight > self.here_counted {
-            load.add(self.here_in_flight.saturating_sub(self.here_counted));
-        } else if self.here_in_flight < self.here_counted {
-            load.sub(self.here_counted.saturating_sub(self.here_in_flight));
-        }
-        self.here_counted = self.here_in_flight;
-    }
-
     /// Whether nothing is in flight.
     pub fn is_idle(&self) -> bool {
-        self.here_in_flight == 0 && self.helpers.iter().all(HelperEnd::is_idle)
+        self.here_load.in_flight() == 0 && self.helpers.iter().all(HelperEnd::is_idle)
     }
 
     /// When to exchange next, if no descriptor wakes the sidecore before.
@@ -331,6 +315,18 @@ mod tests {
         }
     }
 
+    /// A read with this name.
+    const fn read(ticket: u64) -> Job {
+        Job {
+            ticket,
+            data: GuestAddress(0),
+            operation: Operation::Read,
+            offset_bytes: 0,
+            len_bytes: 512,
+            fua: false,
+        }
+    }
+
     #[test]
     fn a_helper_works_while_this_sidecore_does() {
         let core = Rc::<CoreContext>::default();
@@ -349,23 +345,58 @@ mod tests {
             executors.add(device, (&"d".into(), &store), 4, &stats).unwrap();
         }
         for device in 0..2_u16 {
-            let job = Job {
-                ticket: device.into(),
-                data: GuestAddress(0),
-                operation: Operation::Read,
-                offset_bytes: 0,
-                len_bytes: 512,
-                fua: false,
-            };
             let mut assigned = Assigned { sidecore: device.into(), in_flight: 1 };
-            let device = (device, &mut assigned);
-            executors.take(NOW, device, (pages.memory(), job), &mut done);
+            let (ticket, device) = (device, (device, &mut assigned));
+            let job = (pages.memory(), read(ticket.into()));
+            executors.take(NOW, device, job, &mut done);
         }
         assert_eq!(loads[1].get(), 1);
         executors.exchange(NOW, &mut done, &mut Vec::new());
         let tickets: Vec<u64> = done.iter().map(|done| done.ticket).collect();
         assert_eq!(tickets, [0, 1]);
-        assert!(executors.is_idle() && loads.iter().all(|load| load.get() == 0));
+        assert!(executors.is_idle());
+        // Of the request that was executed here, until the next poll.
+        assert_eq!([loads[0].get(), loads[1].get()], [1, 0]);
+        executors.exchange(NOW, &mut done, &mut Vec::new());
+        assert_eq!([loads[0].get(), loads[1].get()], [0, 0]);
         HELPER.set(None);
+    }
+
+    /// Two sidecores with a link each, which are as busy, and stores that complete at once.
+    #[test]
+    fn sidecores_that_are_busy_are_given_nothing() {
+        let core = Rc::<CoreContext>::default();
+        let loads: [Arc<Load>; 2] = [Arc::default(), Arc::default()];
+        let store: Arc<dyn BlockDevice> = Arc::new(NullStore::new(Geometry::new(1 << 20, 512)));
+        let pages = SharedPages::new("test", 1 << 16).unwrap();
+        let mut links = [0, 1].map(|own: usize| {
+            let mut link = Executors::new(&core, &loads[own], Neglected::default()).unwrap();
+            let (end, seed) = helper(&loads[1 - own]).unwrap();
+            link.add_helper(end).unwrap();
+            for device in 0..8 {
+                let stats: Vec<Arc<QueueStats>> = vec![Arc::default(), Arc::default()];
+                link.add(device, (&"d".into(), &store), 4, &stats).unwrap();
+            }
+            // In the first poll, which finds the other sidecore without work.
+            let devices = [Assigned { sidecore: 0, in_flight: 1 }; 8];
+            (link, Helper::new(&core, seed, IdleMode::Poll).unwrap(), devices)
+        });
+        let mut done = Vec::new();
+        for round in 0..100 {
+            for (link, helper, devices) in &mut links {
+                link.receive(&mut done, &mut Vec::new());
+                done.drain(..).for_each(|done| devices[usize::from(done.device)].ended());
+                for (device, assigned) in (0..).zip(devices.iter_mut()) {
+                    assert_eq!(assigned.in_flight, u32::from(round == 0));
+                    link.take(NOW, (device, assigned), (pages.memory(), read(round)), &mut done);
+                }
+                link.exchange(NOW, &mut done, &mut Vec::new());
+                done.drain(..).for_each(|done| devices[usize::from(done.device)].in_flight = 0);
+                helper.poll(NOW, 32);
+            }
+        }
+        let counts = links.each_ref().map(|(link, ..)| link.stats().counts());
+        assert!(counts.iter().all(|counts| counts.handed_over == 0), "{counts:?}");
+        assert!(counts.iter().all(|counts| counts.executed_here == 800), "{counts:?}");
     }
 }
