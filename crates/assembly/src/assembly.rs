@@ -92,8 +92,9 @@ impl Assembly {
         };
         serve_created(&self.graph, created, Occasion::Start)?;
         listen_early(&self.graph)?;
+        let names: Vec<String> = self.graph().left.iter().map(|left| left.name.clone()).collect();
+        self.make_exported(&names);
         let mut graph = self.graph();
-        let names: Vec<String> = graph.left.iter().map(|left| left.name.clone()).collect();
         for device in names.iter().filter(|name| self.lists.wanted().place(name) == usize::MAX) {
             tracing::warn!(
                 device,

@@ -3,14 +3,19 @@
 use std::fs::{Permissions, set_permissions};
 use std::net::UdpSocket;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use sidecore_assembly::Assembly;
+use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
-    ClientSpec, IohostSpec, LinkKind, LinkSpec, MemoryLinkSpec, RemoteKind, RemotePart,
-    SidecoreSpec, Spec, UdpLinkSpec,
+    ClientSpec, DeviceSpec, FileOptions, FrontEndSpec, IohostSpec, LinkKind, LinkSpec,
+    MemoryLinkSpec, RemoteKind, RemotePart, ServeSpec, SidecoreSpec, Spec, StoreKind, StoreSpec,
+    UdpLinkSpec, VrioSpec,
 };
-use sidecore_kit::wait;
+use sidecore_assembly::{Assembly, LeftDevice};
+use sidecore_driver::Status;
+use sidecore_kit::{guest, wait};
 
 /// The first bytes of a HELLO: version and kind (docs/vrio.md).
 const HELLO: [u8; 2] = [1, 4];
@@ -99,6 +104,87 @@ fn a_client_is_revoked_although_the_key_directory_is_refused() {
     assert!(error.contains("chmod go-w"), "{error}");
     has_sessions(0);
     drop(vmhost);
+}
+
+/// An IOhost with the device `db-1`, and a VMhost that serves devices by a pattern, in this
+/// directory.
+fn iohost_and_vmhost(directory: &Path) -> [Spec; 2] {
+    let path = |name: &str| directory.join(name);
+    let wire = LinkKind::Memory(MemoryLinkSpec { socket: path("wire.sock"), users: Vec::new() });
+    let [vmhost, sc0] = ["vmhost1", "sc0"].map(str::to_owned);
+    let client = ClientSpec {
+        name: vmhost.clone(),
+        links: vec!["wire".to_owned()],
+        ..ClientSpec::default()
+    };
+    let file = FileOptions { direct: false, ..FileOptions::new(path("disk.img")) };
+    std::fs::File::create(path("disk.img")).unwrap().set_len(1 << 20).unwrap();
+    let export = DeviceSpec {
+        name: "db-1".to_owned(),
+        front_end: FrontEndSpec::Vrio(VrioSpec { client: vmhost, ..VrioSpec::default() }),
+        store: "disk".to_owned(),
+        ..DeviceSpec::default()
+    };
+    let iohost = Spec {
+        clients: vec![client],
+        stores: vec![StoreSpec::new("disk", StoreKind::File(file))],
+        devices: vec![export],
+        ..spec(wire.clone())
+    };
+    let device =
+        DeviceSpec { socket: path("{device}.sock"), sidecores: vec![sc0], ..DeviceSpec::default() };
+    let serve = ServeSpec {
+        name: "db".to_owned(),
+        iohost: "io1".to_owned(),
+        pattern: "db-*".to_owned(),
+        devices_max: 4,
+        device,
+    };
+    [iohost, Spec { iohosts: vec![io1()], serves: vec![serve], ..spec(wire) }]
+}
+
+/// The next daemon makes the device of an exported guest before the IOhost is there, and the guest
+/// goes on when it is.
+#[test]
+fn a_guest_of_a_pattern_is_handed_over_as_that_of_a_configured_device() {
+    let directory = tempfile::tempdir().unwrap();
+    let [iohost_spec, vmhost_spec] = iohost_and_vmhost(directory.path());
+    let start = |left: &mut Vec<LeftDevice>| {
+        let vmhost = Arc::new(Assembly::take_over(&vmhost_spec, left).unwrap());
+        vmhost.serve_late().unwrap();
+        vmhost.serve_patterns().unwrap();
+        vmhost
+    };
+    let has_state = |vmhost: &Assembly, state: DeviceState| {
+        wait::succeed(Duration::from_secs(20), || {
+            let devices = vmhost.devices();
+            let is_it = devices.first().is_some_and(|device| device.state == state);
+            if is_it { Ok(()) } else { Err(format!("{devices:?}")) }
+        });
+    };
+    let iohost = Assembly::start(&iohost_spec).unwrap();
+    let vmhost = start(&mut Vec::new());
+    has_state(&vmhost, DeviceState::Waiting);
+    let mut guest = guest::connect(&directory.path().join("db-1.sock"));
+    assert_eq!(guest::write(&mut guest, 8, 7), Status::Ok);
+    guest::flush(&mut guest);
+    has_state(&vmhost, DeviceState::Running);
+    let mut left = vmhost.hand_over();
+    drop(vmhost);
+    assert_eq!(left.len(), 1);
+    drop(iohost);
+    let vmhost = start(&mut left);
+    assert!(left.is_empty());
+    has_state(&vmhost, DeviceState::Opening);
+    // A thread of the first IOhost's link closes its socket.
+    let _iohost = wait::succeed(Duration::from_secs(20), || Assembly::start(&iohost_spec));
+    has_state(&vmhost, DeviceState::Running);
+    assert_eq!(guest::read(&mut guest, 8), 7, "on the same connection");
+    wait::succeed(Duration::from_secs(20), || {
+        let serves = vmhost.remote().serves;
+        if serves[0].devices == ["db-1"] { Ok(()) } else { Err(format!("{serves:?}")) }
+    });
+    drop(guest);
 }
 
 /// A client whose key cannot be read is not added, and can be added once it can.

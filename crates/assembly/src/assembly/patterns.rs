@@ -200,6 +200,14 @@ impl Patterns {
     }
 }
 
+/// The pattern that has made a device of this name for an earlier process. `None` if devices of
+/// several IOhosts may have the name: a guest must not get the other one's.
+fn maker<'a>(serves: &'a [ServeSpec], device: &str) -> Option<&'a ServeSpec> {
+    let mut fitting = serves.iter().filter(|serve| serve.fits(device));
+    let first = fitting.next()?;
+    fitting.all(|other| other.iohost == first.iohost).then_some(first)
+}
+
 /// The local device for a device of an IOhost, and its store.
 fn local(serve: &ServeSpec, device: &str) -> Result<(DeviceSpec, StoreSpec), AssemblyError> {
     let socket = serve.device.socket.display().to_string().replace(DEVICE_IN_PATH, device);
@@ -240,6 +248,25 @@ impl Assembly {
             .spawn(serve)
             .map_err(AssemblyError::Threads)?;
         Ok(())
+    }
+
+    /// Makes devices again that patterns had made for an earlier process, which has exported their
+    /// clients: like configured ones, they exist before their IOhosts are there.
+    pub(super) fn make_exported(&self, names: &[String]) {
+        let spec = self.lists.wanted().spec.clone();
+        let is_made = |name: &&String| spec.devices.iter().any(|device| device.name == **name);
+        for name in names.iter().filter(|name| !is_made(name)) {
+            let Some(serve) = maker(&spec.serves, name) else { continue };
+            let mut patterns = self.patterns.lock().unwrap_or_else(PoisonError::into_inner);
+            let (now, key) = (Instant::now(), (serve.iohost.clone(), name.clone()));
+            if let Some(reason) = patterns.obstacle(serve, name, &Changes::default()) {
+                patterns.refuse(now, key, &serve.name, reason, false);
+                continue;
+            }
+            let added = local(serve, name)
+                .and_then(|(device, store)| self.add_device(&device, Some(&store)));
+            patterns.added(now, key, &serve.name, added);
+        }
     }
 
     fn look_at_patterns(&self) {
@@ -390,6 +417,18 @@ mod tests {
             assert!(changes.add.is_empty());
         }
         assert!(patterns.refused.is_empty());
+    }
+
+    #[test]
+    fn the_maker_of_a_device_is_known_unless_two_iohosts_may_have_it() {
+        let other = |pattern| ServeSpec { iohost: "io2".to_owned(), ..serve("other", pattern, 8) };
+        let maker = |serves: &[ServeSpec]| maker(serves, "db-1").map(|serve| serve.name.clone());
+        let name = |name: &str| Some(name.to_owned());
+        assert_eq!(maker(&[serve("web", "web-*", 8), serve("db", "db-*", 8)]), name("db"));
+        assert_eq!(maker(&[serve("all", "*", 8), serve("db", "db-*", 8)]), name("all"));
+        assert_eq!(maker(&[serve("db", "db-*", 8), other("web-*")]), name("db"));
+        assert_eq!(maker(&[serve("db", "db-*", 8), other("*")]), None);
+        assert_eq!(maker(&[]), None);
     }
 
     #[test]
