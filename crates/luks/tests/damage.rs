@@ -137,6 +137,38 @@ fn unknown_features_are_refused() {
     }
 }
 
+/// PBKDF2 repeats its iterations for each block of its hash (RFC 8018, 5.2), for each slot that is
+/// tried: a long digest would multiply the work that the iterations are allowed.
+#[test]
+fn a_digest_that_is_longer_than_its_hash_is_refused_before_any_work() {
+    let with_digest = |bytes: usize| {
+        let padding = "=".repeat((3 - bytes % 3) % 3);
+        let zeros = format!("{}{padding}", "A".repeat((bytes * 4).div_ceil(3)));
+        let mut header = header();
+        for copy in 0..2 {
+            rewrite(&mut header, copy, 2, |text| {
+                let key = "\"digest\":\"";
+                let begin = text.find(key).unwrap() + key.len();
+                let end = begin + text[begin..].find('"').unwrap();
+                format!("{}{zeros}{}", &text[..begin], &text[end..])
+            });
+        }
+        header
+    };
+    // As long as the hash: nothing but the key is wrong.
+    let header = with_digest(32);
+    assert!(matches!(read(&header).unwrap().unlock(&&*header, KEY), Err(LuksError::WrongKey)));
+    for (bytes, reason) in [
+        (33, "longer than a block of its hash"),
+        (1024, "longer than a block of its hash"),
+        (1025, "no base64 of 1 to 1024 bytes"),
+    ] {
+        let refused = read(&with_digest(bytes)).map(drop).unwrap_err();
+        assert!(matches!(refused, LuksError::Malformed(_)), "{bytes}: {refused:?}");
+        assert!(refused.to_string().contains(reason), "{bytes}: {refused}");
+    }
+}
+
 /// A terminal and a log show these texts, so no control sequence of a header may get there.
 #[test]
 fn texts_from_a_header_are_short_and_have_no_control_characters() {
