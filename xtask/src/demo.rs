@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 use sidecore_guest::DemoOptions;
+use sidecore_guest::root::KernelOf;
 
 use crate::workspace::Workspace;
 
@@ -43,6 +44,22 @@ pub fn run_encrypted(workspace: &Workspace) -> Result<()> {
         target: workspace.target.clone(),
         ..DemoOptions::new(&workspace.root)
     })
+}
+
+/// The options of `cargo xtask ublk`.
+#[derive(Args, Default)]
+pub struct UblkOptions {
+    /// Take the kernel of Debian's backports, with two queues.
+    #[arg(long)]
+    pub backports: bool,
+}
+
+/// Builds the daemon and tools as they ship, and runs them in a guest that serves its own kernel.
+pub fn run_ublk(workspace: &Workspace, options: &UblkOptions) -> Result<()> {
+    let kernel = if options.backports { KernelOf::Backports } else { KernelOf::Release };
+    let demo =
+        DemoOptions { target: workspace.target.clone(), ..DemoOptions::new(&workspace.root) };
+    sidecore_guest::ublk::run(&demo, kernel)
 }
 
 /// Builds the daemon and tools as they ship, and serves disks of one host to guests of others.

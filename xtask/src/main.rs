@@ -1,5 +1,5 @@
 //! The project's own commands: `cargo xtask
-//! demo|demo-remote|dm-crypt|libvirt|test|bench|lint|ratchet|fuzz|arrows|metrics|keys|openapi`.
+//! demo|demo-remote|dm-crypt|libvirt|ublk|test|bench|lint|ratchet|fuzz|arrows|metrics|keys|openapi`.
 //!
 //! Everything that `make`, CI and a developer run is here, in the project's own language, so that
 //! there is one way to do each thing. A command prints its steps and their times, stops at the
@@ -53,6 +53,8 @@ enum Task {
     DmCrypt,
     /// Have libvirt give a guest its disk, over restarts of the daemon.
     Libvirt(libvirt::Options),
+    /// Have a guest serve a block device of its own kernel, and kill its daemon under load.
+    Ublk(demo::UblkOptions),
     /// Run everything that must pass before a commit.
     Test,
     /// Run the experiments, in release mode.
@@ -101,6 +103,7 @@ fn run(task: Task) -> Result<()> {
         Task::DemoRemote(options) => demo::run_remote(&workspace, &options),
         Task::DmCrypt => demo::run_encrypted(&workspace),
         Task::Libvirt(_) => libvirt::run(&workspace),
+        Task::Ublk(options) => demo::run_ublk(&workspace, &options),
         Task::Test => test::run(&workspace),
         Task::Bench { arguments } => bench::run(&arguments),
         Task::Lint => lint::run(&workspace),

@@ -42,6 +42,9 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     steps.step("a guest of libvirt's", "run it alone: cargo xtask libvirt", || {
         libvirt::run(workspace)
     })?;
+    steps.step("a block device of a guest's kernel", "run it alone: cargo xtask ublk", || {
+        demo::run_ublk(workspace, &demo::UblkOptions::default())
+    })?;
     steps.step(
         "fuzzing, briefly",
         "reproduce with the command above, fix, add the input to the corpus",

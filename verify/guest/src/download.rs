@@ -63,7 +63,8 @@ pub(crate) fn busybox(cache: &Path, progress: &Progress) -> Result<PathBuf> {
     find().context("the package busybox-static brought no busybox")
 }
 
-fn find_kernel(root: &Path) -> Option<Kernel> {
+/// The kernel in a directory with unpacked packages.
+pub(crate) fn find_kernel(root: &Path) -> Option<Kernel> {
     let version = fs::read_dir(root.join("boot"))
         .ok()?
         .filter_map(|entry| {

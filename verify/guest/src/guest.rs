@@ -24,7 +24,9 @@ pub(crate) const NVME: &str = "nvme";
 pub(crate) const VIRTIO: &str = "virtio";
 /// The guest of the comparison with dm-crypt.
 pub(crate) const ENCRYPTED: &str = "encrypted";
-pub(crate) const NAMES: [&str; 6] = [MEASURED, FIRST, SECOND, NVME, VIRTIO, ENCRYPTED];
+/// The guest that serves block devices of its own kernel.
+pub(crate) const UBLK: &str = "ublk";
+pub(crate) const NAMES: [&str; 7] = [MEASURED, FIRST, SECOND, NVME, VIRTIO, ENCRYPTED, UBLK];
 
 /// The slot of the first disk of every guest.
 pub(crate) const FIRST_SLOT: u8 = 5;
@@ -74,6 +76,15 @@ impl Guest {
         let equipment = Equipment { polled, disks: &[], ports };
         let qemu = session.boot(NVME, emulator, &equipment, "SIDECORE_PART=nvme")?;
         Ok(Guest { name: NVME, qemu })
+    }
+
+    /// Starts the guest that serves its own kernel, on both of its CPUs.
+    pub(crate) fn boot_ublk(session: &mut Session<'_>) -> Result<Guest> {
+        let equipment = Equipment { polled: false, disks: &[], ports: &[] };
+        // The last one of several settings holds.
+        let settings = "SIDECORE_PART=ublk maxcpus=2";
+        let qemu = session.boot(UBLK, session.stage.qemu, &equipment, settings)?;
+        Ok(Guest { name: UBLK, qemu })
     }
 
     /// Waits until the guest accepts orders.

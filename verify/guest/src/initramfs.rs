@@ -16,12 +16,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The scripts, by their paths in the guest.
-const SCRIPTS: [(&str, &str); 5] = [
+const SCRIPTS: [(&str, &str); 6] = [
     ("/init", include_str!("../guest/init.sh")),
     ("/parts/disk.sh", include_str!("../guest/disk.sh")),
     ("/parts/measure.sh", include_str!("../guest/measure.sh")),
     ("/parts/nvme.sh", include_str!("../guest/nvme.sh")),
     ("/parts/orders.sh", include_str!("../guest/orders.sh")),
+    ("/parts/ublk.sh", include_str!("../guest/ublk.sh")),
 ];
 /// The host's programs in the image, by their paths in the guest. The guest needs an option of GNU
 /// grep that busybox's grep lacks, so it has both.
@@ -36,16 +37,27 @@ const PROGRAMS: [(&str, &str); 6] = [
 /// Increased when this code makes another image from the same inputs.
 const LAYOUT: u32 = 4;
 
+/// The parts of an image that other guests do not have.
+#[derive(Default)]
+pub(crate) struct Extra<'a> {
+    /// Programs, by their paths in the guest.
+    pub(crate) programs: Vec<(&'a str, PathBuf)>,
+    /// A module that the guest's script loads itself.
+    pub(crate) module: Option<&'a str>,
+}
+
 pub(crate) fn build(
     cache: &Path,
     kernel: &Kernel,
     busybox: &Path,
+    extra: &Extra<'_>,
     progress: &Progress,
 ) -> Result<PathBuf> {
-    let programs: Vec<(&str, PathBuf)> = PROGRAMS
+    let mut programs: Vec<(&str, PathBuf)> = PROGRAMS
         .iter()
         .map(|(inside, name)| Ok((*inside, install::require(name)?)))
         .collect::<Result<_>>()?;
+    programs.extend(extra.programs.iter().cloned());
     let mut libraries = BTreeSet::new();
     for (_, program) in &programs {
         libraries.extend(shared_libraries(program)?);
@@ -57,7 +69,7 @@ pub(crate) fn build(
     // The hash has a file's name, size and time. To read all of the contents would take longer than
     // the cache saves.
     let mut hasher = DefaultHasher::new();
-    (LAYOUT, SCRIPTS, &kernel.version).hash(&mut hasher);
+    (LAYOUT, SCRIPTS, &kernel.version, extra.module).hash(&mut hasher);
     let files =
         libraries.iter().chain(programs.iter().map(|(_, program)| program)).map(PathBuf::as_path);
     for file in files.chain([busybox, kernel.image.as_path()]) {
@@ -90,6 +102,10 @@ pub(crate) fn build(
     archive.file("/modules/order", 0o644, order(&modules).as_bytes())?;
     for module in &modules {
         archive.file(&format!("/modules/{}", module.file_name), 0o644, &module.content)?;
+    }
+    if let Some(name) = extra.module {
+        let content = modules::one(&kernel.modules, name)?;
+        archive.file(&format!("/modules/{name}.ko"), 0o644, &content)?;
     }
     archive.finish()?.flush()?;
     output.persist(&path).with_context(|| format!("cannot write {}", path.display()))?;

@@ -12,6 +12,8 @@
 //!
 //! [`encrypted`] compares the stage `encrypt` with dm-crypt of a guest's kernel.
 //!
+//! [`ublk`] has a guest serve a block device of its own kernel, whose daemon is killed under load.
+//!
 //! [`libvirt`] gives a guest its disk by a libvirt domain, as most operators do.
 #![forbid(unsafe_code)]
 
@@ -45,6 +47,7 @@ pub mod root;
 mod secret;
 mod session;
 mod sidecore;
+pub mod ublk;
 mod volumes;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -52,6 +55,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use checks::{Check, Checks, Shown};
+use initramfs::Extra;
 pub use nvme::{Nvme, Way};
 pub use overhead::Overhead;
 pub use report::{Mode, Row};
@@ -143,6 +147,7 @@ struct Prepared {
     vfio_user: emulator::Emulator,
     kernel: PathBuf,
     initramfs: PathBuf,
+    busybox: PathBuf,
     binaries: PathBuf,
     /// The directory for large files.
     cache: PathBuf,
@@ -171,14 +176,15 @@ impl Prepared {
         let vfio_user =
             emulator::Emulator::with_vfio_user(&options.target.join(root::ROOTS), progress)?;
         interrupt::check()?;
-        let initramfs = initramfs::build(&cache, &kernel, &busybox, progress)?;
+        let initramfs = initramfs::build(&cache, &kernel, &busybox, &Extra::default(), progress)?;
         interrupt::check()?;
         let binaries = match &options.binaries {
             Some(binaries) => binaries.clone(),
             None => build(options, packages, progress)?,
         };
         interrupt::check()?;
-        Ok(Prepared { installed, vfio_user, kernel: kernel.image, initramfs, binaries, cache })
+        let kernel = kernel.image;
+        Ok(Prepared { installed, vfio_user, kernel, initramfs, busybox, binaries, cache })
     }
 
     fn stage<'a>(

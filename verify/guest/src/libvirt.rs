@@ -15,9 +15,10 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use sidecore_kit::interrupt;
 
+use crate::initramfs::{self, Extra};
 use crate::progress::Progress;
 use crate::qemu::Accelerator;
-use crate::{DemoOptions, build, download, initramfs, install, listen, text};
+use crate::{DemoOptions, build, download, install, listen, text};
 use domain::Domain;
 use place::Place;
 
@@ -68,7 +69,7 @@ pub fn libvirt(options: &DemoOptions, arguments: &[&str]) -> Result<()> {
     install::packages(&NEEDED, &progress)?;
     let kernel = download::kernel(&cache, &progress)?;
     let busybox = download::busybox(&cache, &progress)?;
-    let initramfs = initramfs::build(&cache, &kernel, &busybox, &progress)?;
+    let initramfs = initramfs::build(&cache, &kernel, &busybox, &Extra::default(), &progress)?;
     let binaries = match &options.binaries {
         Some(binaries) => binaries.clone(),
         None => build(options, &["sidecored"], &progress)?,

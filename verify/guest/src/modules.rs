@@ -58,6 +58,16 @@ pub(crate) fn collect(directory: &Path) -> Result<Vec<Module>> {
         .collect())
 }
 
+/// The content of a module without dependencies.
+pub(crate) fn one(directory: &Path, name: &str) -> Result<Vec<u8>> {
+    let available = list(directory)?;
+    let path = available.get(name).with_context(|| format!("the kernel has no module {name}"))?;
+    let content = read(path)?;
+    let needed = dependencies(&content);
+    ensure!(needed.is_empty(), "the module {name} needs {}", needed.join(", "));
+    Ok(content)
+}
+
 /// The module's name in dependencies, which has underscores where file names may have dashes.
 fn module_name(file_name: &str) -> Option<String> {
     let (stem, rest) = file_name.split_once(".ko")?;

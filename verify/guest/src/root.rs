@@ -13,8 +13,41 @@ pub const ROOTS: &str = "roots";
 
 /// The release whose backports have the newest QEMU.
 const RELEASE: &str = "trixie";
-/// The packages of QEMU with `vfio-user-pci`, and of its storage daemon.
-const PACKAGES: [&str; 3] = ["qemu-system-x86", "qemu-system-common", "qemu-utils"];
+/// The packages of a root.
+struct Content {
+    /// The root's directory among the roots.
+    directory: &'static str,
+    suite: &'static str,
+    packages: &'static [&'static str],
+}
+
+/// QEMU with `vfio-user-pci`, and its storage daemon.
+const PROGRAMS: Content = Content {
+    directory: RELEASE,
+    suite: "trixie-backports",
+    packages: &["qemu-system-x86", "qemu-system-common", "qemu-utils"],
+};
+/// A kernel of the release or of its backports, both of which have ublk as a module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelOf {
+    /// Linux 6.12.
+    Release,
+    /// A newer one.
+    Backports,
+}
+
+impl KernelOf {
+    const fn content(self) -> Content {
+        let packages = &["linux-image-cloud-amd64"];
+        match self {
+            Self::Release => Content { directory: "trixie-kernel", suite: RELEASE, packages },
+            Self::Backports => {
+                Content { directory: "backports-kernel", suite: "trixie-backports", packages }
+            }
+        }
+    }
+}
+
 /// The file at the top of a complete root that lists its packages.
 const CONTENT: &str = "packages";
 /// Debian's signing keys, for machines on which apt trusts them for some sources only.
@@ -32,11 +65,15 @@ impl Root {
     /// # Errors
     /// The root does not exist, or has other programs.
     pub fn find(roots: &Path) -> Result<Root> {
-        let path = roots.join(RELEASE);
+        Root::find_content(roots, &PROGRAMS)
+    }
+
+    fn find_content(roots: &Path, wanted: &Content) -> Result<Root> {
+        let path = roots.join(wanted.directory);
         let content = fs::read_to_string(path.join(CONTENT)).unwrap_or_default();
         ensure!(
-            content == content_wanted(),
-            "no root with programs of Debian {RELEASE} in {}",
+            content == wanted.listing(),
+            "no root with packages of Debian {RELEASE} in {}",
             roots.display()
         );
         // An absolute path, because the programs' working directories differ.
@@ -50,12 +87,27 @@ impl Root {
     /// The machine has no apt, or the packages cannot be fetched; `fetch.log` in `roots` has apt's
     /// messages.
     pub fn find_or_fetch(roots: &Path, say: impl Fn(&str)) -> Result<Root> {
-        if let Ok(root) = Root::find(roots) {
+        Root::find_or_fetch_content(roots, &PROGRAMS, say)
+    }
+
+    /// Opens the root in `roots` with a kernel and its modules, and fetches it first if it does not
+    /// exist, as [`Root::find_or_fetch`] does.
+    ///
+    /// # Errors
+    /// As [`Root::find_or_fetch`].
+    pub fn kernel(roots: &Path, of: KernelOf, say: impl Fn(&str)) -> Result<Root> {
+        Root::find_or_fetch_content(roots, &of.content(), say)
+    }
+
+    fn find_or_fetch_content(roots: &Path, wanted: &Content, say: impl Fn(&str)) -> Result<Root> {
+        if let Ok(root) = Root::find_content(roots, wanted) {
             return Ok(root);
         }
-        say(&format!("fetching programs of Debian {RELEASE} into {} (once)", roots.display()));
-        fetch(roots).with_context(|| format!("see {}", roots.join("fetch.log").display()))?;
-        Root::find(roots)
+        let packages = wanted.packages.join(", ");
+        say(&format!("fetching {packages} of Debian {RELEASE} into {} (once)", roots.display()));
+        fetch(roots, wanted)
+            .with_context(|| format!("see {}", roots.join("fetch.log").display()))?;
+        Root::find_content(roots, wanted)
     }
 
     /// The path of a file in the root.
@@ -91,21 +143,22 @@ impl Root {
     }
 }
 
-fn content_wanted() -> String {
-    PACKAGES.map(|package| format!("{package}\n")).concat()
+impl Content {
+    fn listing(&self) -> String {
+        self.packages.iter().map(|package| format!("{package}\n")).collect()
+    }
 }
 
 /// Makes the root, which gets its name only when it is complete.
-fn fetch(roots: &Path) -> Result<()> {
+fn fetch(roots: &Path, wanted: &Content) -> Result<()> {
     fs::create_dir_all(roots)?;
     let roots = roots.canonicalize()?;
     let work = tempfile::Builder::new().prefix("fetching-").tempdir_in(&roots)?;
     let log = fs::File::create(roots.join("fetch.log"))?;
     let apt = Apt::new(work.path())?;
-    let suite = format!("{RELEASE}-backports");
     let mut install =
-        vec!["install", "--download-only", "--yes", "--no-install-recommends", "-t", &suite];
-    install.extend(PACKAGES);
+        vec!["install", "--download-only", "--yes", "--no-install-recommends", "-t", wanted.suite];
+    install.extend(wanted.packages);
     for arguments in [&["update"], install.as_slice()] {
         let mut command = apt.command();
         command
@@ -128,8 +181,8 @@ fn fetch(roots: &Path) -> Result<()> {
             );
         }
     }
-    fs::write(tree.join(CONTENT), content_wanted())?;
-    let root = roots.join(RELEASE);
+    fs::write(tree.join(CONTENT), wanted.listing())?;
+    let root = roots.join(wanted.directory);
     if root.exists() {
         fs::remove_dir_all(&root)?;
     }
@@ -227,7 +280,7 @@ mod tests {
         fs::create_dir(&root).unwrap();
         fs::write(root.join(CONTENT), "qemu-utils\n").unwrap();
         assert!(Root::find(roots.path()).is_err());
-        fs::write(root.join(CONTENT), content_wanted()).unwrap();
+        fs::write(root.join(CONTENT), PROGRAMS.listing()).unwrap();
         let found = Root::find(roots.path()).unwrap();
         assert!(found.command("qemu-img").is_err());
         fs::create_dir_all(found.libraries()).unwrap();
