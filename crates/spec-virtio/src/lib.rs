@@ -24,6 +24,7 @@ pub mod feature;
 pub mod packed;
 pub mod split;
 pub mod status;
+#[cfg(target_endian = "little")]
 pub mod vhost_user;
 
 /// Most entries of a queue, in both formats (2.7 and 2.8).
