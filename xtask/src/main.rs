@@ -1,5 +1,5 @@
-//! The project's own commands: `cargo xtask
-//! demo|demo-remote|dm-crypt|libvirt|ublk|test|bench|lint|ratchet|fuzz|arrows|metrics|keys|openapi`.
+//! The project's own commands: `cargo xtask demo|demo-remote|dm-crypt|foreign|libvirt|ublk|test|
+//! bench|lint|ratchet|fuzz|arrows|metrics|keys|openapi`.
 //!
 //! Everything that `make`, CI and a developer run is here, in the project's own language, so that
 //! there is one way to do each thing. A command prints its steps and their times, stops at the
@@ -9,6 +9,7 @@
 mod arrows;
 mod bench;
 mod demo;
+mod foreign;
 mod fuzz;
 mod install;
 mod law;
@@ -51,6 +52,8 @@ enum Task {
     DemoRemote(demo::RemoteOptions),
     /// Compare the stage `encrypt` with dm-crypt of a guest's kernel, in both directions.
     DmCrypt,
+    /// Test the remote channel on machines of other kinds, in QEMU's user mode.
+    Foreign,
     /// Have libvirt give a guest its disk, over restarts of the daemon.
     Libvirt(libvirt::Options),
     /// Have a guest serve a block device of its own kernel, and kill its daemon under load.
@@ -102,6 +105,9 @@ fn run(task: Task) -> Result<()> {
         Task::Demo(options) => demo::run(&workspace, &options),
         Task::DemoRemote(options) => demo::run_remote(&workspace, &options),
         Task::DmCrypt => demo::run_encrypted(&workspace),
+        Task::Foreign => foreign::run(&workspace).map(|report| {
+            report.skipped.iter().for_each(|test| println!("skipped: {test}"));
+        }),
         Task::Libvirt(_) => libvirt::run(&workspace),
         Task::Ublk(options) => demo::run_ublk(&workspace, &options),
         Task::Test => test::run(&workspace),

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use crate::steps::Steps;
 use crate::test_report::Report;
 use crate::workspace::Workspace;
-use crate::{bench, demo, fuzz, install, libvirt, lint, shell, tools};
+use crate::{bench, demo, foreign, fuzz, install, libvirt, lint, shell, tools};
 
 /// The time for all fuzz targets together.
 const FUZZ_SECONDS: u32 = 60;
@@ -27,6 +27,11 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     steps.add(report);
     let alone = "run the failing test alone: cargo test --release --package PACKAGE NAME";
     let report = steps.step("tests in release", alone, || test_in_release(workspace))?;
+    steps.add(report);
+    let report =
+        steps.step("machines of other kinds", "run it alone: cargo xtask foreign", || {
+            foreign::run(workspace)
+        })?;
     steps.add(report);
     steps.step("guests", "run it alone: cargo xtask demo", || {
         demo::run(workspace, &demo::Options { seconds: 1, update_readme: false })

@@ -58,6 +58,12 @@ impl Report {
         Ok(report)
     }
 
+    /// Adds the report of another run.
+    pub fn add(&mut self, other: Self) {
+        self.programs.extend(other.programs);
+        self.skipped.extend(other.skipped);
+    }
+
     fn read(&mut self, line: &str) {
         let line = line.trim_start();
         if let Some(program) = program(line) {

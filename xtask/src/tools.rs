@@ -17,6 +17,13 @@ pub struct Tool {
     purpose: &'static str,
 }
 
+impl Tool {
+    /// A program, or the path of a file, with its package of Debian.
+    pub const fn new(program: &'static str, package: &'static str, purpose: &'static str) -> Self {
+        Self { program, package, purpose }
+    }
+}
+
 /// Compiles libFuzzer's runtime.
 pub const CPP_COMPILER: Tool =
     Tool { program: "c++", package: "g++", purpose: "building the fuzz targets" };
@@ -89,7 +96,8 @@ fn apt() -> Result<Command> {
     Ok(command)
 }
 
-fn is_installed(program: &str) -> bool {
+/// Whether a program is in the path, or a file is there.
+pub fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     // A user's path often lacks the system's own tools.
     let system = ["/usr/sbin", "/sbin"].map(Into::into);
