@@ -63,19 +63,18 @@ pub(crate) fn busybox(cache: &Path, progress: &Progress) -> Result<PathBuf> {
     find().context("the package busybox-static brought no busybox")
 }
 
-/// The kernel in a directory with unpacked packages.
+/// The newest kernel in a directory with unpacked packages. They have the image in `boot`, or
+/// beside the modules, as Debian's packages of Linux 7 do.
 pub(crate) fn find_kernel(root: &Path) -> Option<Kernel> {
-    let version = fs::read_dir(root.join("boot"))
-        .ok()?
-        .filter_map(|entry| {
-            entry.ok()?.file_name().to_str()?.strip_prefix("vmlinuz-").map(str::to_owned)
-        })
-        .max()?;
-    let modules = ["usr/lib/modules", "lib/modules"]
-        .iter()
-        .map(|path| root.join(path).join(&version))
-        .find(|path| path.is_dir())?;
-    Some(Kernel { image: root.join("boot").join(format!("vmlinuz-{version}")), modules, version })
+    let kernel_of = |modules: PathBuf| {
+        let version = modules.file_name()?.to_str()?.to_owned();
+        let in_boot = root.join("boot").join(format!("vmlinuz-{version}"));
+        let image = [in_boot, modules.join("vmlinuz")].into_iter().find(|path| path.is_file())?;
+        Some(Kernel { image, modules, version })
+    };
+    let directories = ["lib/modules", "usr/lib/modules"].iter().map(|path| root.join(path));
+    let entries = directories.filter_map(|path| fs::read_dir(path).ok()).flatten().flatten();
+    entries.filter_map(|entry| kernel_of(entry.path())).max_by(|a, b| a.version.cmp(&b.version))
 }
 
 /// Lets `fill` unpack packages into a directory that gets its name only when it is complete.
@@ -181,5 +180,11 @@ mod tests {
         assert!(kernel.modules.ends_with("lib/modules/6.12.1"));
         fs::create_dir_all(root.path().join("usr/lib/modules/6.12.1")).unwrap();
         assert!(find_kernel(root.path()).unwrap().modules.ends_with("usr/lib/modules/6.12.1"));
+        let modules = root.path().join("usr/lib/modules/7.3.4");
+        fs::create_dir_all(&modules).unwrap();
+        assert_eq!(find_kernel(root.path()).unwrap().version, "6.12.1");
+        fs::write(modules.join("vmlinuz"), "").unwrap();
+        let newer = find_kernel(root.path()).unwrap();
+        assert_eq!((newer.version.as_str(), newer.image), ("7.3.4", modules.join("vmlinuz")));
     }
 }
