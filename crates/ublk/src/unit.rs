@@ -92,6 +92,11 @@ impl<K: Kernel> UblkUnit<K> {
         })
     }
 
+    /// Takes requests up to another size of the store from now on.
+    pub fn resize(&mut self, capacity_bytes: u64) {
+        self.options.geometry.capacity_bytes = capacity_bytes;
+    }
+
     /// Has one exchange with the kernel, of one system call at most.
     #[inline]
     fn turn(&mut self) {

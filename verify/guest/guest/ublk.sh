@@ -199,6 +199,18 @@ order_known() {
     must fstrim /mnt
 }
 
+# grow MIB: gives the volume another size, and waits until the list shows that the device has it, or
+# warns that it has not.
+order_grow() {
+    must sidecore --socket "$CONTROL" volume resize container "${1}MiB"
+    until_so 300 is_grown "$1" || fail "neither the size nor a warning: $(sidecore --socket "$CONTROL" list)"
+    value mib "$(mib)"
+}
+
+is_grown() {
+    has_size "$1" || sidecore --socket "$CONTROL" list | grep -q "its store has grown"
+}
+
 # total: the daemon's counters of the device.
 order_total() {
     sidecore --socket "$CONTROL" stats >/tmp/stats

@@ -19,6 +19,9 @@ const KILLS_AT_FIRST: &str = "0.2 0.5 0.8";
 /// it takes over the device, and afterwards.
 const KILLS: &str = "0.05 0.2 0.4 0.6 0.8 1.1";
 
+/// The size to which the volume is grown while it is used.
+const GROWN_MIB: u32 = 320;
+
 /// Runs the guest with a kernel, and prints the results.
 ///
 /// # Errors
@@ -98,6 +101,13 @@ fn serve_itself(session: &mut Session<'_>, of: KernelOf, checks: &mut Checks) ->
     checks.note(session, "files have their contents", known == "true", known);
     let discards: u64 = guest.order(session, "total")?.number("discards")?;
     checks.note(session, "discards reach the volume", discards > 0, discards.to_string());
+
+    let mib = guest.order(session, &format!("grow {GROWN_MIB}"))?.text("mib")?.to_owned();
+    let (expected, what) = match of {
+        KernelOf::Release => ("256".to_owned(), "a kernel that cannot resize is warned of"),
+        KernelOf::Backports => (GROWN_MIB.to_string(), "the device grows with its volume"),
+    };
+    checks.note(session, what, mib == expected, mib);
 
     let end = guest.order(session, "check")?;
     for (key, what, expected) in [

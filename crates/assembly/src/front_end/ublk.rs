@@ -184,6 +184,34 @@ impl Device {
         (!found.is_empty()).then(|| found.join("; "))
     }
 
+    /// Gives the kernel's device the size to which its store has grown, if the kernel can do that.
+    fn grow(&self) {
+        let Some(store) = lock(&self.store).clone() else { return };
+        let mut geometry = lock(&self.geometry);
+        let capacity_bytes = store.geometry().capacity_bytes;
+        let is_live = self.is_live.load(Ordering::Relaxed) && !self.ends();
+        if !is_live || capacity_bytes <= geometry.capacity_bytes {
+            return;
+        }
+        // A queue that knows its new size too early refuses nothing that the kernel sends.
+        for queue in &*lock(&self.running) {
+            queue.tell(move |queue| queue.resize(capacity_bytes));
+        }
+        let resized = UblkControl::open().and_then(|control| {
+            if control.can_resize() {
+                control.resize(self.own.number, capacity_bytes).map(|()| true)
+            } else {
+                Ok(false)
+            }
+        });
+        match resized {
+            Ok(true) => geometry.capacity_bytes = capacity_bytes,
+            // Reports have a warning.
+            Ok(false) => {}
+            Err(error) => tracing::error!(device = &*self.name, "{error}"),
+        }
+    }
+
     /// Stops the queues when their requests in flight are done. The kernel keeps all others.
     fn stop_queues(&self) {
         let running = std::mem::take(&mut *lock(&self.running));
@@ -262,6 +290,16 @@ impl FrontEnd for Ublk {
 
     fn close(&self) {
         *lock(&self.device.store) = None;
+    }
+
+    /// Grows the device with its store, on a thread of its own: the kernel may be reading the
+    /// partitions of the device, from a store that takes any time.
+    fn refresh(&self) {
+        let device = Arc::clone(&self.device);
+        let thread = std::thread::Builder::new().name(format!("ublk-{}", device.name));
+        if let Err(error) = thread.spawn(move || device.grow()) {
+            tracing::error!(device = &*self.device.name, "no thread to resize it: {error}");
+        }
     }
 
     fn geometry(&self) -> Geometry {

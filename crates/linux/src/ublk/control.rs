@@ -174,6 +174,21 @@ impl UblkControl {
         self.command(wire::DEL_DEV, "DEL_DEV", number, Argument::default(), gives_up).map(drop)
     }
 
+    /// Whether the size of a device can change while it is used.
+    #[must_use]
+    pub fn can_resize(&self) -> bool {
+        self.features & ublk_flag::UPDATE_SIZE != 0
+    }
+
+    /// Gives a device that is used another size.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn resize(&self, number: u32, capacity_bytes: u64) -> Result<(), UblkError> {
+        let argument = Argument { data: capacity_bytes >> 9, ..Argument::default() };
+        self.command(wire::UPDATE_SIZE, "UPDATE_SIZE", number, argument, &|| false).map(drop)
+    }
+
     /// Begins to take over a device whose process has ended. EBUSY until the kernel has cleaned up
     /// after that process.
     ///

@@ -8,6 +8,8 @@ pub mod ublk_flag {
     pub const USER_RECOVERY_REISSUE: u64 = 1 << 4;
     /// Commands are numbered as ioctls.
     pub const CMD_IOCTL_ENCODE: u64 = 1 << 6;
+    /// The size of a device can change while it is used (Linux 6.16).
+    pub const UPDATE_SIZE: u64 = 1 << 10;
     /// A server can have a device wait for the next one (Linux 6.16).
     pub const QUIESCE: u64 = 1 << 12;
 }
@@ -32,6 +34,7 @@ pub(super) const GET_PARAMS: u32 = command(READ, CONTROL_BYTES, 0x09);
 pub(super) const START_USER_RECOVERY: u32 = command(READ_WRITE, CONTROL_BYTES, 0x10);
 pub(super) const END_USER_RECOVERY: u32 = command(READ_WRITE, CONTROL_BYTES, 0x11);
 pub(super) const GET_FEATURES: u32 = command(READ, CONTROL_BYTES, 0x13);
+pub(super) const UPDATE_SIZE: u32 = command(READ_WRITE, CONTROL_BYTES, 0x15);
 pub(super) const FETCH_REQ: u32 = command(READ_WRITE, IO_BYTES, 0x20);
 pub(super) const COMMIT_AND_FETCH_REQ: u32 = command(READ_WRITE, IO_BYTES, 0x21);
 

@@ -193,6 +193,20 @@ fn what_the_store_may_not_see_is_refused_and_the_tag_stays_in_use() {
 }
 
 #[test]
+fn a_store_that_has_grown_is_used_to_its_new_end() {
+    let mut rig = rig();
+    let end = (1 << 20) / 512;
+    rig.send(0, READ, end - 1, 2);
+    assert_eq!(rig.run(), [(0, -5)]);
+    rig.unit.resize((1 << 20) - 4096);
+    rig.send(0, READ, end - 8, 8);
+    assert_eq!(rig.run(), [(0, -5)]);
+    rig.unit.resize(1 << 20);
+    rig.send(0, READ, end - 8, 8);
+    assert_eq!(rig.run(), [(0, 4096)]);
+}
+
+#[test]
 fn an_aborted_tag_is_no_fault_and_every_other_answer_is_one() {
     let mut rig = rig();
     let answer = |tag, code| IoResult { tag, code };

@@ -38,7 +38,12 @@ pub(super) fn bring_up(device: &Arc<Device>, control: &UblkControl) -> Result<()
             .and_then(|()| make(device, control, &store)),
         None => make(device, control, &store),
     };
-    if device.ends() { Ok(()) } else { result }
+    if device.ends() {
+        return Ok(());
+    }
+    result?;
+    device.grow();
+    Ok(())
 }
 
 /// A word in the kernel's device by which a later daemon recognizes it.
