@@ -53,6 +53,7 @@ const ARROWS: &[(&str, Uses)] = &[
     ("ublk", Only(&["linux", "block", "memory", "reactor", "units"])),
     ("remote", Only(&["vrio", "link", "block", "memory", "reactor", "telemetry", "units"])),
     ("plan", Only(&["remote"])),
+    ("ownership", Only(&["units"])),
     ("sidecore", Only(&["linux", "reactor", "units"])),
     (
         "assembly",

@@ -34,6 +34,7 @@ const PEER_FACING: &[&str] = &[
     "peer",
     "link",
     "remote",
+    "ownership",
     "ublk",
     "vhost-user",
     "vfio-user",

@@ -37,6 +37,10 @@
 //! [`remote`] has a client and an IOhost on a network that does its worst, both of which may die.
 //! [`fairness`] lets two functions compete, on one sidecore or two, and measures the service of
 //! each.
+//!
+//! # Ownership
+//!
+//! [`ownership`] has several daemons that may own one store, and an etcd that fails them.
 #![forbid(unsafe_code)]
 
 pub mod controller;
@@ -44,6 +48,7 @@ pub mod fairness;
 mod guest;
 mod history;
 mod many;
+pub mod ownership;
 mod random;
 pub mod remote;
 mod violation;

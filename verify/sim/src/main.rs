@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{Args, Parser, Subcommand};
-use sidecore_sim::{Total, Violation, controller, remote, run_many, volumes};
+use sidecore_sim::{Total, Violation, controller, ownership, remote, run_many, volumes};
 
 /// Runs simulations from seeds. The same seed and options give the same run.
 #[derive(Parser)]
@@ -38,6 +38,8 @@ enum Command {
     Controller(Histories),
     /// A client and an IOhost of the remote channel; steps are requests.
     Remote(Histories),
+    /// Candidates for a store, with an etcd and fences that fail; steps are seconds.
+    Ownership(Histories),
 }
 
 #[derive(Args)]
@@ -88,6 +90,12 @@ fn main() -> ExitCode {
                 neglect: None,
             };
             run("remote", &histories, &|seed| remote::run(seed, &options))
+        }
+        Command::Ownership(histories) => {
+            let default = ownership::Options::default();
+            let seconds = histories.steps.unwrap_or(default.seconds);
+            let options = ownership::Options { seconds, neglect: None };
+            run("ownership", &histories, &|seed| ownership::run(seed, &options))
         }
     }
 }

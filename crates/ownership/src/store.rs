@@ -1,0 +1,634 @@
+//! The way of one store from candidate to owner, and back.
+
+use sidecore_units::Nanos;
+
+use crate::rules::Neglected;
+use crate::{Call, Held, Ledger, Member, Options, Record, Rule, Seen};
+
+/// Work on this host for a store, of which there is one at a time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// Read the record.
+    ReadRecord,
+    /// Make sure that no request of these daemons is in flight, and that none can follow.
+    Fence {
+        /// The daemons, without this one.
+        suspects: Vec<Member>,
+    },
+    /// Replace the record durably.
+    WriteRecord {
+        /// The new record.
+        record: Record,
+    },
+    /// Open the store, so that it can be served.
+    Open {
+        /// The epoch in which it is served.
+        epoch: u64,
+    },
+    /// Close the store, and wait until it has no request in flight.
+    Close,
+}
+
+/// The end of a [`Task`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Of [`Task::ReadRecord`]: the record, if there is one.
+    Recorded(Option<Record>),
+    /// The task succeeded.
+    Done,
+    /// The task failed, with the reason. A store is not open then.
+    Failed(String),
+}
+
+/// The state of a store, as far as an operator sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// The daemon has no lease, or no answer of etcd yet.
+    Candidate,
+    /// Another daemon has the owner key.
+    WaitingForKey,
+    /// This daemon has the key, and makes sure that no other writes.
+    Fencing,
+    /// The store is being opened.
+    Opening,
+    /// The store is served.
+    Serving,
+    /// The store is open, and the lease has ended without an answer of etcd: nothing is served.
+    Stalled,
+    /// The store is being closed, or given to another daemon.
+    Closing,
+    /// The store cannot be served until an operator has acted.
+    Refused,
+}
+
+impl State {
+    /// The word in lists and metrics.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Candidate => "candidate",
+            Self::WaitingForKey => "waiting for key",
+            Self::Fencing => "fencing",
+            Self::Opening => "opening",
+            Self::Serving => "serving",
+            Self::Stalled => "stalled",
+            Self::Closing => "closing",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// A store's state, with what it waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// The state.
+    pub state: State,
+    /// The epoch in which this daemon has the key.
+    pub epoch: Option<u64>,
+    /// The daemon that has the key, if another has it.
+    pub holder: Option<Member>,
+    /// The newest error, or the reason of a refusal with its remedy.
+    pub detail: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Phase {
+    Candidate,
+    Waiting { holder: Option<Held> },
+    Claiming { ledger: Ledger, before: Ledger },
+    Reading,
+    Fencing { suspects: Vec<Member> },
+    Checking,
+    Recording,
+    Settling,
+    Opening,
+    Serving { checks: bool },
+    Announcing { until: Option<Nanos> },
+    Closing { releases: bool },
+    RecordingEnd,
+    Releasing { ledger: Ledger, then: Then },
+    Refused,
+}
+
+/// The state after the key was released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Then {
+    /// Others claim the key first.
+    Yield,
+    Refuse,
+}
+
+/// A store.
+#[derive(Clone, Debug)]
+pub(crate) struct Store {
+    name: String,
+    neglected: Neglected,
+    phase: Phase,
+    /// The epoch of the key that this daemon has, or had until the store is closed.
+    epoch: u64,
+    /// The ledger before this daemon's claim.
+    before: Ledger,
+    ledger: Ledger,
+    /// Whether the key is gone, so that the phase ends as soon as its task has.
+    is_lost: bool,
+    /// Whether the task of the phase was handed out, and its outcome is not there yet.
+    has_task: bool,
+    /// Whether the store is open, or may be.
+    is_open: bool,
+    /// No claim, and no repetition of a task, before this.
+    not_before: Nanos,
+    hands_over: bool,
+    /// Whether the daemon claims the key no more.
+    ends: bool,
+    detail: Option<String>,
+}
+
+impl Store {
+    pub(crate) fn new(name: &str, neglected: Neglected) -> Self {
+        Self {
+            name: name.to_owned(),
+            neglected,
+            phase: Phase::Candidate,
+            epoch: 0,
+            before: Ledger::default(),
+            ledger: Ledger::default(),
+            is_lost: false,
+            has_task: false,
+            is_open: false,
+            not_before: Nanos::ZERO,
+            hands_over: false,
+            ends: false,
+            detail: None,
+        }
+    }
+
+    /// The epoch in which the store may be served, lease permitting.
+    pub(crate) fn serves(&self) -> Option<u64> {
+        let serves = matches!(self.phase, Phase::Serving { .. } | Phase::Announcing { .. });
+        (serves && !self.is_lost).then_some(self.epoch)
+    }
+
+    pub(crate) fn status(&self, lease_is_over: bool) -> Status {
+        let state = match &self.phase {
+            Phase::Candidate | Phase::Waiting { holder: None } | Phase::Claiming { .. } => {
+                State::Candidate
+            }
+            Phase::Waiting { holder: Some(_) } => State::WaitingForKey,
+            Phase::Reading | Phase::Fencing { .. } | Phase::Checking => State::Fencing,
+            Phase::Recording | Phase::Settling | Phase::Opening => State::Opening,
+            Phase::Serving { .. } | Phase::Announcing { .. } if lease_is_over => State::Stalled,
+            Phase::Serving { .. } | Phase::Announcing { .. } if !self.is_lost => State::Serving,
+            Phase::Serving { .. } | Phase::Announcing { .. } => State::Closing,
+            Phase::Closing { .. } | Phase::RecordingEnd | Phase::Releasing { .. } => State::Closing,
+            Phase::Refused => State::Refused,
+        };
+        let holder = match &self.phase {
+            Phase::Waiting { holder: Some(held) } => Some(held.by.clone()),
+            _ => None,
+        };
+        let has_key = !self.is_lost && self.has_key();
+        Status { state, epoch: has_key.then_some(self.epoch), holder, detail: self.detail.clone() }
+    }
+
+    /// Whether this daemon has the key, or may have it.
+    fn has_key(&self) -> bool {
+        !matches!(
+            self.phase,
+            Phase::Candidate | Phase::Waiting { .. } | Phase::Claiming { .. } | Phase::Refused
+        )
+    }
+
+    /// Whether nothing of the store is left on this host or in etcd.
+    pub(crate) fn is_idle(&self) -> bool {
+        let claims = matches!(self.phase, Phase::Claiming { .. });
+        !self.is_open && !self.has_task && !claims && (!self.has_key() || self.is_lost)
+    }
+
+    /// When the store has a task without another event.
+    pub(crate) fn task_at(&self) -> Nanos {
+        match self.phase {
+            _ if self.has_task => Nanos::MAX,
+            Phase::Announcing { until: Some(until) } => until,
+            Phase::Reading
+            | Phase::Fencing { .. }
+            | Phase::Checking
+            | Phase::Recording
+            | Phase::Opening
+            | Phase::Closing { .. }
+            | Phase::RecordingEnd => self.not_before,
+            _ => Nanos::MAX,
+        }
+    }
+
+    /// When the store has a transaction without another event.
+    pub(crate) fn call_at(&self) -> Nanos {
+        match self.phase {
+            Phase::Waiting { holder: None } if !self.ends => self.not_before,
+            Phase::Settling | Phase::Announcing { until: None } | Phase::Releasing { .. } => {
+                Nanos::ZERO
+            }
+            _ => Nanos::MAX,
+        }
+    }
+
+    /// Whether the key's holder is about to release it.
+    pub(crate) fn is_imminent(&self) -> bool {
+        match &self.phase {
+            Phase::Waiting { holder: Some(held) } => held.is_leaving,
+            _ => false,
+        }
+    }
+
+    /// Gives the store to another daemon. False if this daemon does not have it.
+    pub(crate) fn hand_over(&mut self) -> bool {
+        self.hands_over |= self.serves().is_some();
+        self.hands_over
+    }
+
+    /// Gives the store to another daemon, and claims it no more.
+    pub(crate) fn end(&mut self) {
+        (self.ends, self.hands_over) = (true, true);
+    }
+
+    /// An operator has acted: a refused store is tried again.
+    pub(crate) fn retry(&mut self) {
+        if self.phase == Phase::Refused {
+            (self.phase, self.detail) = (Phase::Candidate, None);
+        }
+    }
+
+    /// The key is gone, with the lease or without it.
+    pub(crate) fn lose(&mut self, why: &str) {
+        match self.phase {
+            Phase::Candidate | Phase::Refused => {}
+            Phase::Waiting { .. } | Phase::Claiming { .. } => self.phase = Phase::Candidate,
+            _ if self.is_lost => {}
+            _ => {
+                self.is_lost = true;
+                self.detail = Some(why.to_owned());
+                self.end_lost();
+            }
+        }
+    }
+
+    /// Ends the phases of a key that is gone, as far as no task is in flight.
+    fn end_lost(&mut self) {
+        if !self.is_lost || self.has_task {
+            return;
+        }
+        if self.is_open {
+            self.phase = Phase::Closing { releases: false };
+        } else {
+            (self.phase, self.is_lost) = (Phase::Candidate, false);
+            self.hands_over = self.ends;
+        }
+    }
+
+    fn refuse(&mut self, why: String) {
+        self.detail = Some(why);
+        // The suspects are those of before: this daemon has opened nothing.
+        self.phase = Phase::Releasing { ledger: self.before.clone(), then: Then::Refuse };
+    }
+
+    /// Takes what etcd has of the store, read while this daemon had the lease.
+    pub(crate) fn look(&mut self, seen: &Seen, me: &Member) {
+        if let Some(fault) = &seen.fault {
+            self.lose(fault);
+            if matches!(self.phase, Phase::Candidate) {
+                self.detail = Some(fault.clone());
+            }
+            return;
+        }
+        match (&self.phase, &seen.owner) {
+            // An etcd that was restored from a backup has a key that was released.
+            (Phase::Refused, Some(held)) if held.by == *me => {
+                self.epoch = held.epoch;
+                let ledger = seen.ledger.as_ref().map(|(_, ledger)| ledger.clone());
+                let ledger = ledger.unwrap_or_default();
+                self.phase = Phase::Releasing { ledger, then: Then::Refuse };
+            }
+            (Phase::Refused | Phase::Claiming { .. }, _) => {}
+            (Phase::Candidate | Phase::Waiting { .. }, Some(held)) if held.by != *me => {
+                let is_namesake = held.by.name == me.name;
+                let detail = format!(
+                    "daemon {} has the key \"{}\", too, and the same name: it is a former start \
+                     of this daemon, whose lease has to end, or another daemon, which needs a name \
+                     of its own",
+                    held.by, self.name
+                );
+                if is_namesake {
+                    self.detail = Some(detail);
+                }
+                self.phase = Phase::Waiting { holder: Some(held.clone()) };
+            }
+            // The answer to a claim was lost.
+            (Phase::Candidate | Phase::Waiting { .. }, Some(held)) => {
+                let epoch = held.epoch;
+                let found = seen.ledger.as_ref().map(|(_, ledger)| ledger.clone());
+                self.before = found.clone().unwrap_or_default();
+                self.own(epoch, found.unwrap_or_default());
+            }
+            (Phase::Candidate | Phase::Waiting { .. }, None) => {
+                self.phase = Phase::Waiting { holder: None };
+            }
+            (_, Some(held)) if held.by == *me && held.epoch == self.epoch => {
+                if let Phase::Serving { checks } = &mut self.phase {
+                    *checks = true;
+                }
+            }
+            (_, owner) => {
+                let why = match owner {
+                    Some(held) => format!("daemon {} has the key now", held.by),
+                    None => "the key was deleted".to_owned(),
+                };
+                self.lose(&why);
+            }
+        }
+        if self.hands_over && matches!(self.phase, Phase::Serving { .. }) && !self.has_task {
+            self.phase = Phase::Announcing { until: None };
+        }
+    }
+
+    /// The transaction that the store needs next.
+    pub(crate) fn call(
+        &mut self,
+        now: Nanos,
+        (seen, lease): (&Seen, i64),
+        (me, random): (&Member, u64),
+    ) -> Option<Call> {
+        let store = || self.name.clone();
+        let epoch = self.epoch;
+        match &self.phase {
+            Phase::Waiting { holder: None } if now >= self.not_before && !self.ends => {
+                let (ledger_revision, before) = match &seen.ledger {
+                    Some((revision, ledger)) => (*revision, ledger.clone()),
+                    None => (0, Ledger { store: random, ..Ledger::default() }),
+                };
+                let mut ledger = before.clone();
+                if !ledger.suspects.contains(me) {
+                    ledger.suspects.push(me.clone());
+                }
+                let call =
+                    Call::Claim { store: store(), lease, ledger_revision, ledger: ledger.clone() };
+                self.phase = Phase::Claiming { ledger, before };
+                Some(call)
+            }
+            Phase::Settling => {
+                Some(Call::Settle { store: store(), epoch, ledger: self.ledger.clone() })
+            }
+            Phase::Announcing { until: None } => {
+                Some(Call::Announce { store: store(), epoch, lease })
+            }
+            Phase::Releasing { ledger, .. } => {
+                Some(Call::Release { store: store(), epoch, ledger: ledger.clone() })
+            }
+            _ => None,
+        }
+    }
+
+    /// A transaction of this store was answered: with the revision if its conditions held.
+    pub(crate) fn answered(&mut self, now: Nanos, revision: Option<u64>, options: &Options) {
+        match (std::mem::replace(&mut self.phase, Phase::Candidate), revision) {
+            (Phase::Claiming { ledger, before }, Some(revision)) => {
+                self.before = before;
+                self.own(revision, ledger);
+            }
+            (Phase::Claiming { .. }, None) => {}
+            (Phase::Settling, Some(_)) => self.phase = Phase::Opening,
+            (Phase::Announcing { .. }, Some(_)) => {
+                self.phase = Phase::Announcing { until: Some(now.after(options.announce)) };
+            }
+            (Phase::Releasing { then, .. }, Some(_)) => self.released(now, then, options),
+            (phase, _) => {
+                self.phase = phase;
+                self.lose("the key was not this daemon's");
+            }
+        }
+    }
+
+    /// A transaction of this store has no answer, and may have taken effect.
+    pub(crate) fn unanswered(&mut self, why: &str) {
+        self.detail = Some(why.to_owned());
+        if let Phase::Claiming { .. } = self.phase {
+            // The next read says whether it did.
+            self.phase = Phase::Candidate;
+        }
+    }
+
+    fn released(&mut self, now: Nanos, then: Then, options: &Options) {
+        self.not_before = now.after(options.yields);
+        self.hands_over = false;
+        self.phase = match then {
+            Then::Yield => Phase::Candidate,
+            Then::Refuse => Phase::Refused,
+        };
+    }
+
+    fn own(&mut self, epoch: u64, ledger: Ledger) {
+        self.epoch = epoch;
+        self.ledger = ledger;
+        self.detail = None;
+        self.phase = Phase::Reading;
+    }
+
+    /// The task that the store needs next. It is handed out once. After the end of the lease,
+    /// nothing but the end of the ownership goes on: a successor may serve.
+    pub(crate) fn task(
+        &mut self,
+        now: Nanos,
+        (me, cluster): (&Member, u64),
+        lease_is_over: bool,
+    ) -> Option<Task> {
+        if let Phase::Announcing { until: Some(until) } = self.phase
+            && now >= until
+        {
+            self.phase = if self.neglected.keeps(Rule::CloseFirst) {
+                Phase::Closing { releases: true }
+            } else {
+                self.releasing()
+            };
+        }
+        let begins = matches!(
+            self.phase,
+            Phase::Fencing { .. } | Phase::Recording | Phase::Settling | Phase::Opening
+        );
+        if self.has_task || now < self.not_before || begins && lease_is_over {
+            return None;
+        }
+        let record = |is_closed| Record {
+            cluster,
+            store: self.ledger.store,
+            epoch: self.epoch,
+            owner: me.clone(),
+            is_closed,
+        };
+        let task = match &mut self.phase {
+            Phase::Reading | Phase::Checking => Task::ReadRecord,
+            Phase::Serving { checks } if *checks => {
+                *checks = false;
+                Task::ReadRecord
+            }
+            Phase::Fencing { suspects } => Task::Fence { suspects: suspects.clone() },
+            Phase::Recording => Task::WriteRecord { record: record(false) },
+            Phase::RecordingEnd => Task::WriteRecord { record: record(true) },
+            Phase::Opening => {
+                self.is_open = true;
+                Task::Open { epoch: self.epoch }
+            }
+            Phase::Closing { .. } => Task::Close,
+            _ => return None,
+        };
+        self.has_task = true;
+        Some(task)
+    }
+
+    /// The outcome of the task that was handed out.
+    pub(crate) fn ended(
+        &mut self,
+        now: Nanos,
+        outcome: Outcome,
+        me: &Member,
+        (cluster, options): (u64, &Options),
+    ) {
+        if !std::mem::take(&mut self.has_task) {
+            return;
+        }
+        let outcome = match (outcome, &self.phase) {
+            (Outcome::Failed(_), Phase::Fencing { .. })
+                if !self.neglected.keeps(Rule::FenceResult) =>
+            {
+                Outcome::Done
+            }
+            (outcome, _) => outcome,
+        };
+        match (&self.phase, outcome) {
+            (Phase::Closing { releases }, Outcome::Done) => {
+                self.is_open = false;
+                if *releases && !self.is_lost {
+                    self.phase = Phase::RecordingEnd;
+                }
+            }
+            (phase, Outcome::Failed(why)) => {
+                let why = describe(phase, &self.name, &why);
+                self.failed(now, why, options);
+            }
+            _ if self.is_lost => {}
+            (Phase::Reading, Outcome::Recorded(record)) => self.read(record, me),
+            (Phase::Fencing { .. }, Outcome::Done) => self.phase = Phase::Checking,
+            (Phase::Checking, Outcome::Recorded(record)) => self.check(record, cluster),
+            (Phase::Recording, Outcome::Done) => {
+                self.ledger.suspects = vec![me.clone()];
+                self.ledger.is_recorded = true;
+                self.phase = Phase::Settling;
+            }
+            (Phase::Opening, Outcome::Done) => {
+                self.detail = None;
+                self.phase = Phase::Serving { checks: false };
+            }
+            (Phase::Serving { .. } | Phase::Announcing { .. }, Outcome::Recorded(record)) => {
+                self.trip(record);
+            }
+            (Phase::RecordingEnd, Outcome::Done) => {
+                self.phase = self.releasing();
+            }
+            _ => {}
+        }
+        self.end_lost();
+    }
+
+    fn failed(&mut self, now: Nanos, why: String, options: &Options) {
+        self.detail = Some(why);
+        self.not_before = now.after(options.retry);
+        if self.phase == Phase::Opening {
+            self.is_open = false;
+            // Nothing of this daemon is in flight, and all others are fenced.
+            self.phase = self.releasing();
+        }
+    }
+
+    /// The release of a key whose owner has nothing in flight, as all before it.
+    fn releasing(&self) -> Phase {
+        let ledger = Ledger { suspects: Vec::new(), ..self.ledger.clone() };
+        Phase::Releasing { ledger, then: Then::Yield }
+    }
+
+    /// Takes the record as it was before the fence, which names the last owner.
+    fn read(&mut self, record: Option<Record>, me: &Member) {
+        let mut suspects = self.before.suspects.clone();
+        if !self.neglected.keeps(Rule::AllSuspects) {
+            suspects.clear();
+        }
+        // An etcd that was restored from a backup may have forgotten a suspect.
+        if let Some(record) = record.filter(|record| !record.is_closed) {
+            suspects.push(record.owner);
+        }
+        suspects.retain(|suspect| suspect != me);
+        suspects.sort();
+        suspects.dedup();
+        let is_needed = !suspects.is_empty() && self.neglected.keeps(Rule::Fence);
+        self.phase = if is_needed { Phase::Fencing { suspects } } else { Phase::Checking };
+    }
+
+    /// Compares the record with the epoch and the ledger.
+    fn check(&mut self, record: Option<Record>, cluster: u64) {
+        let name = &self.name;
+        let keeps = |rule| self.neglected.keeps(rule);
+        let wrong = match record {
+            None if self.ledger.is_recorded && keeps(Rule::Shared) => Some(format!(
+                "store \"{name}\" has no record, and etcd says that it was served: let all \
+                 candidates share one store and its record, or, if no daemon serves the store, \
+                 delete its keys in etcd"
+            )),
+            Some(found) if found.store != self.ledger.store && keeps(Rule::Shared) => {
+                Some(format!(
+                    "store \"{name}\" is {:016x} by its record and {:016x} in etcd: let all \
+                     candidates share one store, or, if no daemon serves the store, delete its \
+                     record and its keys in etcd",
+                    found.store, self.ledger.store
+                ))
+            }
+            Some(found) if found.cluster != cluster && keeps(Rule::Cluster) => Some(format!(
+                "store \"{name}\" was served under etcd cluster {:016x}, and this is cluster \
+                 {cluster:016x}: give the endpoints of that cluster, or, if no daemon serves the \
+                 store, delete its record",
+                found.cluster
+            )),
+            Some(found) if found.epoch >= self.epoch && keeps(Rule::Epoch) => Some(format!(
+                "store \"{name}\" was served in epoch {}, and etcd is at {} only, as after a \
+                 restore from a backup: if no daemon serves the store, delete its record and its \
+                 keys in etcd",
+                found.epoch, self.epoch
+            )),
+            _ => None,
+        };
+        match wrong {
+            Some(why) => self.refuse(why),
+            None => self.phase = Phase::Recording,
+        }
+    }
+
+    /// Ends the ownership if the record has a successor.
+    fn trip(&mut self, record: Option<Record>) {
+        let successor = record.filter(|record| record.epoch > self.epoch);
+        if let Some(record) = successor {
+            let why = format!("daemon {} serves it in epoch {}", record.owner, record.epoch);
+            self.lose(&why);
+        }
+    }
+}
+
+/// An error of a phase's task.
+fn describe(phase: &Phase, name: &str, why: &str) -> String {
+    match phase {
+        Phase::Fencing { suspects } => {
+            let suspects: Vec<String> = suspects.iter().map(ToString::to_string).collect();
+            format!(
+                "store \"{name}\" may still be written by {}, and the fence failed: {why}",
+                suspects.join(", ")
+            )
+        }
+        Phase::Opening => format!("store \"{name}\" cannot be opened: {why}"),
+        Phase::Closing { .. } => format!("store \"{name}\" cannot be closed: {why}"),
+        _ => format!("the record of store \"{name}\": {why}"),
+    }
+}

@@ -1,0 +1,360 @@
+//! The state machine against answers made by hand.
+
+use std::collections::BTreeMap;
+
+use sidecore_units::Nanos;
+
+use crate::{
+    Answer, Call, Daemon, Held, Ledger, Member, Options, Origin, Outcome, Record, Seen, State, Task,
+};
+
+const CLUSTER: u64 = 0xc1;
+const LEASE: i64 = 77;
+
+fn member(name: &str) -> Member {
+    Member { name: name.into(), host: format!("host-{name}"), incarnation: 1 }
+}
+
+fn origin(term: u64, revision: u64) -> Origin {
+    Origin { cluster: CLUSTER, member: 1, term, revision }
+}
+
+fn ms(ms: u64) -> Nanos {
+    Nanos::from_millis(ms)
+}
+
+/// A daemon, with the answers of an etcd that obeys.
+struct Rig {
+    daemon: Daemon,
+    now: Nanos,
+    ledger: Option<(u64, Ledger)>,
+    owner: Option<Held>,
+    revision: u64,
+    record: Option<Record>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let mut daemon = Daemon::new(member("a"), Options::of_lease(3), 5);
+        daemon.add("disk");
+        let (ledger, owner, record) = (None, None, None);
+        Self { daemon, now: ms(1_000), ledger, owner, revision: 10, record }
+    }
+
+    fn seen(&self) -> BTreeMap<String, Seen> {
+        let seen = Seen { owner: self.owner.clone(), ledger: self.ledger.clone(), fault: None };
+        BTreeMap::from([("disk".to_owned(), seen)])
+    }
+
+    /// The answer to a call, and its effect.
+    fn answer(&mut self, call: &Call) -> Answer {
+        let me = self.daemon.me().clone();
+        match call {
+            Call::Grant { ttl_s } => {
+                Answer::Granted { origin: origin(2, self.revision), lease: LEASE, ttl_s: *ttl_s }
+            }
+            Call::Renew { .. } => {
+                let at = origin(2, self.revision);
+                Answer::Renewed { renewal: (at, 3), read: at, seen: self.seen() }
+            }
+            Call::Claim { ledger, ledger_revision, .. } => {
+                let known = self.ledger.as_ref().map_or(0, |(revision, _)| *revision);
+                let is_done = self.owner.is_none() && known == *ledger_revision;
+                if is_done {
+                    self.revision += 1;
+                    let epoch = self.revision;
+                    self.owner = Some(Held { by: me, epoch, is_leaving: false });
+                    self.ledger = Some((epoch, ledger.clone()));
+                }
+                Answer::Done { origin: origin(2, self.revision), is_done }
+            }
+            Call::Settle { epoch, ledger, .. } | Call::Release { epoch, ledger, .. } => {
+                let is_done = self.owner.as_ref().is_some_and(|held| held.epoch == *epoch);
+                if is_done {
+                    self.revision += 1;
+                    self.ledger = Some((self.revision, ledger.clone()));
+                    if matches!(call, Call::Release { .. }) {
+                        self.owner = None;
+                    }
+                }
+                Answer::Done { origin: origin(2, self.revision), is_done }
+            }
+            Call::Announce { .. } | Call::Revoke { .. } => {
+                Answer::Done { origin: origin(2, self.revision), is_done: true }
+            }
+        }
+    }
+
+    /// The outcome of a task, and its effect.
+    fn outcome(&mut self, task: &Task) -> Outcome {
+        match task {
+            Task::ReadRecord => Outcome::Recorded(self.record.clone()),
+            Task::WriteRecord { record } => {
+                self.record = Some(record.clone());
+                Outcome::Done
+            }
+            Task::Fence { .. } | Task::Open { .. } | Task::Close => Outcome::Done,
+        }
+    }
+
+    /// Runs the daemon until it is in a state. Returns the tasks.
+    fn run_to(&mut self, state: State) -> Vec<Task> {
+        let mut tasks = Vec::new();
+        for _ in 0..200 {
+            if self.state() == state {
+                return tasks;
+            }
+            if let Some(numbered) = self.daemon.call(self.now) {
+                let answer = self.answer(&numbered.call);
+                self.daemon.answered(self.now, numbered.number, answer);
+            } else if let Some((store, task)) = self.daemon.task(self.now) {
+                let outcome = self.outcome(&task);
+                tasks.push(task);
+                self.daemon.ended(self.now, &store, outcome);
+            } else {
+                self.now = self.daemon.wake_at().max(self.now.after(Nanos(1)));
+            }
+        }
+        panic!("never {state:?}: {:?}", self.daemon.status(self.now));
+    }
+
+    fn state(&self) -> State {
+        self.daemon.status(self.now)[0].1.state
+    }
+
+    fn detail(&self) -> String {
+        self.daemon.status(self.now)[0].1.detail.clone().unwrap_or_default()
+    }
+
+    /// The next call, which the test answers.
+    fn next_call(&mut self) -> crate::Numbered {
+        for _ in 0..50 {
+            if let Some(numbered) = self.daemon.call(self.now) {
+                return numbered;
+            }
+            self.now = self.daemon.wake_at().max(self.now.after(Nanos(1)));
+        }
+        panic!("no call: {:?}", self.daemon.status(self.now));
+    }
+}
+
+#[test]
+fn the_first_owner_needs_no_fence_and_records_its_epoch_before_it_opens() {
+    let mut rig = Rig::new();
+    let tasks = rig.run_to(State::Serving);
+    let record = rig.record.clone().unwrap();
+    assert_eq!((record.epoch, record.is_closed), (11, false));
+    let [Task::ReadRecord, Task::ReadRecord, Task::WriteRecord { .. }, Task::Open { epoch: 11 }] =
+        &tasks[..]
+    else {
+        panic!("{tasks:?}");
+    };
+    let (_, ledger) = rig.ledger.clone().unwrap();
+    assert_eq!((ledger.suspects, ledger.is_recorded), (vec![member("a")], true));
+    assert_eq!(rig.daemon.serves_until("disk").unwrap().1, 11);
+}
+
+#[test]
+fn lease_time_counts_from_before_the_renewal_was_sent_and_less_the_drift() {
+    let mut rig = Rig::new();
+    rig.run_to(State::Serving);
+    let sent = rig.next_call();
+    let sent_at = rig.now;
+    assert!(matches!(sent.call, Call::Renew { lease: LEASE }));
+    rig.now = sent_at.after(ms(1_500));
+    let answer = rig.answer(&sent.call);
+    rig.daemon.answered(rig.now, sent.number, answer);
+    assert_eq!(rig.daemon.serves_until("disk").unwrap().0, sent_at.after(ms(2_700)));
+}
+
+#[test]
+fn a_renewal_of_another_term_than_the_read_after_it_does_not_count() {
+    let mut rig = Rig::new();
+    rig.run_to(State::Serving);
+    let (until, _) = rig.daemon.serves_until("disk").unwrap();
+    let sent = rig.next_call();
+    let seen = rig.seen();
+    let answer = Answer::Renewed { renewal: (origin(2, 20), 3), read: origin(3, 20), seen };
+    rig.daemon.answered(rig.now, sent.number, answer);
+    assert_eq!(rig.daemon.serves_until("disk").unwrap().0, until);
+}
+
+#[test]
+fn without_answers_the_store_stalls_and_is_served_again_if_the_key_is_still_there() {
+    let mut rig = Rig::new();
+    rig.run_to(State::Serving);
+    let sent = rig.next_call();
+    let failed = Answer::Failed { reason: "no answer in 500 ms".into() };
+    rig.daemon.answered(rig.now, sent.number, failed);
+    rig.now = rig.now.after(ms(5_000));
+    assert_eq!(rig.state(), State::Stalled);
+    assert!(rig.detail().contains("no answer"), "{}", rig.detail());
+    assert!(rig.daemon.serves_until("disk").unwrap().0 < rig.now);
+    assert_eq!(rig.run_to(State::Serving), [], "nothing is opened again");
+}
+
+#[test]
+fn a_lease_that_is_gone_closes_the_store_and_the_next_owner_is_waited_for() {
+    let mut rig = Rig::new();
+    rig.run_to(State::Serving);
+    rig.revision = 40;
+    rig.owner = Some(Held { by: member("b"), epoch: 40, is_leaving: false });
+    let sent = rig.next_call();
+    let seen = rig.seen();
+    let answer = Answer::Renewed { renewal: (origin(2, 40), 0), read: origin(2, 40), seen };
+    rig.daemon.answered(rig.now, sent.number, answer);
+    assert_eq!(rig.daemon.serves_until("disk"), None);
+    assert_eq!(rig.run_to(State::WaitingForKey), [Task::Close]);
+}
+
+#[test]
+fn every_suspect_is_fenced_and_the_owner_in_the_record_too() {
+    let mut rig = Rig::new();
+    let ledger = Ledger {
+        store: 9,
+        is_recorded: true,
+        suspects: vec![member("b"), member("c"), member("b")],
+    };
+    rig.ledger = Some((4, ledger));
+    let record =
+        Record { cluster: CLUSTER, store: 9, epoch: 6, owner: member("d"), is_closed: false };
+    rig.record = Some(record);
+    let tasks = rig.run_to(State::Serving);
+    let suspects = vec![member("b"), member("c"), member("d")];
+    assert_eq!(tasks[1], Task::Fence { suspects });
+    assert_eq!(rig.ledger.unwrap().1.suspects, [member("a")], "the fenced ones are cleared");
+}
+
+#[test]
+fn a_fence_that_fails_is_tried_again_and_nothing_is_opened() {
+    let mut rig = Rig::new();
+    let ledger = Ledger { store: 9, is_recorded: false, suspects: vec![member("b")] };
+    rig.ledger = Some((4, ledger));
+    rig.run_to(State::Fencing);
+    for _ in 0..3 {
+        let (store, task) = loop {
+            if let Some(numbered) = rig.daemon.call(rig.now) {
+                let answer = rig.answer(&numbered.call);
+                rig.daemon.answered(rig.now, numbered.number, answer);
+            }
+            match rig.daemon.task(rig.now) {
+                Some((store, Task::ReadRecord)) => {
+                    rig.daemon.ended(rig.now, &store, Outcome::Recorded(None));
+                }
+                Some(found) => break found,
+                None => rig.now = rig.now.after(ms(50)),
+            }
+        };
+        assert!(matches!(task, Task::Fence { .. }), "{task:?}");
+        rig.daemon.ended(rig.now, &store, Outcome::Failed("exit code 1".into()));
+        assert_eq!(rig.state(), State::Fencing);
+        assert!(rig.detail().contains("\"b\" on host host-b"), "{}", rig.detail());
+    }
+}
+
+#[test]
+fn an_etcd_from_a_backup_a_foreign_cluster_and_a_store_that_is_not_shared_are_refused() {
+    let record =
+        Record { cluster: CLUSTER, store: 9, epoch: 100, owner: member("b"), is_closed: true };
+    let cases = [
+        (Some(record.clone()), "backup"),
+        (Some(Record { cluster: 3, epoch: 1, ..record.clone() }), "endpoints"),
+        (Some(Record { store: 8, epoch: 1, ..record }), "share one store"),
+        (None, "share one store"),
+    ];
+    for (record, remedy) in cases {
+        let mut rig = Rig::new();
+        let ledger = Ledger { store: 9, is_recorded: true, suspects: vec![member("b")] };
+        rig.ledger = Some((4, ledger));
+        rig.record = record;
+        let tasks = rig.run_to(State::Refused);
+        assert!(rig.detail().contains(remedy), "{}", rig.detail());
+        assert!(!tasks.iter().any(|task| matches!(task, Task::Open { .. })), "{tasks:?}");
+        assert_eq!(rig.owner, None, "others may have the key");
+        assert_eq!(rig.ledger.unwrap().1.suspects, [member("b")], "no suspect was cleared");
+    }
+}
+
+#[test]
+fn a_hand_over_is_announced_closed_and_recorded_before_the_key_is_released() {
+    let mut rig = Rig::new();
+    rig.run_to(State::Serving);
+    assert!(rig.daemon.hand_over("disk"));
+    let tasks = rig.run_to(State::Candidate);
+    let [.., Task::Close, Task::WriteRecord { record }] = &tasks[..] else { panic!("{tasks:?}") };
+    assert!(record.is_closed);
+    assert_eq!(rig.owner, None);
+    assert_eq!(rig.ledger.clone().unwrap().1.suspects, []);
+    let released_at = rig.now;
+    rig.run_to(State::Serving);
+    assert!(rig.now >= released_at.after(ms(1_000)), "others had no time to claim the key");
+}
+
+#[test]
+fn a_namesake_is_reported() {
+    let mut rig = Rig::new();
+    let by = Member { host: "elsewhere".into(), ..member("a") };
+    rig.owner = Some(Held { by, epoch: 5, is_leaving: false });
+    rig.run_to(State::WaitingForKey);
+    assert!(rig.detail().contains("a name of its own"), "{}", rig.detail());
+}
+
+#[test]
+fn a_record_of_a_successor_ends_the_ownership() {
+    let mut rig = Rig::new();
+    rig.run_to(State::Serving);
+    rig.record.as_mut().unwrap().epoch = 12;
+    assert_eq!(rig.run_to(State::Closing), [Task::ReadRecord]);
+    assert_eq!(rig.daemon.serves_until("disk"), None);
+}
+
+#[test]
+fn answers_that_are_late_or_of_another_cluster_are_not_taken() {
+    let mut rig = Rig::new();
+    rig.run_to(State::Serving);
+    let until = rig.daemon.serves_until("disk");
+    let sent = rig.next_call();
+    let foreign = Origin { cluster: 2, ..origin(2, 50) };
+    let answer = Answer::Renewed { renewal: (foreign, 0), read: foreign, seen: BTreeMap::new() };
+    rig.daemon.answered(rig.now, sent.number.wrapping_sub(1), answer.clone());
+    assert_eq!(rig.daemon.serves_until("disk"), until, "late");
+    rig.daemon.answered(rig.now, sent.number, answer);
+    assert_eq!(rig.daemon.serves_until("disk"), until, "of another cluster");
+    assert!(rig.detail().contains("00000000000000c1"), "{}", rig.detail());
+}
+
+#[test]
+fn the_end_of_a_daemon_releases_its_stores_and_its_lease() {
+    let mut rig = Rig::new();
+    rig.run_to(State::Serving);
+    rig.daemon.end();
+    rig.run_to(State::Candidate);
+    assert_eq!(rig.owner, None);
+    let sent = rig.next_call();
+    assert_eq!(sent.call, Call::Revoke { lease: LEASE });
+    let answer = rig.answer(&sent.call);
+    rig.daemon.answered(rig.now, sent.number, answer);
+    assert!(rig.daemon.has_ended(rig.now));
+    assert_eq!(rig.daemon.call(rig.now.after(ms(9_000))), None);
+}
+
+#[test]
+fn a_daemon_ends_without_etcd_when_its_lease_has_ended() {
+    let mut rig = Rig::new();
+    rig.run_to(State::Serving);
+    rig.daemon.end();
+    let until = rig.daemon.lease_ends_at().unwrap();
+    while !rig.daemon.has_ended(rig.now) {
+        if let Some(numbered) = rig.daemon.call(rig.now) {
+            let failed = Answer::Failed { reason: "connection refused".into() };
+            rig.daemon.answered(rig.now, numbered.number, failed);
+        }
+        if let Some((store, task)) = rig.daemon.task(rig.now) {
+            assert_eq!(task, Task::Close);
+            assert!(rig.now >= until, "closed while the lease lasted, and not released");
+            rig.daemon.ended(rig.now, &store, Outcome::Done);
+        }
+        rig.now = rig.daemon.wake_at().min(until).max(rig.now.after(ms(1)));
+        assert!(rig.now < until.after(ms(1_000)), "{:?}", rig.daemon.status(rig.now));
+    }
+}
