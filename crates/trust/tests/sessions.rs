@@ -68,6 +68,11 @@ struct Rig {
     stats: [Arc<VrioStats>; 2],
     completed: Vec<(u64, Result<(), BlockError>)>,
     is_bad: bool,
+    hop: Nanos,
+    /// The mean delay of a frame beyond the hop.
+    delay: Nanos,
+    /// Delayed frames to the IOhost, and to the client, with the times of their arrival.
+    delayed: [VecDeque<(Nanos, Vec<u8>)>; 2],
 }
 
 fn name() -> [u8; DEVICE_NAME_BYTES] {
@@ -116,7 +121,24 @@ impl Rig {
             stats,
             completed: Vec::new(),
             is_bad: false,
+            hop: HOP,
+            delay: Nanos::ZERO,
+            delayed: [VecDeque::new(), VecDeque::new()],
         }
+    }
+
+    /// Delays frames in one direction, in order. Returns those that arrive now.
+    fn delay(&mut self, direction: usize, frames: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
+        let delayed = &mut self.delayed[direction];
+        for frame in frames {
+            // From half of the mean to one and a half.
+            let half = self.delay.0 / 2;
+            let due = self.now.after(Nanos(half + self.random.next() % (2 * half + 1)));
+            let due = delayed.back().map_or(due, |(last, _)| due.max(*last));
+            delayed.push_back((due, frame));
+        }
+        let count = delayed.iter().take_while(|(due, _)| *due <= self.now).count();
+        delayed.drain(..count).map(|(_, frame)| frame).collect()
     }
 
     /// The frames that arrive of those that were sent, if the wire is bad.
@@ -151,12 +173,14 @@ impl Rig {
         self.client.poll(self.now, &mut port);
         let mut port = SlicePort { wire: &mut self.to_client, data: &mut self.buffers };
         self.host.poll(self.now, &mut port);
-        self.now = self.now.after(HOP);
-        for frame in Self::pass(&mut self.random, self.is_bad, &mut self.to_host) {
+        self.now = self.now.after(self.hop);
+        let frames = Self::pass(&mut self.random, self.is_bad, &mut self.to_host);
+        for frame in self.delay(0, frames) {
             let mut port = SlicePort { wire: &mut self.to_client, data: &mut self.buffers };
             port.to_host(&mut self.host, (self.now, CLIENT), &mut Arrived::new(frame));
         }
-        for frame in Self::pass(&mut self.random, self.is_bad, &mut self.to_client) {
+        let frames = Self::pass(&mut self.random, self.is_bad, &mut self.to_client);
+        for frame in self.delay(1, frames) {
             let mut port = SlicePort { wire: &mut self.to_host, data: &mut self.guest };
             port.to_client(&mut self.client, (self.now, HOST), &mut Arrived::new(frame));
         }
@@ -320,4 +344,26 @@ fn a_welcome_in_a_damaged_frame_uses_no_handshake_up() {
         rig.run_until(|rig| rig.client.is_ready(0));
         assert_eq!(rig.counts(0).sessions, 1, "the keys are those of the IOhost");
     }
+}
+
+/// On hosts whose sidecores wait for a core, answers come later than the first HELLOs are repeated.
+#[test]
+fn a_session_begins_however_late_the_answers_come() {
+    let mut failed = Vec::new();
+    for delay_ms in [1, 4, 8, 15, 25, 40, 60, 100, 150, 250, 400] {
+        for seed in 0..3 {
+            let mut rig = Rig::new(seed);
+            (rig.hop, rig.delay) = (Nanos::from_millis(1), Nanos::from_millis(delay_ms));
+            let (begun, patience) = (rig.now, Nanos::from_millis(10_000));
+            while !rig.client.is_connected() && rig.now.since(begun) < patience {
+                rig.step();
+            }
+            let took_ms = rig.now.since(begun).0 / 1_000_000;
+            // The attempts from which the client learns of the delay, and the last one.
+            if took_ms > 20 * delay_ms + 200 {
+                failed.push((delay_ms, seed, took_ms));
+            }
+        }
+    }
+    assert!(failed.is_empty(), "delay in ms, seed, time to a session in ms: {failed:?}");
 }

@@ -5,6 +5,7 @@ mod device;
 mod entry;
 mod flush;
 mod given_up;
+mod hellos;
 mod overlap;
 mod pings;
 mod replay;
@@ -20,7 +21,7 @@ use sidecore_block::BlockError;
 use sidecore_units::Nanos;
 
 use crate::channel::Channel;
-use crate::handshake::{ClientHandshake, MESSAGE_MAX};
+use crate::handshake::ClientHandshake;
 use crate::port::{Peer, Plain, Port};
 use crate::round_trip::RoundTrip;
 use crate::wire::{
@@ -30,6 +31,7 @@ use crate::wire::{
 use crate::{Neglected, Reason, Request, VrioStats};
 use device::Device;
 use entry::{Entry, Origin};
+use hellos::Hellos;
 use overlap::UnansweredWrites;
 use pings::{Keepalive, Telling, Widening};
 use requests::Start;
@@ -208,8 +210,8 @@ struct Core {
     has_bundles: bool,
     /// The number of the session, or of the one that is looked for.
     number: u64,
-    /// The handshake's message in its HELLO; empty before it was made.
-    hello: Vec<u8>,
+    /// Its HELLOs.
+    hellos: Hellos,
     /// The code of the last ENDING that refused a session.
     refusal: Option<u16>,
     /// When a frame of the IOhost arrived last; at first when the client was polled first.
@@ -230,7 +232,6 @@ struct Core {
     /// The names of devices of which requests in slots were given up in this session: the IOhost
     /// may have them still, and the network may.
     given_up: Vec<[u8; DEVICE_NAME_BYTES]>,
-
     entries: Vec<Entry>,
     blank: Vec<u16>,
     /// Requests taken from the caller and not ended.
@@ -243,7 +244,6 @@ struct Core {
     /// Something has happened that a waiting entry may have waited for.
     looks_again: bool,
     next_order: u64,
-
     slots: Vec<Slot>,
     free_slots: FreeSlots,
     /// Slots below this one may be used.
@@ -275,7 +275,7 @@ impl Core {
             frame_bytes: 0,
             has_bundles: false,
             number: 1,
-            hello: Vec::with_capacity(MESSAGE_MAX),
+            hellos: Hellos::default(),
             refusal: None,
             heard_at: None,
             full_heard_at: Nanos::ZERO,

@@ -16,7 +16,8 @@ use crate::wire::{
 };
 use crate::{Reason, Rule};
 
-/// A HELLO of one size is sent so often before the next size is tried.
+/// A HELLO of one size is sent so often before the next size is tried, or more often while an
+/// answer may be late.
 const TRIES_PER_SIZE: u32 = 3;
 /// Entries of the IOhost's list that a client keeps.
 const LIST_MAX: u16 = 256;
@@ -35,6 +36,8 @@ pub(super) enum Phase {
         tries: u32,
         /// From the CHALLENGE: when it was sent, and its cookie.
         challenge: (u64, u64),
+        /// The beginning of the wait for an answer: for a CHALLENGE, and then for a WELCOME.
+        since: Nanos,
         next_at: Nanos,
         timeout: Nanos,
     },
@@ -51,7 +54,8 @@ impl Default for Phase {
 impl Phase {
     const fn looking(now: Nanos, size: usize) -> Self {
         let (is_certain, timeout) = (size > 0, Nanos::ZERO);
-        Self::Hello { size, is_certain, tries: 0, challenge: (0, 0), next_at: now, timeout }
+        let challenge = (0, 0);
+        Self::Hello { size, is_certain, tries: 0, challenge, since: now, next_at: now, timeout }
     }
 
     pub(super) const fn is_connected(&self) -> bool {
@@ -185,14 +189,15 @@ impl Core {
         port: &mut impl Port,
     ) {
         let sizes = self.sizes();
-        let Phase::Hello { size, challenge, next_at, .. } = self.phase else { return };
-        if now < next_at {
+        if self.session_deadline() > now {
             return;
         }
+        self.try_another(now);
+        let Phase::Hello { size, challenge, .. } = self.phase else { return };
         self.plan_hello(now);
         let frame_bytes = sizes.get(size).copied().unwrap_or(MIN_FRAME_BYTES);
         let (challenged_ns, cookie) = challenge;
-        if self.hello.is_empty() && !self.make_hello(frame_bytes, cookie, handshake) {
+        if self.hellos.message.is_empty() && !self.make_hello(frame_bytes, cookie, handshake) {
             return;
         }
         let greeting = Greeting {
@@ -202,7 +207,7 @@ impl Core {
             cookie,
             handshake: handshake.code(),
             queue: self.options.queue,
-            message_bytes: u16::try_from(self.hello.len()).unwrap_or(u16::MAX),
+            message_bytes: u16::try_from(self.hellos.message.len()).unwrap_or(u16::MAX),
         };
         let header = FrameHeader {
             kind: Kind::Hello.code(),
@@ -210,9 +215,12 @@ impl Core {
             payload_bytes: padded_bytes(frame_bytes),
             ..FrameHeader::default()
         };
-        if send_greeting(port, to, &header, &greeting, &self.hello) {
+        if send_greeting(port, to, &header, &greeting, &self.hellos.message) {
             self.stats.frames_sent.add(1);
-            self.said_hello();
+            self.hellos.sent(now, self.number);
+            if let Phase::Hello { tries, .. } = &mut self.phase {
+                *tries = tries.saturating_add(1);
+            }
         }
     }
 
@@ -238,8 +246,8 @@ impl Core {
         };
         let mut room = [0; MESSAGE_MAX];
         let message = handshake.hello(&hello, &mut room).and_then(|len| room.get(..len));
-        self.hello.extend_from_slice(message.unwrap_or_default());
-        !self.hello.is_empty()
+        self.hellos.message.extend_from_slice(message.unwrap_or_default());
+        !self.hellos.message.is_empty()
     }
 
     /// Plans the next HELLO. One that found no room, or that could not be made, is tried again as
@@ -252,21 +260,22 @@ impl Core {
         *next_at = now.after(*timeout);
     }
 
-    /// Counts a HELLO, and chooses the size of the next one.
-    fn said_hello(&mut self) {
-        let Phase::Hello { size, is_certain, tries, challenge, .. } = &mut self.phase else {
+    /// Chooses another size for the next HELLO if this one has had its tries, and an answer cannot
+    /// be on its way any more.
+    fn try_another(&mut self, now: Nanos) {
+        let patience = self.hellos.patience;
+        let Phase::Hello { size, is_certain, tries, challenge, since, .. } = &mut self.phase else {
             return;
         };
-        *tries = tries.saturating_add(1);
-        if *tries >= TRIES_PER_SIZE {
+        if *tries >= TRIES_PER_SIZE && now.since(*since) >= patience {
             // A HELLO of another size is for another session: the IOhost may have begun one whose
             // WELCOME does not get through.
-            (*tries, *challenge) = (0, (0, 0));
+            (*tries, *challenge, *since) = (0, (0, 0), now);
             // The smallest ones have no answer either: the IOhost is away.
             *is_certain &= *size == 0;
             *size = if *size == 0 { 1 } else { 0 };
             self.number = self.number.wrapping_add(1);
-            self.hello.clear();
+            self.hellos.renew();
         }
     }
 
@@ -278,7 +287,7 @@ impl Core {
             *is_certain = true;
         }
         self.number = self.number.wrapping_add(1);
-        self.hello.clear();
+        self.hellos.renew();
     }
 
     /// Takes a frame that is outside of a session. Returns the session that begins, if one does.
@@ -294,26 +303,12 @@ impl Core {
             Kind::Challenge => {
                 let Greeting { life, number, challenged_ns, cookie, .. } =
                     Greeting::decode(&message(port, received)?);
-                self.check_number(life, number)?;
+                self.check_answer(now, life, number)?;
                 if matches!(self.phase, Phase::Hello { size: 1.., is_certain: false, .. }) {
                     self.try_largest_again(now);
                     return Ok(None);
                 }
-                if let Phase::Hello { challenge, next_at, tries, timeout, .. } = &mut self.phase {
-                    // The path carries frames of this size to the IOhost.
-                    *tries = 0;
-                    // While the IOhost waits for its store, each HELLO is challenged again.
-                    if challenge.1 == 0 {
-                        // The IOhost is there: a lost HELLO is repeated soon.
-                        (*next_at, *timeout) = (now, Nanos::ZERO);
-                    }
-                    if challenge.1 != cookie {
-                        // The message has the cookie in it. Until the next one is made, a WELCOME
-                        // may answer the last.
-                        self.hello.clear();
-                    }
-                    *challenge = (challenged_ns, cookie);
-                }
+                self.challenged(now, (challenged_ns, cookie))?;
                 Ok(None)
             }
             Kind::Welcome => {
@@ -321,11 +316,14 @@ impl Core {
                 let len = port.message(received, &mut room);
                 let (greeting, message) =
                     room.get(..len).and_then(split_greeting).ok_or(Reason::Malformed)?;
-                self.check_number(greeting.life, greeting.number)?;
+                self.check_answer(now, greeting.life, greeting.number)?;
                 if self.phase.is_connected() {
                     return Err(Reason::Duplicate);
                 }
-                let found = Opened::open(message, handshake, opened).ok_or(Reason::Seal)?;
+                let Some(found) = Opened::open(message, handshake, opened) else {
+                    self.hellos.is_not_taken(now);
+                    return Err(Reason::Seal);
+                };
                 match self.welcomed(now, &found.welcome, (frame, frame_bytes)) {
                     Ok(()) => Ok(Some((found.welcome, found.seal))),
                     Err(reason) => {
@@ -342,6 +340,34 @@ impl Core {
         }
     }
 
+    /// The IOhost asks for a HELLO with its cookie.
+    fn challenged(&mut self, now: Nanos, newest: (u64, u64)) -> Result<(), Reason> {
+        let patience = self.hellos.patience;
+        let Phase::Hello { challenge, since, next_at, tries, timeout, .. } = &mut self.phase else {
+            return Ok(());
+        };
+        // The path carries frames of this size to the IOhost.
+        *tries = 0;
+        let (_, cookie) = *challenge;
+        if cookie != 0 && cookie != newest.1 && now.since(*since) < patience {
+            // To an earlier HELLO, which had no cookie yet: the WELCOME is on its way.
+            return Err(Reason::Duplicate);
+        }
+        // While the IOhost waits for its store, each HELLO is challenged again.
+        if cookie == 0 {
+            // The IOhost is there: a lost HELLO is repeated soon.
+            (*next_at, *timeout) = (now, Nanos::ZERO);
+        }
+        if cookie != newest.1 {
+            *since = now;
+            // The message has the cookie in it. Until the next one is made, a WELCOME may answer
+            // the last.
+            self.hellos.replace(self.number);
+        }
+        *challenge = newest;
+        Ok(())
+    }
+
     /// A hint of the IOhost, or of anyone: it is looked into if the session has been silent, and
     /// else is not true.
     fn refused(&mut self, now: Nanos, ending: &Ending) {
@@ -355,6 +381,15 @@ impl Core {
         if self.heard_at.is_none_or(|heard_at| now.since(heard_at) > timeout) {
             self.lose(now, 0);
         }
+    }
+
+    /// Whether an answer to a HELLO is to the newest number. One to an earlier number is late.
+    fn check_answer(&mut self, now: Nanos, life: u64, number: u64) -> Result<(), Reason> {
+        let is_earlier = life == self.options.life && number < self.number;
+        if is_earlier && !self.phase.is_connected() {
+            self.hellos.is_late_for(now, number);
+        }
+        self.check_number(life, number)
     }
 
     fn check_number(&self, life: u64, number: u64) -> Result<(), Reason> {
@@ -386,6 +421,9 @@ impl Core {
             && usize::try_from(welcome.frame_bytes).is_ok_and(|shown| shown <= frame_bytes);
         if !is_sound {
             return Err(Reason::Malformed);
+        }
+        if let Phase::Hello { since, .. } = self.phase {
+            self.hellos.begun_after(now.since(since));
         }
         let is_narrow = matches!(self.phase, Phase::Hello { size: 1.., .. });
         let Widening { interval, .. } = self.widening;
@@ -421,7 +459,7 @@ impl Core {
         }
         self.phase = Phase::looking(now, size);
         self.number = self.number.wrapping_add(1);
-        self.hello.clear();
+        self.hellos.renew();
         self.untold.connected = false;
         self.untold.disconnected = true;
         for device in &mut self.devices {
