@@ -93,7 +93,8 @@ impl Assembly {
         serve_created(&self.graph, created, Occasion::Start)?;
         listen_early(&self.graph)?;
         let names: Vec<String> = self.graph().left.iter().map(|left| left.name.clone()).collect();
-        self.make_exported(&names);
+        self.make_again(&names);
+        self.lists.remote.forget_unused(true);
         let mut graph = self.graph();
         for device in names.iter().filter(|name| self.lists.wanted().place(name) == usize::MAX) {
             tracing::warn!(

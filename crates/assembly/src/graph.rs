@@ -57,7 +57,11 @@ impl Lists {
             wanted: Arc::new(Mutex::new(Wanted::new(spec))),
             controllers: Arc::new(Controllers::new(&spec.controllers)),
             subsystems: Arc::default(),
-            remote: Arc::new(Remote::new(clock.clone(), spec.key_directory.clone())),
+            remote: Arc::new(Remote::new(
+                clock.clone(),
+                spec.key_directory.clone(),
+                spec.remote_state.clone(),
+            )),
         };
         let disks = Arc::downgrade(&lists.disks);
         lists.remote.follow_sizes(move |store| {

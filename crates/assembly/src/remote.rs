@@ -4,6 +4,7 @@ mod away;
 mod drain;
 mod hosting;
 mod link;
+mod promises;
 mod status;
 mod trust;
 mod using;
@@ -26,6 +27,7 @@ use crate::spec::{ClientSpec, IohostSpec, LinkSpec, RemoteSpec};
 pub use away::GivenUp;
 pub(crate) use away::remote_below;
 use hosting::{Loads, OpenLink, ServedClient};
+use promises::Promises;
 use status::Watch;
 use using::{OpeningDevice, UsedIohost};
 
@@ -48,6 +50,8 @@ pub(crate) struct Remote {
     parts: Mutex<Parts>,
     /// The newest report. Never locked while a sidecore is waited for.
     report: Mutex<RemoteReport>,
+    /// The devices of IOhosts as guests know them.
+    promises: Arc<Promises>,
     /// Called with the name of a store whose size has changed, by a thread that may wait.
     sizes: OnceLock<SizeListener>,
 }
@@ -68,9 +72,25 @@ struct Parts {
 }
 
 impl Remote {
-    pub(crate) fn new(clock: Clock, keys: PathBuf) -> Self {
-        let (parts, report) = (Mutex::default(), Mutex::default());
-        Self { clock, keys: KeyDirectory::new(keys), parts, report, sizes: OnceLock::new() }
+    pub(crate) fn new(clock: Clock, keys: PathBuf, promises: Option<PathBuf>) -> Self {
+        Self {
+            clock,
+            keys: KeyDirectory::new(keys),
+            parts: Mutex::default(),
+            report: Mutex::default(),
+            promises: Arc::new(Promises::load(promises)),
+            sizes: OnceLock::new(),
+        }
+    }
+
+    /// The IOhosts and the names of the devices that guests of an earlier process may know.
+    pub(crate) fn promised(&self) -> Vec<(String, String)> {
+        self.promises.keys()
+    }
+
+    /// Whether devices that no store uses are forgotten: not while the daemon begins or ends.
+    pub(crate) fn forget_unused(&self, forgets: bool) {
+        self.promises.forget(forgets);
     }
 
     /// Sets the one listener to changes of the sizes of stores.
@@ -193,7 +213,8 @@ impl Remote {
             name: remote.iohost.clone(),
         };
         let mut parts = self.lock();
-        parts.iohosts.get_mut(&remote.iohost).ok_or_else(unknown)?.open(store, remote)
+        let used = parts.iohosts.get_mut(&remote.iohost).ok_or_else(unknown)?;
+        used.open(store, remote, &self.promises)
     }
 
     /// Forgets a store, and gives up the attempt to open it.

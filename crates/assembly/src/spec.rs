@@ -57,6 +57,8 @@ pub struct Spec {
     pub controllers: Vec<ControllerSpec>,
     /// The directory of this host's key, and of those of its clients.
     pub key_directory: PathBuf,
+    /// The file that keeps the sizes of devices of IOhosts for the next process; `None` keeps none.
+    pub remote_state: Option<PathBuf>,
     /// The wires of remote devices.
     pub links: Vec<LinkSpec>,
     /// The hosts that use devices of this one.

@@ -376,7 +376,7 @@ impl<H: ClientHandshake> Client<H> {
         }
     }
 
-    /// The entry of an opened device, once it was attached.
+    /// The entry of an opened device, once it was attached or promised.
     #[must_use]
     pub fn device(&self, device: u16) -> Option<&DeviceEntry> {
         let device = self.core.devices.get(usize::from(device))?;

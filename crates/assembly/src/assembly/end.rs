@@ -52,6 +52,7 @@ impl Assembly {
     }
 
     fn end(&self, stop: Stop) -> Vec<LeftDevice> {
+        self.lists.remote.forget_unused(false);
         let mut left = self.end_graph(stop);
         // Clients of an earlier daemon that were not resumed: the next daemon may resume them.
         left.append(&mut self.graph().left);

@@ -250,22 +250,38 @@ impl Assembly {
         Ok(())
     }
 
-    /// Makes devices again that patterns had made for an earlier process, which has exported their
-    /// clients: like configured ones, they exist before their IOhosts are there.
-    pub(super) fn make_exported(&self, names: &[String]) {
+    /// Makes devices again that patterns had made for an earlier process, and that guests know:
+    /// those that it has promised, and those whose clients it has exported. Like configured ones,
+    /// they exist before their IOhosts are there.
+    pub(super) fn make_again(&self, exported: &[String]) {
         let spec = self.lists.wanted().spec.clone();
-        let is_made = |name: &&String| spec.devices.iter().any(|device| device.name == **name);
-        for name in names.iter().filter(|name| !is_made(name)) {
-            let Some(serve) = maker(&spec.serves, name) else { continue };
-            let mut patterns = self.patterns.lock().unwrap_or_else(PoisonError::into_inner);
-            let (now, key) = (Instant::now(), (serve.iohost.clone(), name.clone()));
-            if let Some(reason) = patterns.obstacle(serve, name, &Changes::default()) {
-                patterns.refuse(now, key, &serve.name, reason, false);
+        let promised = self.lists.remote.promised().into_iter().filter_map(|key| {
+            let (iohost, device) = &key;
+            let mut serves = spec.serves.iter();
+            let serve = serves.find(|serve| serve.iohost == *iohost && serve.fits(device));
+            serve.map(|serve| (serve, key))
+        });
+        let mut again: Vec<_> = promised.collect();
+        for name in exported {
+            if !again.iter().any(|(_, (_, device))| device == name) {
+                let maker = maker(&spec.serves, name);
+                again.extend(maker.map(|serve| (serve, (serve.iohost.clone(), name.clone()))));
+            }
+        }
+        for (serve, key) in again {
+            if spec.devices.iter().any(|device| device.name == key.1) {
                 continue;
             }
-            let added = local(serve, name)
+            let patterns = || self.patterns.lock().unwrap_or_else(PoisonError::into_inner);
+            let now = Instant::now();
+            let obstacle = patterns().obstacle(serve, &key.1, &Changes::default());
+            if let Some(reason) = obstacle {
+                patterns().refuse(now, key, &serve.name, reason, false);
+                continue;
+            }
+            let added = local(serve, &key.1)
                 .and_then(|(device, store)| self.add_device(&device, Some(&store)));
-            patterns.added(now, key, &serve.name, added);
+            patterns().added(now, key, &serve.name, added);
         }
     }
 

@@ -143,6 +143,7 @@ fn refresh(remote: &Weak<Remote>, history: &mut History) -> bool {
         Err(std::sync::TryLockError::WouldBlock) => return true,
     };
     history.forget(&parts);
+    keep_promises(&remote, &parts);
     let now = remote.clock.now();
     let report = RemoteReport {
         links: links(&parts, history),
@@ -158,6 +159,22 @@ fn refresh(remote: &Weak<Remote>, history: &mut History) -> bool {
     }
     *remote.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
     true
+}
+
+/// Keeps the devices of stores as their IOhosts have them, for the next process.
+fn keep_promises(remote: &Remote, parts: &Parts) {
+    for (iohost, used) in &parts.iohosts {
+        for used in used.stores.values() {
+            let status = used.canceller.status();
+            if let Some(entry) = status.entry.filter(|_| status.waiting.is_none()) {
+                remote.promises.note(iohost, &used.device, &entry);
+            }
+        }
+    }
+    remote.promises.retain(|(iohost, device)| {
+        let used = parts.iohosts.get(iohost);
+        used.is_some_and(|used| used.stores.values().any(|used| used.device == *device))
+    });
 }
 
 /// Has each unit report its state.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sidecore_block::{BlockDevice, BlockError};
 use sidecore_remote::client::{
@@ -14,6 +15,7 @@ use sidecore_vrio::{ClientOptions, OnDisconnect};
 
 use super::hosting::{not_started, stop};
 use super::link::{Granted, Side, open_queues};
+use super::promises::Promises;
 use super::trust::of_iohost;
 use crate::AssemblyError;
 use crate::spec::{IohostSpec, LinkSpec, RemoteSpec};
@@ -74,21 +76,41 @@ pub(super) struct UsedDevice {
     pub(super) session: usize,
 }
 
+/// An IOhost that is there attaches a device in this time. After that, guests of an earlier process
+/// are served as it has promised, and their requests wait.
+const ATTACHED_WITHIN: Duration = Duration::from_secs(1);
+
 /// A remote device that is being opened.
-pub(crate) struct OpeningDevice(Opening);
+pub(crate) struct OpeningDevice {
+    opening: Opening,
+    iohost: String,
+    device: String,
+    promises: Arc<Promises>,
+}
 
 impl OpeningDevice {
-    /// Blocks the calling thread until the IOhost has attached the device; `None` if the attempt
-    /// was given up.
+    /// Blocks the calling thread until the device is known: the IOhost has attached it, or an
+    /// earlier process has promised it to a guest. `None` if the attempt was given up.
     pub(crate) fn wait(self) -> Option<Arc<dyn BlockDevice>> {
-        let mut opening = self.0;
-        loop {
-            match opening.wait(None) {
-                Ok(Ok(store)) => return Some(Arc::new(store)),
-                Ok(Err(again)) => opening = again,
-                Err(_) => return None,
+        let Self { mut opening, iohost, device, promises } = self;
+        let promised = promises.get(&(iohost.clone(), device.clone()));
+        let patience = promised.map(|_| ATTACHED_WITHIN);
+        let store = loop {
+            opening = match opening.wait(patience).ok()? {
+                Ok(store) => break store,
+                Err(again) => again,
+            };
+            if let Some(entry) = &promised {
+                opening = match opening.promised(entry).ok()? {
+                    Ok(store) => break store,
+                    Err(again) => again,
+                };
             }
+        };
+        if let Some(entry) = store.status().entry {
+            promises.note(&iohost, &device, &entry);
         }
+        Some(Arc::new(store))
     }
 }
 
@@ -115,8 +137,7 @@ impl UsedIohost {
             stores: BTreeMap::new(),
             is_drained: false,
         };
-        let after =
-            |after: std::time::Duration| Nanos(after.as_nanos().try_into().unwrap_or(u64::MAX));
+        let after = |after: Duration| Nanos(after.as_nanos().try_into().unwrap_or(u64::MAX));
         for (index, (queue, name)) in queues.into_iter().zip(&link.sidecores).enumerate() {
             let Some(core) = sidecores.iter().find(|sidecore| sidecore.name() == name) else {
                 continue;
@@ -155,6 +176,7 @@ impl UsedIohost {
         &mut self,
         store: &str,
         remote: &RemoteSpec,
+        promises: &Arc<Promises>,
     ) -> Result<OpeningDevice, AssemblyError> {
         let failed = |error: String| AssemblyError::Remote { name: store.to_owned(), error };
         let load = |index: usize| self.stores.values().filter(|used| used.session == index).count();
@@ -168,8 +190,10 @@ impl UsedIohost {
         let opening =
             Opening::new(iohost, &device).map_err(|error: OpenError| failed(error.to_string()))?;
         let canceller = opening.canceller();
-        self.stores.insert(store.to_owned(), UsedDevice { device, canceller, session });
-        Ok(OpeningDevice(opening))
+        let used = UsedDevice { device: device.clone(), canceller, session };
+        self.stores.insert(store.to_owned(), used);
+        let (iohost, promises) = (self.spec.name.clone(), Arc::clone(promises));
+        Ok(OpeningDevice { opening, iohost, device, promises })
     }
 
     /// Has new requests wait, or go on.

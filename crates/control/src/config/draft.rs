@@ -20,6 +20,8 @@ pub const DEFAULT_CONTROL_SOCKET: &str = "/run/sidecore/control.sock";
 
 /// The default directory of the crash logs, next to the control socket.
 const CRASH_LOG: &str = "log";
+/// Behind the name of the control socket: the file of the devices of IOhosts.
+const REMOTE_STATE: &str = ".remote";
 
 /// The default directory of an IOhost's keys.
 const DEFAULT_KEY_DIRECTORY: &str = "/var/lib/sidecore/keys";
@@ -49,6 +51,7 @@ pub(super) struct Draft {
     pub(super) control_socket: PathBuf,
     pub(super) control_access: SocketAccess,
     pub(super) key_directory: PathBuf,
+    pub(super) remote_state: PathBuf,
     pub(super) sidecores: Vec<Part<SidecoreDraft>>,
     pub(super) stores: Vec<Part<StoreDraft>>,
     pub(super) controllers: Vec<Part<ControllerSpec>>,
@@ -102,9 +105,15 @@ pub(super) fn read(text: &str, problems: &mut Collector<'_>) -> Option<Draft> {
     let control_socket: PathBuf =
         values.get("control_socket").unwrap_or_else(|| DEFAULT_CONTROL_SOCKET.into());
     let crash_log = control_socket.with_file_name(CRASH_LOG);
+    let remote_state = values.get("remote_state").unwrap_or_else(|| {
+        let mut path = control_socket.clone().into_os_string();
+        path.push(REMOTE_STATE);
+        path.into()
+    });
     Some(Draft {
         head,
         key_directory: values.get("key_directory").unwrap_or_else(|| DEFAULT_KEY_DIRECTORY.into()),
+        remote_state,
         control_access: SocketAccess::from_values(&values, "control_socket"),
         sidecores: each("sidecore", sidecores, problems, sidecore),
         stores: each("store", stores, problems, store),

@@ -46,6 +46,13 @@ pub const CONTROL: &[Key] = &[
          invited; `sidecore remote \
          invite` makes it",
     ),
+    Key::new(
+        "remote_state",
+        Kind::Path,
+        "`control_socket` with `.remote` behind it",
+        "the file that keeps the sizes of devices of [IOhosts](#iohost) for the next start of the \
+         daemon, if the IOhosts are away then",
+    ),
 ];
 
 /// The keys of a controller.

@@ -40,6 +40,7 @@ pub(super) fn settle(draft: Draft) -> Config {
         stores: stores.collect(),
         controllers: draft.controllers.into_iter().map(|controller| controller.spec).collect(),
         key_directory: draft.key_directory,
+        remote_state: Some(draft.remote_state),
         links,
         clients: draft.clients.into_iter().map(|client| client.spec).collect(),
         iohosts: draft.iohosts.into_iter().map(|iohost| iohost.spec).collect(),

@@ -307,6 +307,7 @@ impl<H: ClientHandshake> SessionDesk<H> {
                 Command::Drain(drains) => self.set_drain(drains),
                 Command::OpenDevice(device) => self.open_device(device),
                 Command::CloseDevice(device) => self.close_device(&device),
+                Command::Promise(device, entry) => self.promise(&device, &entry),
                 Command::OpenLine(end) => {
                     let (opened, depth) = (end.opened.clone(), end.depth);
                     self.add_line(&opened, depth, Way::Handover(end));
@@ -368,6 +369,15 @@ impl<H: ClientHandshake> SessionDesk<H> {
         let number = padded_name(&shared.name).and_then(|name| self.client.open(&name));
         let Some(number) = number else { return };
         self.devices.push(Device { shared, number, status: DeviceStatus::default() });
+    }
+
+    /// Has a device be as in this entry, unless the IOhost has attached it meanwhile.
+    fn promise(&mut self, shared: &Arc<DeviceShared>, entry: &DeviceEntry) {
+        let is_it = |device: &&Device| Arc::ptr_eq(&device.shared, shared);
+        if let Some(number) = self.devices.iter().find(is_it).map(|device| device.number) {
+            self.client.promise(number, entry);
+            self.note_entry(number);
+        }
     }
 
     fn close_device(&mut self, shared: &Arc<DeviceShared>) {

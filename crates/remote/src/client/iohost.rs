@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use sidecore_link::LinkStats;
 use sidecore_vrio::VrioStats;
+use sidecore_vrio::wire::DeviceEntry;
 
 use super::handover::{HandoverEnd, HandoverShared};
 use super::stats::SessionStats;
@@ -19,6 +20,8 @@ static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
 pub(super) enum Command {
     /// A store uses this device.
     OpenDevice(Arc<DeviceShared>),
+    /// A store serves this device as in this entry, which an earlier process has known.
+    Promise(Arc<DeviceShared>, DeviceEntry),
     /// A store does not use it any more.
     CloseDevice(Arc<DeviceShared>),
     /// A queue on another sidecore gives requests.

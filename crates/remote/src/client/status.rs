@@ -95,7 +95,8 @@ pub struct DeviceStatus {
     /// The wait of its requests, if they wait. `None` in the entry's absence means that the
     /// session has not been polled yet.
     pub waiting: Option<Waiting>,
-    /// The IOhost's entry of the device, once it was attached: the newest one.
+    /// The IOhost's entry of the device, once it was attached: the newest one. Before that, the one
+    /// that was promised, if one was.
     pub entry: Option<DeviceEntry>,
 }
 
@@ -105,7 +106,7 @@ pub(super) struct DeviceShared {
     pub(super) name: String,
     status: Mutex<DeviceStatus>,
     changed: Condvar,
-    /// The size of the device in bytes, for each request; 0 before it was attached.
+    /// The size of the device in bytes, for each request; 0 before it is known.
     capacity_bytes: AtomicU64,
     /// No store uses it, and none will.
     is_unused: AtomicBool,

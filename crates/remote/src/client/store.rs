@@ -125,11 +125,30 @@ impl Opening {
     /// # Errors
     /// It was cancelled, or the session has ended.
     pub fn wait(self, patience: Option<Duration>) -> Result<Result<RemoteStore, Self>, OpenError> {
+        self.wait_until(patience, |status| status.waiting.is_none() && status.entry.is_some())
+    }
+
+    /// Opens the device as in `entry`, as an earlier process has known it: its requests wait until
+    /// the IOhost has attached it, and it is refused there if it has changed in a way that its user
+    /// cannot follow. If the IOhost has attached it meanwhile, it is opened as it is.
+    ///
+    /// Without a sound entry this waits until the device is attached.
+    ///
+    /// # Errors
+    /// It was cancelled, or the session has ended.
+    pub fn promised(self, entry: &DeviceEntry) -> Result<Result<RemoteStore, Self>, OpenError> {
+        self.0.session.tell(Command::Promise(Arc::clone(&self.0.device), *entry));
+        self.wait_until(None, |status| status.entry.is_some())
+    }
+
+    fn wait_until(
+        self,
+        patience: Option<Duration>,
+        is_known: impl Fn(&DeviceStatus) -> bool,
+    ) -> Result<Result<RemoteStore, Self>, OpenError> {
         let OpeningShared { session, device, is_cancelled } = &*self.0;
-        let is_attached =
-            |status: &DeviceStatus| status.waiting.is_none() && status.entry.is_some();
         let gives_up = || is_cancelled.load(Ordering::Acquire) || session.has_ended();
-        let (status, _) = device.wait(patience, |status| is_attached(status) || gives_up());
+        let (status, _) = device.wait(patience, |status| is_known(status) || gives_up());
         if is_cancelled.load(Ordering::Acquire) {
             return Err(OpenError::Cancelled);
         }
@@ -137,7 +156,7 @@ impl Opening {
             return Err(OpenError::Ended);
         }
         match status.entry {
-            Some(entry) if is_attached(&status) => {
+            Some(entry) if is_known(&status) => {
                 let opened = Opened { device: Arc::clone(device), geometry: geometry_of(&entry) };
                 Ok(Ok(RemoteStore { opening: self.0, opened }))
             }
@@ -289,7 +308,8 @@ mod tests {
         let name = |command| match command {
             Command::OpenDevice(_) => "open",
             Command::CloseDevice(_) => "close",
-            Command::OpenLine(_) | Command::CloseLine(_) | Command::Drain(_) => "other",
+            Command::OpenLine(_) | Command::CloseLine(_) => "other",
+            Command::Promise(..) | Command::Drain(_) => "other",
         };
         let told: Vec<_> = session.take_commands().into_iter().map(name).collect();
         assert_eq!(told, ["open", "close", "open"]);

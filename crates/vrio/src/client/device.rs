@@ -3,7 +3,9 @@
 use sidecore_block::BlockError;
 use sidecore_units::Nanos;
 
+use super::Client;
 use super::replay::ReplayLog;
+use crate::handshake::ClientHandshake;
 use crate::wire::{DEVICE_NAME_BYTES, DeviceEntry, device_flag};
 
 /// The executor of the writes of a replay log: an incarnation of an IOhost, in an epoch of the
@@ -56,6 +58,17 @@ pub(super) struct Replay {
     pub(super) unanswered: usize,
 }
 
+impl<H: ClientHandshake> Client<H> {
+    /// Promises the user of an opened device that it is as in this entry, before the IOhost has
+    /// attached it: another one is then [refused](Self::change). Without an effect if the IOhost
+    /// has attached the device before, or if the entry is of no device.
+    pub fn promise(&mut self, device: u16, entry: &DeviceEntry) {
+        if let Some(device) = self.core.device_mut(device) {
+            device.promise(entry);
+        }
+    }
+}
+
 impl Device {
     pub(super) fn new(name: [u8; DEVICE_NAME_BYTES], replay_bytes: usize) -> Self {
         // A log must hold each single write.
@@ -83,7 +96,15 @@ impl Device {
         }
     }
 
-    /// Whether the IOhost has ever attached it.
+    /// Takes an entry of an earlier client for the IOhost's, unless the IOhost has attached it.
+    pub(super) fn promise(&mut self, entry: &DeviceEntry) {
+        if !self.is_known() && entry.is_sound() {
+            self.entry = DeviceEntry { name: self.name, ..*entry };
+            self.promised = self.entry;
+        }
+    }
+
+    /// Whether the IOhost has ever attached it, or it was promised.
     pub(super) const fn is_known(&self) -> bool {
         self.entry.has(device_flag::PRESENT)
     }
@@ -172,6 +193,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_promised_device_is_refused_if_it_is_another_one() {
+        let entry = DeviceEntry {
+            flags: device_flag::PRESENT,
+            capacity_bytes: 1 << 20,
+            block_bytes: 512,
+            physical_block_bytes: 512,
+            ..DeviceEntry::default()
+        };
+        let mut device = Device::new([b'a'; DEVICE_NAME_BYTES], 0);
+        for unsound in [DeviceEntry::default(), DeviceEntry { block_bytes: 7, ..entry }] {
+            device.promise(&unsound);
+            assert!(!device.is_known(), "{unsound:?}");
+        }
+        device.promise(&entry);
+        assert!(device.is_known() && !device.is_attached && device.entry.name == device.name);
+        let smaller = DeviceEntry { capacity_bytes: 1 << 19, ..entry };
+        assert_eq!(device.change(&smaller), Some("it has shrunk"));
+        let same = DeviceEntry { capacity_bytes: 2 << 20, epoch: 4, version: 9, ..entry };
+        assert_eq!(device.change(&same), None);
+    }
+
+    #[test]
     fn a_device_may_grow_and_change_in_nothing_that_its_user_relies_on() {
         let all = device_flag::PRESENT
             | device_flag::DISCARD
@@ -212,6 +255,9 @@ mod tests {
         changes.sort_unstable();
         changes.dedup();
         assert_eq!(changes.len(), 8, "each has its own reason: {changes:?}");
+        // A promise does not replace what the IOhost has said.
+        device.promise(&DeviceEntry { block_bytes: 4096, physical_block_bytes: 4096, ..entry });
+        assert_eq!(device.promised, entry);
         device.promised.flags |= device_flag::READ_ONLY | device_flag::VOLATILE_CACHE;
         assert_eq!(device.change(&entry), None, "more than the user relies on");
     }
