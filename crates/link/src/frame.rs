@@ -220,10 +220,6 @@ impl Frame {
         &self.pieces
     }
 
-    pub(crate) const fn slot(&self) -> u32 {
-        self.slot.number()
-    }
-
     pub(crate) fn into_slot(self) -> u32 {
         self.slot.into_number()
     }

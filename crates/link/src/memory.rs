@@ -146,19 +146,6 @@ impl MemoryLink {
         self.channels.get_mut(usize::from(place))?.as_deref_mut()
     }
 
-    /// The place of the open channel to a peer.
-    fn place_of(&self, to: LinkAddress) -> Option<u16> {
-        let LinkAddress::Peer(number) = to else {
-            return None;
-        };
-        let place = match self.side {
-            Side::Client => *self.open.first()?,
-            Side::Host => Places::index_of(number),
-        };
-        let channel = self.channels.get(usize::from(place))?.as_ref()?;
-        (channel.place.number == number && channel.is_open).then_some(place)
-    }
-
     fn join(&mut self, channel: Box<Channel>, memory: GuestMemory) {
         let place = channel.place.index;
         self.memory = memory;
@@ -239,10 +226,59 @@ impl MemoryLink {
         self.open.iter().filter_map(channel)
     }
 
-    /// Takes frames of the open channel at a position, up to `limit` in all. Returns their bytes.
+    /// The peer of a channel sees the slots that came back.
     #[inline]
-    fn take(&mut self, position: usize, limit: usize, frames: &mut Vec<Frame>) -> u64 {
-        let Some(place) = self.open.get(position).copied() else { return 0 };
+    fn publish_returned(&mut self, place: u16) {
+        let Some(channel) = self.channel(place) else { return };
+        channel.publish_returned();
+        let is_open = channel.is_open;
+        self.owes_looks = true;
+        if !is_open {
+            self.release(place);
+        }
+    }
+
+    /// The peer of a channel sees the frames that were sent.
+    #[inline]
+    fn publish_filled(&mut self, place: u16) {
+        let Some(channel) = self.channels.get_mut(usize::from(place)).and_then(Option::as_mut)
+        else {
+            return;
+        };
+        channel.publish_filled();
+        // A peer that sleeps is woken now. Whether it is just going to sleep is a question that has
+        // to wait for the caches, and is asked in the next receive.
+        if channel.seems_asleep() && channel.ring() {
+            self.stats.wakes.add(1);
+        }
+        self.owes_wakes = true;
+        if !channel.is_open {
+            self.release(place);
+        }
+    }
+
+    /// Takes up to `limit` frames of all open channels. Returns their bytes.
+    fn take_in_turn(&mut self, limit: usize, frames: &mut Vec<Frame>) -> u64 {
+        let (before, mut bytes) = (frames.len(), 0_u64);
+        for _ in 0..self.open.len() {
+            let left = limit.saturating_sub(frames.len().saturating_sub(before));
+            if left == 0 {
+                break;
+            }
+            if self.next >= self.open.len() {
+                self.next = 0;
+            }
+            let Some(place) = self.open.get(self.next).copied() else { break };
+            bytes = bytes.saturating_add(self.take(place, left, frames));
+            // The next receive begins with the next client: one that floods delays no other.
+            self.next = self.next.saturating_add(1);
+        }
+        bytes
+    }
+
+    /// Takes up to `limit` frames of the open channel at a place. Returns their bytes.
+    #[inline]
+    fn take(&mut self, place: u16, limit: usize, frames: &mut Vec<Frame>) -> u64 {
         let Some(channel) = self.channel(place) else { return 0 };
         let taken = channel.take(limit, frames);
         if taken.is_err() {
@@ -276,22 +312,12 @@ impl Link for MemoryLink {
         if self.has_messages() {
             self.exchange_messages();
         }
-        let (before, mut bytes) = (frames.len(), 0_u64);
-        let taken = |frames: &[Frame]| frames.len().saturating_sub(before);
-        let channels = self.open.len();
-        for _ in 0..channels {
-            let limit = limit.saturating_sub(taken(frames));
-            if limit == 0 {
-                break;
-            }
-            if self.next >= self.open.len() {
-                self.next = 0;
-            }
-            bytes = bytes.saturating_add(self.take(self.next, limit, frames));
-            // The next receive begins with the next client: one that floods delays no other.
-            self.next = self.next.saturating_add(1);
-        }
-        let count = taken(frames);
+        let before = frames.len();
+        let bytes = match *self.open.as_slice() {
+            [place] => self.take(place, limit, frames),
+            _ => self.take_in_turn(limit, frames),
+        };
+        let count = frames.len().saturating_sub(before);
         if count > 0 {
             self.stats.received.add(count as u64);
             self.stats.received_bytes.add(bytes);
@@ -306,74 +332,68 @@ impl Link for MemoryLink {
     }
 
     fn give_back(&mut self, frames: &mut Vec<Frame>) {
-        for run in frames.chunk_by(|one, next| place_of(one.slot()) == place_of(next.slot())) {
-            let Some(first) = run.first() else { continue };
-            let place = place_of(first.slot());
-            let Some(channel) = self.channel(place) else { continue };
-            for frame in run {
-                channel.give_back(Channel::split(frame.slot()).1);
+        let mut before = None;
+        for frame in frames.drain(..) {
+            let (place, slot) = Channel::split(frame.into_slot());
+            if before != Some(place)
+                && let Some(before) = before.replace(place)
+            {
+                self.publish_returned(before);
             }
-            // The peer sees the slots that came back.
-            channel.publish_returned();
-            let is_open = channel.is_open;
-            self.owes_looks = true;
-            if !is_open {
-                self.release(place);
+            if let Some(channel) = self.channel(place) {
+                channel.give_back(slot);
             }
         }
-        frames.drain(..).for_each(|frame| {
-            frame.into_slot();
-        });
+        if let Some(before) = before {
+            self.publish_returned(before);
+        }
     }
 
     fn buffers(&mut self, to: LinkAddress, count: usize, buffers: &mut Vec<Buffer>) {
-        let Some(place) = self.place_of(to) else {
-            return;
+        let LinkAddress::Peer(number) = to else { return };
+        let place = match self.side {
+            Side::Client => self.open.first().copied(),
+            Side::Host => Some(Places::index_of(number)),
         };
-        let lent = self.channel(place).map(|channel| channel.lend(count, buffers));
-        if matches!(lent, Some(Err(_))) {
+        let Some(place) = place else { return };
+        let channel = self.channel(place);
+        let is_it = |channel: &&mut Channel| channel.place.number == number && channel.is_open;
+        let Some(channel) = channel.filter(is_it) else { return };
+        if channel.lend(count, buffers).is_err() {
             self.close(place, BROKEN);
         }
     }
 
     fn send(&mut self, _now: Nanos, buffers: &mut Vec<Buffer>) {
-        let (mut count, mut bytes) = (0_u64, 0_u64);
-        for run in buffers.chunk_by(|one, next| place_of(one.slot()) == place_of(next.slot())) {
-            let Some(first) = run.first() else { continue };
-            let place = place_of(first.slot());
-            let channel = self.channels.get_mut(usize::from(place)).and_then(Option::as_deref_mut);
+        let (mut count, mut bytes, mut before) = (0_u64, 0_u64, None);
+        for buffer in buffers.drain(..) {
+            let frame = buffer.frame();
+            let (place, slot) = Channel::split(buffer.into_slot());
+            if before != Some(place)
+                && let Some(before) = before.replace(place)
+            {
+                self.publish_filled(before);
+            }
+            let channel = self.channels.get_mut(usize::from(place)).and_then(Option::as_mut);
             let Some(channel) = channel else { continue };
-            for buffer in run {
-                let (_, slot) = Channel::split(buffer.slot());
-                let reason = match buffer.frame() {
-                    Some((LinkAddress::Peer(to), len_bytes)) if to == channel.place.number => {
-                        if channel.is_open {
-                            channel.send(slot, u32::try_from(len_bytes).unwrap_or(u32::MAX));
-                            count = count.saturating_add(1);
-                            bytes = bytes.saturating_add(len_bytes as u64);
-                            continue;
-                        }
-                        &self.stats.dropped_refused
+            let reason = match frame {
+                Some((LinkAddress::Peer(to), len_bytes)) if to == channel.place.number => {
+                    if channel.is_open {
+                        channel.send(slot, u32::try_from(len_bytes).unwrap_or(u32::MAX));
+                        count = count.saturating_add(1);
+                        bytes = bytes.saturating_add(len_bytes as u64);
+                        continue;
                     }
-                    _ => &self.stats.dropped_unsendable,
-                };
-                reason.add(1);
-                channel.cancel(slot);
-            }
-            channel.publish_filled();
-            // A peer that sleeps is woken now. Whether it is just going to sleep is a question that
-            // has to wait for the caches, and is asked in the next receive.
-            if channel.seems_asleep() && channel.ring() {
-                self.stats.wakes.add(1);
-            }
-            self.owes_wakes = true;
-            if !channel.is_open {
-                self.release(place);
-            }
+                    &self.stats.dropped_refused
+                }
+                _ => &self.stats.dropped_unsendable,
+            };
+            reason.add(1);
+            channel.cancel(slot);
         }
-        buffers.drain(..).for_each(|buffer| {
-            buffer.into_slot();
-        });
+        if let Some(before) = before {
+            self.publish_filled(before);
+        }
         if count > 0 {
             self.stats.sent.add(count);
             self.stats.sent_bytes.add(bytes);
@@ -419,12 +439,6 @@ impl Link for MemoryLink {
     fn deadline(&self) -> Option<Nanos> {
         None
     }
-}
-
-/// The place of the channel that a frame's or a buffer's slot is of.
-#[inline]
-fn place_of(slot: u32) -> u16 {
-    Channel::split(slot).0
 }
 
 impl Drop for MemoryLink {

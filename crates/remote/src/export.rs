@@ -18,6 +18,7 @@
 //! Each slot of a session has a buffer, which frames are copied to and from, and which the store
 //! reads and writes.
 
+mod entry;
 mod executor;
 mod executors;
 mod helper;

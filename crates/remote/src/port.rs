@@ -214,30 +214,40 @@ impl<D: RequestData> LinkPort<D> {
         self.give_back();
         let limit = limit.min(self.received.capacity());
         self.link.receive(now, limit, &mut self.received);
-        if !self.memory.is_same(self.link.memory()) {
-            self.memory = self.link.memory().clone();
-        }
         if self.received.is_empty() {
-            self.use_idle_time();
+            // Memory of a peer that has left is given back once the link is idle.
+            if self.idle_polls > READY_POLLS {
+                self.renew_memory();
+            } else {
+                self.use_idle_time();
+            }
         } else {
+            self.renew_memory();
             self.fetch_received(0);
         }
         self.received.len()
+    }
+
+    /// Takes the link's memory over, if a peer has come or gone: frames and buffers that are lent
+    /// from now on may lie in it.
+    #[inline]
+    fn renew_memory(&mut self) {
+        if !self.memory.is_same(self.link.memory()) {
+            self.memory = self.link.memory().clone();
+        }
     }
 
     /// Makes a buffer for the next frame ready when the first poll finds nothing: the lines that
     /// the peer has read are fetched before they are needed.
     #[inline]
     fn use_idle_time(&mut self) {
-        if self.idle_polls > READY_POLLS {
-            return;
-        }
         self.idle_polls = self.idle_polls.wrapping_add(1);
         if self.idle_polls == 1
             && let Some((_, to @ LinkAddress::Peer(_))) = self.empty_for
         {
             if self.empty.is_empty() {
                 self.link.buffers(to, 1, &mut self.empty);
+                self.renew_memory();
             }
             self.fetch_empty(FETCH_BYTES);
         } else if self.idle_polls > READY_POLLS {
@@ -298,6 +308,7 @@ impl<D: RequestData> LinkPort<D> {
     pub fn arm(&mut self) -> Arm {
         self.idle_polls = READY_POLLS;
         self.use_idle_time();
+        self.renew_memory();
         self.link.arm()
     }
 
@@ -348,6 +359,7 @@ impl<D: RequestData> LinkPort<D> {
     fn buffer(&mut self, to: LinkAddress, frame_bytes: usize) -> Option<Buffer> {
         if self.empty.is_empty() {
             self.link.buffers(to, self.wanted, &mut self.empty);
+            self.renew_memory();
             self.empty.reverse();
         }
         let buffer = self.empty.pop();
@@ -408,39 +420,8 @@ impl<D: RequestData> LinkPort<D> {
     /// Writes a payload to a frame, from byte `at` on.
     #[inline]
     fn put(&mut self, pieces: &Pieces, at: usize, payload: Payload<'_>) {
-        let end = at.saturating_add(payload.len_bytes());
-        let frame = Place::of(pieces, &self.memory, &mut self.hint);
-        let done = match payload {
-            Payload::Message { message, .. } => frame.write(at, message),
-            Payload::Kept(kept) => kept.fold(0, |done: usize, piece| {
-                done.saturating_add(frame.write(at.saturating_add(done), piece))
-            }),
-            Payload::Data { request, offset_bytes, len_bytes } => {
-                let len_bytes = len_bytes as usize;
-                match (place(&self.data, request, offset_bytes), &frame) {
-                    (Some((segments, from)), Place::Span(span)) => {
-                        span.copy_from((at, len_bytes), segments, from)
-                    }
-                    (Some((segments, skip_bytes)), Place::Pieces(pieces, memory)) => {
-                        self.list.bind(memory);
-                        let part = Part { skip_bytes, len_bytes };
-                        let is_bound = pieces.push_to(&mut self.list, at, len_bytes).is_ok();
-                        if is_bound { segments.copy_to(part, &self.list, 0) } else { 0 }
-                    }
-                    (None, _) => 0,
-                }
-            }
-        };
-        let mut at = at.saturating_add(done);
-        while let Some(zeros) = ZEROS.get(..end.saturating_sub(at).min(ZEROS.len()))
-            && !zeros.is_empty()
-        {
-            let written = frame.write(at, zeros);
-            if written == 0 {
-                break;
-            }
-            at = at.saturating_add(written);
-        }
+        let Self { data, memory, hint, list, .. } = self;
+        put(&Place::of(pieces, memory, hint), at, payload, data, list);
     }
 
     /// Copies a payload to the scratch buffer, from byte `at` on.
@@ -460,6 +441,49 @@ impl<D: RequestData> LinkPort<D> {
             }
         };
         to.get_mut(done..).unwrap_or_default().fill(0);
+    }
+}
+
+/// Writes a payload to a frame, from byte `at` on.
+#[inline]
+fn put<D: RequestData>(
+    frame: &Place<'_>,
+    at: usize,
+    payload: Payload<'_>,
+    data: &D,
+    list: &mut Segments,
+) {
+    let end = at.saturating_add(payload.len_bytes());
+    let done = match payload {
+        Payload::Message { message, .. } => frame.write(at, message),
+        Payload::Kept(kept) => kept.fold(0, |done: usize, piece| {
+            done.saturating_add(frame.write(at.saturating_add(done), piece))
+        }),
+        Payload::Data { request, offset_bytes, len_bytes } => {
+            let len_bytes = len_bytes as usize;
+            match (place(data, request, offset_bytes), frame) {
+                (Some((segments, from)), Place::Span(span)) => {
+                    span.copy_from((at, len_bytes), segments, from)
+                }
+                (Some((segments, skip_bytes)), Place::Pieces(pieces, memory)) => {
+                    list.bind(memory);
+                    let part = Part { skip_bytes, len_bytes };
+                    let is_bound = pieces.push_to(list, at, len_bytes).is_ok();
+                    if is_bound { segments.copy_to(part, list, 0) } else { 0 }
+                }
+                (None, _) => 0,
+            }
+        }
+    };
+    let mut at = at.saturating_add(done);
+    while let Some(zeros) = ZEROS.get(..end.saturating_sub(at).min(ZEROS.len()))
+        && !zeros.is_empty()
+    {
+        let written = frame.write(at, zeros);
+        if written == 0 {
+            break;
+        }
+        at = at.saturating_add(written);
     }
 }
 

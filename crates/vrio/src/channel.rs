@@ -1,5 +1,6 @@
 //! One end of a session: its name, its counters and its seal.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::port::{Part, Payload, Peer, Plain, Port, Seal};
@@ -116,27 +117,43 @@ pub(crate) fn take_parts<P: Port>(
     Ok(())
 }
 
-/// The first slots of a list that share a frame: their number, and the size of their parts.
+/// The first slots of a list that share a frame, and the size of their parts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Bundle {
-    pub(crate) count: usize,
+    slots: [u16; PARTS_MAX],
+    count: usize,
     pub(crate) payload_bytes: usize,
 }
 
 impl Bundle {
-    /// As many as have room in `room_bytes`; `None` if those are fewer than two. `parts` are the
-    /// sizes of the parts, up to the first slot that needs frames of its own.
+    /// As many as have room in `room_bytes`; `None` if those are fewer than two. `part_bytes` is
+    /// the size of a slot's part; `None` if the slot needs frames of its own.
     #[inline]
-    pub(crate) fn of(room_bytes: usize, parts: impl Iterator<Item = usize>) -> Option<Self> {
+    pub(crate) fn of(
+        room_bytes: usize,
+        slots: &VecDeque<u16>,
+        part_bytes: impl Fn(u16) -> Option<usize>,
+    ) -> Option<Self> {
         let mut bundle = Self::default();
-        for bytes in parts.take(PARTS_MAX) {
+        while let Some(place) = bundle.slots.get_mut(bundle.count)
+            && let Some(slot) = slots.get(bundle.count)
+            && let Some(bytes) = part_bytes(*slot)
+        {
             let longer = bundle.payload_bytes.saturating_add(bytes);
             if longer > room_bytes {
                 break;
             }
-            bundle = Self { count: bundle.count.saturating_add(1), payload_bytes: longer };
+            *place = *slot;
+            bundle.count = bundle.count.saturating_add(1);
+            bundle.payload_bytes = longer;
         }
         (bundle.count > 1).then_some(bundle)
+    }
+
+    /// The slots.
+    #[inline]
+    pub(crate) fn slots(&self) -> &[u16] {
+        self.slots.get(..self.count).unwrap_or_default()
     }
 }
 

@@ -578,7 +578,7 @@ impl<S: Seal> Server<S> {
             return;
         }
         self.next_acknowledge = Nanos::MAX;
-        if !self.options.neglected.keeps(Rule::Acknowledge) {
+        if self.executing == 0 || !self.options.neglected.keeps(Rule::Acknowledge) {
             return;
         }
         for index in 0..self.granted {

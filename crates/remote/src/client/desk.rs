@@ -66,6 +66,8 @@ pub(super) struct SessionDesk<H: ClientHandshake> {
     pub(super) port: LinkPort<Table>,
     shared: Arc<Shared>,
     lines: Vec<Option<Line>>,
+    /// Those of queues on other sidecores.
+    remote_lines: usize,
     devices: Vec<Device>,
     /// The devices that the IOhost has for this client, once all of them are known.
     pub(super) listed: Option<Vec<DeviceEntry>>,
@@ -104,6 +106,7 @@ impl<H: ClientHandshake> SessionDesk<H> {
             port,
             shared,
             lines: Vec::new(),
+            remote_lines: 0,
             devices: Vec::new(),
             listed: None,
             depth: 0,
@@ -128,6 +131,9 @@ impl<H: ClientHandshake> SessionDesk<H> {
     /// One round: frames in, requests in, frames out, requests out. Returns the amount of work.
     pub(super) fn turn(&mut self, now: Nanos, budget: usize) -> Polled {
         let frames = self.port.receive(now, budget);
+        if frames == 0 && self.has_nothing_to_do(now) {
+            return if self.port.data.unanswered() == 0 { Polled::Quiet } else { Polled::Idle };
+        }
         while let Some(mut arrived) = self.port.next_frame() {
             let (from, frame_bytes) = (arrived.from, arrived.frame_bytes);
             let (head, received) = arrived.parts();
@@ -153,6 +159,20 @@ impl<H: ClientHandshake> SessionDesk<H> {
             0 => Polled::Idle,
             work => Polled::Busy(work),
         }
+    }
+
+    /// Whether the rest of a turn without frames has nothing to do. Such turns are the most
+    /// frequent ones, and a frame that arrives meanwhile waits for their end.
+    #[inline]
+    fn has_nothing_to_do(&self, now: Nanos) -> bool {
+        let is_at_rest = !(self.drains || self.looks_again || self.is_drained);
+        is_at_rest
+            && self.waiting == 0
+            && self.remote_lines == 0
+            && !self.port.data.has_queued()
+            && !self.client.has_events()
+            && !self.client.is_due(now)
+            && !self.shared.has_commands.load(Ordering::Acquire)
     }
 
     /// Gives queued parts to the engine and has it send. Returns the number of requests that ended.
@@ -237,6 +257,9 @@ impl<H: ClientHandshake> SessionDesk<H> {
 
     /// Wakes queues on other sidecores.
     fn ring(&mut self) {
+        if self.remote_lines == 0 {
+            return;
+        }
         for line in self.lines.iter_mut().flatten() {
             if let Way::Handover(end) = &mut line.way
                 && end.ring()
@@ -248,6 +271,9 @@ impl<H: ClientHandshake> SessionDesk<H> {
 
     /// Takes the requests of queues on other sidecores. Returns their number.
     fn take_handed_over(&mut self, now: Nanos) -> usize {
+        if self.remote_lines == 0 {
+            return 0;
+        }
         let mut count = 0_usize;
         for number in 0..self.lines.len() {
             while let Some(Some(line)) = self.lines.get_mut(number)
@@ -412,6 +438,8 @@ impl<H: ClientHandshake> SessionDesk<H> {
         let device = self.devices.iter().find(is_it).map(|device| device.number);
         let line =
             Line { opened: opened.clone(), device, depth, in_flight: 0, is_closed: false, way };
+        let is_remote = matches!(line.way, Way::Handover(_));
+        self.remote_lines = self.remote_lines.saturating_add(usize::from(is_remote));
         self.depth = self.depth.saturating_add(depth);
         self.port.data.reserve(self.depth);
         self.over.reserve(self.depth);
@@ -430,6 +458,8 @@ impl<H: ClientHandshake> SessionDesk<H> {
         }
         if let Some(line) = self.lines.get_mut(number).and_then(Option::take) {
             self.depth = self.depth.saturating_sub(line.depth);
+            let was_remote = matches!(line.way, Way::Handover(_));
+            self.remote_lines = self.remote_lines.saturating_sub(usize::from(was_remote));
         }
     }
 

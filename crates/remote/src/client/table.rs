@@ -77,6 +77,12 @@ impl Table {
         self.slots.len().saturating_sub(self.free.len())
     }
 
+    /// Whether a part waits for the engine.
+    #[inline]
+    pub(super) fn has_queued(&self) -> bool {
+        !self.queued.is_empty()
+    }
+
     /// Requests that are held.
     pub(super) fn held(&self) -> usize {
         self.held.len()

@@ -158,14 +158,19 @@ impl Executor {
     #[inline]
     pub fn exchange(&mut self, now: Nanos, done: &mut Vec<Done>) -> usize {
         let before = done.len();
+        if let [device] = *self.active.as_slice() {
+            let lane = self.lanes.get_mut(usize::from(device)).and_then(Option::as_mut);
+            if !lane.is_some_and(|lane| lane.exchange(now, device, done)) {
+                self.active.clear();
+            }
+            return done.len().saturating_sub(before);
+        }
         let lanes = &mut self.lanes;
         self.active.retain(|device| {
             let Some(lane) = lanes.get_mut(usize::from(*device)).and_then(Option::as_mut) else {
                 return false;
             };
-            lane.exchange(now, *device, done);
-            lane.is_active = lane.engine.in_flight() > 0 || !lane.queued.is_empty();
-            lane.is_active
+            lane.exchange(now, *device, done)
         });
         done.len().saturating_sub(before)
     }
@@ -228,8 +233,9 @@ impl Lane {
         self.engine.submit(request, Ticket(ticket), flush);
     }
 
+    /// Returns whether the lane is still active.
     #[inline]
-    fn exchange(&mut self, now: Nanos, device: u16, done: &mut Vec<Done>) {
+    fn exchange(&mut self, now: Nanos, device: u16, done: &mut Vec<Done>) -> bool {
         self.engine.begin_poll(now);
         if self.engine.has_queued() {
             self.engine.stats().batches.add(1);
@@ -248,6 +254,8 @@ impl Lane {
             }
         }
         self.engine.end_poll(returned);
+        self.is_active = self.engine.in_flight() > 0 || !self.queued.is_empty();
+        self.is_active
     }
 }
 

@@ -205,6 +205,13 @@ impl Executors {
         self.here_load.in_flight() == 0 && self.helpers.iter().all(HelperEnd::is_idle)
     }
 
+    /// Whether nothing is in flight, the load says so, and there is no helper that could send
+    /// something.
+    #[inline]
+    pub const fn is_alone_and_idle(&self) -> bool {
+        self.here_load.is_published_empty() && self.helpers.is_empty()
+    }
+
     /// When to exchange next, if no descriptor wakes the sidecore before.
     pub fn next(&self) -> Next {
         if self.helpers.iter().any(HelperEnd::has_unsent) { Next::Now } else { self.here.next() }

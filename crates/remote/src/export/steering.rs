@@ -74,6 +74,12 @@ impl OwnLoad {
         self.in_flight = self.in_flight.saturating_add(1);
     }
 
+    /// Whether there is no request, and the load has none.
+    #[inline]
+    pub const fn is_published_empty(&self) -> bool {
+        self.in_flight == 0 && self.published == 0
+    }
+
     /// Takes off requests that have ended.
     #[inline]
     pub const fn sub(&mut self, requests: u32) {

@@ -9,9 +9,10 @@ use sidecore_link::Link;
 use sidecore_reactor::{Arm, CoreContext, IdleMode, Pollable, Polled, Unit};
 use sidecore_units::Nanos;
 use sidecore_vrio::handshake::HostHandshake;
-use sidecore_vrio::wire::{DEVICE_NAME_BYTES, DeviceEntry, device_flag};
+use sidecore_vrio::wire::DeviceEntry;
 use sidecore_vrio::{Execute, Host, HostOptions, Member, VrioStats};
 
+use super::entry::entry;
 use super::executor::{Done, Job};
 use super::executors::Executors;
 use super::helper::HelperEnd;
@@ -384,6 +385,19 @@ impl<H: HostHandshake> Export<H> {
         count
     }
 
+    /// Whether the rest of a poll without frames has nothing to do. Polls that find nothing are the
+    /// most frequent ones, and a frame that arrives meanwhile waits for their end.
+    #[inline]
+    fn is_quiet(&self, now: Nanos) -> bool {
+        self.host.is_idle(now)
+            && self.executors.is_alone_and_idle()
+            && self.turns.is_unused()
+            && self.done.is_empty()
+            && self.closed.is_empty()
+            && self.waiting.is_empty()
+            && self.leaving.is_empty()
+    }
+
     /// Whether a session has no limits and there is no other one whose requests wait: then it needs
     /// no turns.
     #[inline]
@@ -454,8 +468,19 @@ impl<H: HostHandshake> Export<H> {
     /// Ends the requests in the list. Returns their number.
     #[inline]
     fn end_done(&mut self, now: Nanos) -> usize {
+        let count = self.done.len();
+        if count > 0 {
+            self.end_all(now);
+        }
+        while let Some(number) = self.closed.pop() {
+            self.note_closed(number, 1);
+        }
+        count
+    }
+
+    #[inline]
+    fn end_all(&mut self, now: Nanos) {
         let mut done = std::mem::take(&mut self.done);
-        let count = done.len();
         for Done { device: number, ticket, result } in done.drain(..) {
             self.host.complete(ticket, result);
             let device = self.devices.get_mut(usize::from(number)).and_then(Option::as_mut);
@@ -466,12 +491,10 @@ impl<H: HostHandshake> Export<H> {
                 }
             }
         }
-        done.append(&mut self.done);
-        self.done = done;
-        while let Some(number) = self.closed.pop() {
-            self.note_closed(number, 1);
+        if !self.done.is_empty() {
+            done.append(&mut self.done);
         }
-        count
+        self.done = done;
     }
 
     /// Nothing of a device is in flight any more.
@@ -524,42 +547,6 @@ fn is_over<H: HostHandshake>(host: &Host<H>, place: u16) -> bool {
     host.session(place).is_none_or(|session| session.session() == 0)
 }
 
-/// The entry of a device in its client's list.
-fn entry(number: u16, device: &ExportedDevice) -> Result<DeviceEntry, ExportError> {
-    let geometry = device.store.geometry();
-    let mut name = [0; DEVICE_NAME_BYTES];
-    let text = device.name.as_bytes();
-    let place = name.get_mut(..text.len()).filter(|place| !place.is_empty());
-    place
-        .ok_or_else(|| ExportError::Name { name: Arc::clone(&device.name) })?
-        .copy_from_slice(text);
-    let mut serial = [0; 20];
-    for (to, from) in serial.iter_mut().zip(device.serial.bytes()) {
-        *to = from;
-    }
-    let read_only = device.read_only || geometry.read_only;
-    let flags = [
-        (true, device_flag::PRESENT),
-        (read_only, device_flag::READ_ONLY),
-        (geometry.volatile_cache && device.write_cache, device_flag::VOLATILE_CACHE),
-        (geometry.discard && !read_only, device_flag::DISCARD),
-        (geometry.discard && geometry.discard_zeroes && !read_only, device_flag::DISCARD_ZEROES),
-        (geometry.write_zeroes && !read_only, device_flag::WRITE_ZEROES),
-    ];
-    let flags = flags.into_iter().filter(|(is_set, _)| *is_set);
-    Ok(DeviceEntry {
-        device: number,
-        flags: flags.fold(0, |flags, (_, flag)| flags | flag),
-        epoch: device.epoch,
-        capacity_bytes: geometry.capacity_bytes,
-        block_bytes: geometry.block_bytes,
-        physical_block_bytes: geometry.physical_block_bytes,
-        name,
-        serial,
-        ..DeviceEntry::default()
-    })
-}
-
 impl<H: HostHandshake + 'static> Unit for Export<H> {
     /// All that a client needs to continue is at the client.
     type State = ();
@@ -575,6 +562,9 @@ impl<H: HostHandshake + 'static> Pollable for Export<H> {
         let (mut frames, mut work) = (0_usize, self.take_results(now));
         if self.stopped.is_none() {
             frames = self.receive(now);
+            if frames == 0 && work == 0 && self.is_quiet(now) {
+                return Polled::Quiet;
+            }
             let mut budget = Budget::new(budget);
             while let Some(execute) = self.host.next_execute() {
                 work = work.saturating_add(1);

@@ -3,7 +3,7 @@
 use sidecore_link::Pieces;
 use sidecore_vrio::port::{Part, Payload};
 
-use super::{LinkPort, Place, RequestData, copy};
+use super::{LinkPort, Place, RequestData, copy, put};
 
 impl<D: RequestData> LinkPort<D> {
     /// Writes the parts of a bundle to a frame, from byte `at` on.
@@ -16,18 +16,19 @@ impl<D: RequestData> LinkPort<D> {
         parts: impl Iterator<Item = Part<'a>>,
     ) {
         let end = at.saturating_add(payload_bytes);
+        let Self { data, memory, hint, list, .. } = self;
+        let frame = Place::of(pieces, memory, hint);
         for Part { head, payload } in parts {
-            at =
-                at.saturating_add(Place::of(pieces, &self.memory, &mut self.hint).write(at, &head));
+            at = at.saturating_add(frame.write(at, &head));
             let len_bytes = payload.len_bytes();
             if len_bytes > 0 {
-                self.put(pieces, at, payload);
+                put(&frame, at, payload, data, list);
                 at = at.saturating_add(len_bytes);
             }
         }
         if at < end {
-            let len_bytes = end.saturating_sub(at);
-            self.put(pieces, at, Payload::Message { message: &[], len_bytes });
+            let zeros = Payload::Message { message: &[], len_bytes: end.saturating_sub(at) };
+            put(&frame, at, zeros, data, list);
         }
     }
 

@@ -23,19 +23,17 @@ impl Core {
             return None;
         }
         let room_bytes = channel.bundle_bytes(self.frame_bytes);
-        let sizes = self.sending.iter().map_while(|number| self.part_bytes(*number));
-        let Bundle { count, payload_bytes } = Bundle::of(room_bytes, sizes)?;
-        let parts = self.sending.iter().take(count).filter_map(|number| self.part(*number));
-        if !channel.send_bundle(port, payload_bytes, parts) {
+        let bundle = Bundle::of(room_bytes, &self.sending, |number| self.part_bytes(number))?;
+        let parts = bundle.slots().iter().filter_map(|number| self.part(*number));
+        if !channel.send_bundle(port, bundle.payload_bytes, parts) {
             return Some(false);
         }
-        for _ in 0..count {
-            let slot = self.sending.front().and_then(|slot| self.slots.get_mut(usize::from(*slot)));
-            if let Some(slot) = slot {
-                (slot.segments, slot.owes_frame) = (0, false);
+        self.sending.drain(..bundle.slots().len());
+        for number in bundle.slots() {
+            if let Some(slot) = self.slots.get_mut(usize::from(*number)) {
+                (slot.segments, slot.owes_frame, slot.is_listed) = (0, false, false);
                 self.next_due = self.next_due.min(slot.sent(now));
             }
-            self.unlist();
         }
         Some(true)
     }

@@ -75,6 +75,12 @@ impl UnansweredWrites {
         Self { writes: vec![none; count].into(), levels: LEVELS.map(level), count: 0 }
     }
 
+    /// Whether there is none.
+    #[inline]
+    pub(super) const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
     /// Adds the write of an entry.
     #[inline]
     pub(super) fn add(

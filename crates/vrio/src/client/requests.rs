@@ -57,20 +57,19 @@ impl Core {
         Some(index)
     }
 
-    /// Makes an entry blank again, and returns it as it was.
+    /// Makes an entry blank again, and returns its origin.
     #[inline]
-    fn release(&mut self, index: u16) -> Option<Entry> {
+    fn release(&mut self, index: u16) -> Option<Origin> {
         let place = self.entries.get_mut(usize::from(index))?;
-        let entry = *place;
         // All of it is written when the next request gets the entry.
-        place.origin = Origin::None;
-        if entry.request.operation.is_write() {
+        let origin = std::mem::replace(&mut place.origin, Origin::None);
+        if place.request.operation.is_write() {
             self.writes.remove(index);
         }
-        let is_own = !matches!(entry.origin, Origin::Guest { .. });
+        let is_own = !matches!(origin, Origin::Guest { .. });
         self.own_requests = self.own_requests.saturating_sub(u16::from(is_own));
         self.blank.push(index);
-        Some(entry)
+        Some(origin)
     }
 
     /// Starts what can be started of the waiting entries, in their order.
@@ -144,9 +143,7 @@ impl Core {
     /// Gives an entry a slot, if nothing is in its way.
     #[inline]
     pub(super) fn start(&mut self, index: u16, port: &mut impl Port) -> Start {
-        let Some(entry) = self.entries.get(usize::from(index)).copied() else {
-            return Start::Ended;
-        };
+        let Some(entry) = self.entries.get(usize::from(index)) else { return Start::Ended };
         let Some(device) = self.devices.get_mut(entry.device) else { return Start::Ended };
         let neglected = self.options.neglected;
         let may_go = match entry.origin {
@@ -168,7 +165,7 @@ impl Core {
             (Err(error), _) => return self.refuse(index, error),
             (Ok(()), None) => return self.refuse(index, BlockError::OutOfBounds),
         };
-        if neglected.keeps(Rule::Overlap) && self.is_held_back(index, &entry) {
+        if neglected.keeps(Rule::Overlap) && !self.writes.is_empty() && self.is_held_back(index) {
             return Start::Waits;
         }
         let asked_frames = if request.operation == Operation::Read { cut.count() } else { 1 };
@@ -178,11 +175,13 @@ impl Core {
             return Start::Waits;
         }
         let Some(number) = self.free_slots.lowest(self.slot_limit) else { return Start::Waits };
-        match self.keep(index, &entry, port) {
-            Start::Started => {}
-            other => return other,
+        if request.operation != Operation::Read {
+            match self.keep(index, port) {
+                Start::Started => {}
+                other => return other,
+            }
         }
-        self.give_slot(index, number, Slot { cut, asked_frames, ..Slot::default() });
+        self.give_slot(index, number, (cut, asked_frames));
         Start::Started
     }
 
@@ -193,7 +192,8 @@ impl Core {
 
     /// Whether an entry overlaps a write that was accepted before it and is unanswered.
     #[inline]
-    fn is_held_back(&mut self, index: u16, entry: &Entry) -> bool {
+    fn is_held_back(&mut self, index: u16) -> bool {
+        let Some(entry) = self.entries.get(usize::from(index)) else { return false };
         if let Some((behind, order)) = entry.behind
             && self.writes.has(behind, order)
         {
@@ -211,7 +211,10 @@ impl Core {
 
     /// Keeps a private copy of a write that may be lost after its answer.
     #[inline]
-    fn keep(&mut self, index: u16, entry: &Entry, port: &mut impl Port) -> Start {
+    fn keep(&mut self, index: u16, port: &mut impl Port) -> Start {
+        let Some(entry) = self.entries.get(usize::from(index)).copied() else {
+            return Start::Ended;
+        };
         let request = &entry.request;
         let Some(device) = self.devices.get_mut(entry.device) else { return Start::Ended };
         if request.operation == Operation::Flush {
@@ -261,7 +264,7 @@ impl Core {
     }
 
     #[inline]
-    fn give_slot(&mut self, index: u16, number: u16, fresh: Slot) {
+    fn give_slot(&mut self, index: u16, number: u16, (cut, asked_frames): (Segmentation, u32)) {
         let timeout = self.round_trip.timeout(&self.options.timing);
         let Some(entry) = self.entries.get_mut(usize::from(index)) else { return };
         let Some(slot) = self.slots.get_mut(usize::from(number)) else { return };
@@ -270,15 +273,17 @@ impl Core {
         *slot = Slot {
             sequence: slot.sequence.wrapping_add(1),
             entry: Some(index),
-            segments: if has_payload { fresh.cut.all() } else { 0 },
+            cut,
+            segments: if has_payload { cut.all() } else { 0 },
             owes_frame: !has_payload,
             timeout,
             due: Nanos::MAX,
             is_listed: slot.is_listed,
-            ..fresh
+            asked_frames,
+            ..Slot::default()
         };
         self.free_slots.take(number);
-        self.asked_frames = self.asked_frames.saturating_add(fresh.asked_frames);
+        self.asked_frames = self.asked_frames.saturating_add(asked_frames);
         self.list(number);
     }
 
@@ -365,7 +370,10 @@ impl Core {
     /// Begins the next attempt of each request whose timer has ended.
     pub(super) fn expire(&mut self, now: Nanos) {
         self.next_due = Nanos::MAX;
-        for number in 0..u16::try_from(self.slots.len()).unwrap_or(u16::MAX) {
+        let mut next = 0;
+        // The free ones are not looked at: they are most of some hundred cache lines.
+        while let Some(number) = self.free_slots.next_taken(next) {
+            next = number.saturating_add(1);
             let Some(slot) = self.slots.get_mut(usize::from(number)) else { return };
             let Some(index) = slot.entry.filter(|_| !slot.owes()) else { continue };
             if slot.due > now {
@@ -506,18 +514,21 @@ impl Core {
 
     /// Ends a request.
     pub(super) fn end(&mut self, index: u16, result: Result<(), BlockError>) {
-        let Some(entry) = self.release(index) else { return };
+        let Some(origin) = self.release(index) else { return };
         self.looks_again = true;
+        // Nothing but its origin has changed.
+        let Some(entry) = self.entries.get(usize::from(index)) else { return };
         if let Some(number) = entry.slot {
             self.free_slot(number);
         }
+        let Some(entry) = self.entries.get(usize::from(index)) else { return };
         let flush_covers = self.options.neglected.keeps(Rule::FlushCovers);
         let Some(device) = self.devices.get_mut(entry.device) else { return };
         if entry.request.operation == Operation::Flush && result.is_ok() {
             let covers = if flush_covers { entry.covers } else { device.log.end() };
             device.log.covered(covers);
         }
-        match entry.origin {
+        match origin {
             Origin::Guest { tag } => {
                 match entry.record {
                     Some(record) if result.is_ok() => device.log.answered(record),
@@ -598,38 +609,6 @@ impl Core {
         if self.failure_deadline() <= now {
             self.stats.timed_out.add(self.guest_requests.into());
             self.fail(|entry| matches!(entry.origin, Origin::Guest { .. }), TIMED_OUT);
-        }
-    }
-}
-
-impl Slot {
-    /// The attempt was sent. Returns when it times out.
-    #[inline]
-    pub(super) fn sent(&mut self, now: Nanos) -> Nanos {
-        self.sent_at = now;
-        self.due = now.after(self.timeout);
-        self.due
-    }
-
-    /// Begins the next attempt.
-    fn next_attempt(&mut self, has_payload: bool, options: &super::ClientOptions) {
-        self.attempt = self.attempt.wrapping_add(1);
-        self.tries = self.tries.saturating_add(1);
-        self.is_measured = false;
-        self.asks = true;
-        if !std::mem::take(&mut self.has_gap) {
-            self.timeout = Nanos(self.timeout.0.saturating_mul(2)).min(options.timing.max_timeout);
-        }
-        if !has_payload {
-            if options.neglected.keeps(Rule::Attempts) {
-                self.received = self.cut.whole_blocks(self.received);
-            }
-            self.owes_frame = true;
-        } else if self.cut.count() == 1 && !self.is_acknowledged {
-            self.segments = self.cut.all();
-        } else {
-            // Asks for what is missing, instead of sending everything again.
-            self.owes_frame = true;
         }
     }
 }

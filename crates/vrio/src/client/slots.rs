@@ -2,8 +2,9 @@
 
 use sidecore_units::Nanos;
 
-use crate::Segmentation;
+use super::ClientOptions;
 use crate::segmentation::low_bits;
+use crate::{Rule, Segmentation};
 
 /// A slot.
 #[derive(Clone, Copy, Debug, Default)]
@@ -46,6 +47,36 @@ impl Slot {
     pub(super) const fn owes(&self) -> bool {
         self.segments != 0 || self.owes_frame
     }
+
+    /// The attempt was sent. Returns when it times out.
+    #[inline]
+    pub(super) fn sent(&mut self, now: Nanos) -> Nanos {
+        self.sent_at = now;
+        self.due = now.after(self.timeout);
+        self.due
+    }
+
+    /// Begins the next attempt.
+    pub(super) fn next_attempt(&mut self, has_payload: bool, options: &ClientOptions) {
+        self.attempt = self.attempt.wrapping_add(1);
+        self.tries = self.tries.saturating_add(1);
+        self.is_measured = false;
+        self.asks = true;
+        if !std::mem::take(&mut self.has_gap) {
+            self.timeout = Nanos(self.timeout.0.saturating_mul(2)).min(options.timing.max_timeout);
+        }
+        if !has_payload {
+            if options.neglected.keeps(Rule::Attempts) {
+                self.received = self.cut.whole_blocks(self.received);
+            }
+            self.owes_frame = true;
+        } else if self.cut.count() == 1 && !self.is_acknowledged {
+            self.segments = self.cut.all();
+        } else {
+            // Asks for what is missing, instead of sending everything again.
+            self.owes_frame = true;
+        }
+    }
 }
 
 /// The slots that have no request.
@@ -77,6 +108,20 @@ impl FreeSlots {
         Some(index.wrapping_mul(64).wrapping_add(bit)).filter(|slot| *slot < limit)
     }
 
+    /// The first slot from `first` on that is not free; perhaps one that does not exist.
+    pub(super) fn next_taken(&self, first: u16) -> Option<u16> {
+        let mut mask = u64::MAX.wrapping_shl(u32::from(first % 64));
+        for (index, word) in (0_u16..).zip(&self.words).skip(usize::from(first / 64)) {
+            let taken = !*word & mask;
+            if taken != 0 {
+                let bit = u16::try_from(taken.trailing_zeros()).ok()?;
+                return Some(index.wrapping_mul(64).wrapping_add(bit));
+            }
+            mask = u64::MAX;
+        }
+        None
+    }
+
     pub(super) fn take(&mut self, slot: u16) {
         if let Some(word) = self.words.get_mut(usize::from(slot / 64)) {
             *word &= !1_u64.wrapping_shl(u32::from(slot % 64));
@@ -93,6 +138,21 @@ impl FreeSlots {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slots_that_are_not_free_are_found_in_their_order() {
+        let mut free = FreeSlots::new(192);
+        free.reset(192);
+        assert_eq!((free.next_taken(0), free.next_taken(200)), (None, None));
+        for slot in [0, 63, 64, 130, 191] {
+            free.take(slot);
+        }
+        let mut found = Vec::new();
+        while let Some(slot) = free.next_taken(found.last().map_or(0, |last| last + 1)) {
+            found.push(slot);
+        }
+        assert_eq!(found, [0, 63, 64, 130, 191]);
+    }
 
     #[test]
     fn the_lowest_free_slot_comes_first() {

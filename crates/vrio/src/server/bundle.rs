@@ -17,26 +17,24 @@ impl<S: Seal> Server<S> {
             return None;
         }
         let room_bytes = self.channel.bundle_bytes(self.terms.frame_bytes);
-        let sizes = self.sending.iter().map_while(|index| {
-            let slot = self.slots.get(usize::from(*index))?;
-            part_bytes(slot)
-        });
-        let Bundle { count, payload_bytes } = Bundle::of(room_bytes, sizes)?;
+        let bundle = Bundle::of(room_bytes, &self.sending, |index| {
+            part_bytes(self.slots.get(usize::from(index))?)
+        })?;
         let (place, limits) = (self.place, (self.limit(), self.devices_version));
-        let Self { channel, slots, sending, .. } = self;
-        let parts = sending.iter().take(count).filter_map(|index| {
+        let Self { channel, slots, .. } = self;
+        let parts = bundle.slots().iter().filter_map(|index| {
             let slot = slots.get(usize::from(*index))?;
             part(slot, place_of(place, *index), &answer_to(slot, now, limits))
         });
-        if !channel.send_bundle(port, payload_bytes, parts) {
+        if !channel.send_bundle(port, bundle.payload_bytes, parts) {
             return Some(false);
         }
-        for _ in 0..count {
-            let slot = self.sending.front().and_then(|slot| self.slots.get_mut(usize::from(*slot)));
-            if let Some(slot) = slot {
+        self.sending.drain(..bundle.slots().len());
+        for index in bundle.slots() {
+            if let Some(slot) = self.slots.get_mut(usize::from(*index)) {
                 (slot.segments, slot.owes_answer, slot.owes_busy) = (0, false, false);
+                slot.is_listed = false;
             }
-            self.unlist();
         }
         self.announced = self.credit();
         Some(true)

@@ -463,6 +463,18 @@ impl<H: HostHandshake> Host<H> {
         None
     }
 
+    /// Whether a [`poll`](Self::poll) at `now` has nothing to do, and
+    /// [`next_execute`](Self::next_execute) has no request.
+    #[must_use]
+    #[inline]
+    pub fn is_idle(&self, now: Nanos) -> bool {
+        self.active.is_empty()
+            && self.ready.is_empty()
+            && now < self.next_timer
+            && self.ending.is_none()
+            && !self.doorway.has_challenges()
+    }
+
     /// Whether [`next_execute`](Self::next_execute) has requests of other sessions than that at
     /// this place.
     #[must_use]
@@ -479,7 +491,10 @@ impl<H: HostHandshake> Host<H> {
         let place = (ticket.wrapping_shr(16) & 0xffff) as u16;
         if let Some(found) = self.places.get_mut(usize::from(place)) {
             found.server.complete(ticket, result);
-            self.activate(place);
+            // Neither a timer nor what is ready has changed.
+            if !found.is_active {
+                self.activate(place);
+            }
         }
     }
 

@@ -107,11 +107,14 @@ impl Slot {
         (entry, terms): (&DeviceEntry, &Terms),
     ) -> Result<Step, Reason> {
         let body = frame.body;
-        let fresh =
-            Self { body: *body, arrived_at: now, is_listed: self.is_listed, ..Self::default() };
+        let refuse = |slot: &mut Self, error| {
+            let is_listed = slot.is_listed;
+            let fresh = Self { body: *body, arrived_at: now, is_listed, ..Self::default() };
+            Ok(slot.refuse(fresh, error))
+        };
         let request = match Request::parse(body) {
             Ok(request) => request,
-            Err(error) => return Ok(self.refuse(fresh, error)),
+            Err(error) => return refuse(self, error),
         };
         // The range of a discard has not arrived.
         let checked = match request.operation {
@@ -122,13 +125,17 @@ impl Slot {
         let cut = Segmentation::new(request.data_bytes(), segment, entry.block_bytes);
         let cut = match (checked, cut) {
             (Ok(()), Some(cut)) => cut,
-            (Err(error), _) => return Ok(self.refuse(fresh, error)),
-            (Ok(()), None) => return Ok(self.refuse(fresh, BlockError::OutOfBounds)),
+            (Err(error), _) => return refuse(self, error),
+            (Ok(()), None) => return refuse(self, BlockError::OutOfBounds),
         };
         if !request.has_payload() && frame.payload_bytes > 0 {
             return Err(Reason::Segment);
         }
-        *self = Self { state: State::Assembling, request, cut, ..fresh };
+        self.state = State::Assembling;
+        self.body = *body;
+        (self.request, self.cut, self.arrived_at) = (request, cut, now);
+        (self.received, self.segments, self.status) = (0, 0, 0);
+        (self.is_acknowledged, self.owes_answer, self.owes_busy) = (false, false, false);
         if self.request.has_payload() {
             self.segment(frame, (entry, terms))
         } else {
