@@ -20,7 +20,8 @@ pub enum Task {
         /// The new record.
         record: Record,
     },
-    /// Open the store, so that it can be served.
+    /// Open the store, so that it can be served. The host takes the store's locks first, and fails
+    /// if the lease has ended by then: a fence by locks does not see a process that has none yet.
     Open {
         /// The epoch in which it is served.
         epoch: u64,
@@ -365,6 +366,10 @@ impl Store {
                     None => (0, Ledger { store: random, ..Ledger::default() }),
                 };
                 let mut ledger = before.clone();
+                if !ledger.is_recorded {
+                    // Stores that are not shared must not get one number by two attempts.
+                    ledger.store = random;
+                }
                 if !ledger.suspects.contains(me) {
                     ledger.suspects.push(me.clone());
                 }
@@ -571,6 +576,10 @@ impl Store {
 
     /// Compares the record with the epoch and the ledger.
     fn check(&mut self, record: Option<Record>, cluster: u64) {
+        if let (Some(found), false) = (&record, self.ledger.is_recorded) {
+            // Its owner was interrupted after it had written the record.
+            self.ledger.store = found.store;
+        }
         let name = &self.name;
         let keeps = |rule| self.neglected.keeps(rule);
         let wrong = match record {

@@ -276,6 +276,22 @@ fn an_etcd_from_a_backup_a_foreign_cluster_and_a_store_that_is_not_shared_are_re
 }
 
 #[test]
+fn a_record_without_a_settled_ledger_names_the_store_and_no_other_store_gets_its_number() {
+    let unsettled = Ledger { store: 9, is_recorded: false, suspects: vec![member("b")] };
+    let mut shared = Rig::new();
+    shared.ledger = Some((4, unsettled.clone()));
+    let record =
+        Record { cluster: CLUSTER, store: 9, epoch: 4, owner: member("b"), is_closed: false };
+    shared.record = Some(record);
+    shared.run_to(State::Serving);
+    assert_eq!(shared.ledger.unwrap().1.store, 9);
+    let mut other = Rig::new();
+    other.ledger = Some((4, unsettled));
+    other.run_to(State::Serving);
+    assert_ne!(other.ledger.unwrap().1.store, 9);
+}
+
+#[test]
 fn a_hand_over_is_announced_closed_and_recorded_before_the_key_is_released() {
     let mut rig = Rig::new();
     rig.run_to(State::Serving);

@@ -331,7 +331,16 @@ impl World {
                 }
                 let is_locked = self.fence == Fence::Lock
                     && self.candidates.iter().any(|c| c.disk == disk && c.opening.is_some());
-                Some(if is_locked { Ended::Failed("it is locked".to_owned()) } else { Ended::Done })
+                let candidate = &self.candidates[index];
+                let ends_at = candidate.daemon.lease_ends_at().unwrap_or(Nanos::ZERO);
+                let is_late = candidate.clock(self.now) >= ends_at && self.fence != Fence::Lie;
+                Some(if is_late {
+                    Ended::Failed("the lease has ended".to_owned())
+                } else if is_locked {
+                    Ended::Failed("it is locked".to_owned())
+                } else {
+                    Ended::Done
+                })
             }
             Task::Close => {
                 if self.disks[disk].has(process) {
@@ -558,7 +567,8 @@ impl World {
         match self.random.below(3) {
             0 => self.backup = Some(self.etcd.clone()),
             // Both would let two daemons serve where the fence lies.
-            1 if self.fence != Fence::Lie => {
+            // An etcd that forgot the first owner cannot know that a store is not shared.
+            1 if self.fence != Fence::Lie && self.candidates.iter().all(|c| c.disk == 0) => {
                 if let Some(mut backup) = self.backup.clone() {
                     backup.elect(self.now, Nanos::from_millis(TTL_S * 1_000));
                     backup.term = self.etcd.term + 1;
