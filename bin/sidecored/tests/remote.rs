@@ -5,7 +5,7 @@ mod common;
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::json;
@@ -474,6 +474,73 @@ fn an_iohost_that_is_killed_and_comes_back_loses_no_answered_write() {
     drop(guest);
     end(vmhost);
     end(iohost);
+}
+
+/// Writes a block in each slot, over and over, as long as `goes_on`. Returns the last round of each
+/// slot, when all are answered.
+fn write_while(
+    queue: &mut BlkQueue,
+    slots: &[Slot],
+    first_round: u64,
+    mut goes_on: impl FnMut() -> bool,
+) -> Vec<u64> {
+    let mut is_again = true;
+    let mut rounds = vec![first_round; slots.len()];
+    let submit = |queue: &mut BlkQueue, index: usize, round| {
+        common::remote::submit(queue, slots[index], index as u64, data(index as u64, round));
+    };
+    (0..slots.len()).for_each(|index| submit(queue, index, first_round));
+    queue.publish().unwrap();
+    let (mut in_flight, mut done) = (slots.len(), Vec::new());
+    let deadline = Instant::now() + SOON;
+    while in_flight > 0 {
+        assert!(Instant::now() < deadline, "{in_flight} writes are not answered");
+        is_again = is_again && goes_on();
+        queue.poll_completions(&mut done).unwrap();
+        for completion in done.drain(..) {
+            assert_eq!(completion.status, Status::Ok);
+            let index = slots.iter().position(|slot| *slot == completion.slot).unwrap();
+            if is_again {
+                rounds[index] += 1;
+                submit(queue, index, rounds[index]);
+            } else {
+                in_flight -= 1;
+            }
+        }
+        queue.publish().unwrap();
+        let _ = queue.notify();
+        std::thread::yield_now();
+    }
+    rounds
+}
+
+#[test]
+fn an_iohost_that_ends_under_load_and_comes_back_fails_no_request() {
+    let shared = shared();
+    let config = iohost(shared.path(), "");
+    let (iohost, vmhost) = (start(&config), start(&vmhost(shared.path(), "")));
+    let mut guest = guest(&vmhost);
+    let queue = guest.queue(0).unwrap();
+    let slots: Vec<Slot> = (0..16).map(|_| queue.take_slot().unwrap()).collect();
+    let mut iohost = Some(iohost);
+    for round in 1..=3 {
+        iohost.as_ref().unwrap().signal(Signal::TERM);
+        let rounds = write_while(queue, &slots, round * 1_000_000, || {
+            let it = iohost.as_mut().unwrap();
+            let ended = it.child.wait_for_end(Duration::ZERO).unwrap();
+            if let Some(status) = ended {
+                assert!(status.success(), "{status}");
+                iohost = Some(start(&config));
+            }
+            ended.is_none()
+        });
+        for (index, round) in (0..).zip(rounds) {
+            assert!(read(queue, slots[0], index) == data(index, round), "block {index}");
+        }
+    }
+    drop(guest);
+    end(vmhost);
+    end(iohost.unwrap());
 }
 
 #[test]

@@ -348,6 +348,12 @@ impl Remote {
         self.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Ends the sessions of all clients, before their devices are removed with the daemon: requests
+    /// for a device that a client sees removed fail.
+    pub(crate) fn part_from_clients(&self) {
+        self.lock().clients.values_mut().for_each(ServedClient::part);
+    }
+
     /// Ends the thread that refreshes the report.
     pub(crate) fn end(&self) {
         let watch = self.lock().watch.take();

@@ -70,6 +70,7 @@ impl Assembly {
             }
             plan(&graph.now(), &Spec::default())
         };
+        self.lists.remote.part_from_clients();
         let deadline = Instant::now() + AWAY_PATIENCE;
         // The graph is not locked meanwhile: a request of a host, which its function waits for, may
         // wait for the graph.

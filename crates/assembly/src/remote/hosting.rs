@@ -257,10 +257,16 @@ impl ServedClient {
     /// Ends the client's sessions at once, and lets it have none any more. Its devices are gone
     /// from its links.
     fn leave(&mut self) {
+        self.part();
+        self.devices.values_mut().for_each(|device| drop(device.remove()));
+    }
+
+    /// Ends the client's sessions at once. Its devices stay until they are withdrawn, which the
+    /// client does not learn: for it, the IOhost is away, and its requests wait.
+    pub(super) fn part(&mut self) {
         for (unit, id) in self.ids.drain(..) {
             unit.tell(move |unit| drop(unit.remove_client(id)));
         }
-        self.devices.values_mut().for_each(|device| drop(device.remove()));
     }
 
     /// Ends the client's sessions at once. It may come again if it is admitted.
