@@ -542,9 +542,8 @@ impl FunctionChannel {
 
     /// Publishes the number of `completed` requests to the shares, and starts queued requests.
     ///
-    /// Requests that a store answers at once are taken back: until the next poll it would count as
-    /// in the store for all queues of this sidecore, which would then wait for a store that is
-    /// empty.
+    /// Requests that a store answers at once are taken back: until the next poll they would count
+    /// as in the store for all queues of this sidecore, which would then wait for an empty store.
     #[inline(never)]
     fn resume_with_others(&mut self, count: usize, completed: &mut Batch) {
         let multiplexer = Rc::clone(&self.multiplexer);
