@@ -105,12 +105,6 @@ pub struct Arrived {
 }
 
 impl Arrived {
-    /// The frame's [`head`](Self::head) and its payload, for an engine.
-    #[inline]
-    pub fn split(&mut self) -> (&[u8], &mut Received) {
-        (self.head.get(..self.head_bytes).unwrap_or_default(), &mut self.received)
-    }
-
     /// A private copy of the frame's first bytes: as many as the longest head has, or fewer if the
     /// frame is shorter.
     #[must_use]

@@ -379,7 +379,7 @@ impl<H: HostHandshake> Export<H> {
         let count = self.port.receive(now, POLL_FRAMES);
         while let Some(mut frame) = self.port.next_frame() {
             let (from, frame_bytes) = (frame.from, frame.frame_bytes);
-            let (head, received) = frame.split();
+            let (head, received) = frame.parts();
             self.host.receive(now, (from, head, frame_bytes), received, &mut self.port);
         }
         count

@@ -101,7 +101,7 @@ impl TestClient {
         self.port.receive(now, 64);
         while let Some(mut frame) = self.port.next_frame() {
             let (from, frame_bytes) = (frame.from, frame.frame_bytes);
-            let (head, received) = frame.split();
+            let (head, received) = frame.parts();
             self.client.receive(now, (from, head, frame_bytes), received, &mut self.port);
         }
         self.port.give_back();
