@@ -92,25 +92,28 @@ impl Bench {
 
     /// Sends frames one way, and returns those that come out, and the counts.
     fn exchange(&mut self, from: usize) -> (Vec<Vec<u8>>, BTreeMap<String, u64>) {
-        let before = self.counts()["carried"];
+        let before = self.counts();
         (0..FRAMES).for_each(|number| self.send(from, number));
         let counts = wait::attempts(PATIENCE, || {
             let counts = self.counts();
             let due = counts["carried"] + counts["doubled"] - counts["lost"] - counts["parted"];
-            let is_done =
-                counts["carried"] == before + u64::from(FRAMES) && counts["delivered"] == due;
+            let is_done = counts["carried"] == before["carried"] + u64::from(FRAMES)
+                && counts["delivered"] == due;
             if is_done { Ok(counts) } else { Err(counts) }
         });
         let counts = counts.unwrap_or_else(|counts| panic!("frames are missing: {counts:?}"));
-        (self.receive(1 - from), counts)
+        (self.receive(1 - from, counts["delivered"] - before["delivered"]), counts)
     }
 
-    /// The frames that have come to a station.
-    fn receive(&mut self, at: usize) -> Vec<Vec<u8>> {
+    /// Waits for this many frames at a station. A frame is counted before it leaves the wire.
+    fn receive(&mut self, at: usize, count: u64) -> Vec<Vec<u8>> {
         let sender = self.stations[1 - at].properties().address;
         let station = &mut self.stations[at];
         let mut frames: Vec<Frame> = Vec::new();
-        station.receive(Nanos::ZERO, usize::MAX, &mut frames);
+        wait::until("the frames are at the station", PATIENCE, || {
+            station.receive(Nanos::ZERO, usize::MAX, &mut frames);
+            frames.len() as u64 >= count
+        });
         let read = |frame: &Frame| {
             assert_eq!(frame.from, sender, "the frame has another sender");
             let mut bytes = vec![0; frame.len_bytes()];
