@@ -129,7 +129,8 @@ impl Daemon {
         self.look_at = Nanos::ZERO;
     }
 
-    /// Gives a store to another candidate. False if this daemon does not serve it.
+    /// Gives a store to another candidate, as soon as it is served. False if this daemon does not
+    /// have its key.
     pub fn hand_over(&mut self, store: &str) -> bool {
         self.look_at = Nanos::ZERO;
         self.stores.get_mut(store).is_some_and(Store::hand_over)

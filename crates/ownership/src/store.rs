@@ -106,6 +106,7 @@ enum Phase {
     Serving { checks: bool },
     Announcing { until: Option<Nanos> },
     Closing { releases: bool },
+    CheckingEnd,
     RecordingEnd,
     Releasing { ledger: Ledger, then: Then },
     Refused,
@@ -180,7 +181,10 @@ impl Store {
             Phase::Serving { .. } | Phase::Announcing { .. } if lease_is_over => State::Stalled,
             Phase::Serving { .. } | Phase::Announcing { .. } if !self.is_lost => State::Serving,
             Phase::Serving { .. } | Phase::Announcing { .. } => State::Closing,
-            Phase::Closing { .. } | Phase::RecordingEnd | Phase::Releasing { .. } => State::Closing,
+            Phase::Closing { .. }
+            | Phase::CheckingEnd
+            | Phase::RecordingEnd
+            | Phase::Releasing { .. } => State::Closing,
             Phase::Refused => State::Refused,
         };
         let holder = match &self.phase {
@@ -216,6 +220,7 @@ impl Store {
             | Phase::Recording
             | Phase::Opening
             | Phase::Closing { .. }
+            | Phase::CheckingEnd
             | Phase::RecordingEnd => self.not_before,
             _ => Nanos::MAX,
         }
@@ -240,9 +245,10 @@ impl Store {
         }
     }
 
-    /// Gives the store to another daemon. False if this daemon does not have it.
+    /// Gives the store to another daemon, as soon as it is served. False if this daemon does not
+    /// have it.
     pub(crate) fn hand_over(&mut self) -> bool {
-        self.hands_over |= self.serves().is_some();
+        self.hands_over |= !self.is_lost && self.has_key();
         self.hands_over
     }
 
@@ -319,6 +325,10 @@ impl Store {
                 );
                 if is_namesake {
                     self.detail = Some(detail);
+                }
+                if held.is_leaving {
+                    // The key that this daemon released has gone to another, which returns it.
+                    self.not_before = Nanos::ZERO;
                 }
                 self.phase = Phase::Waiting { holder: Some(held.clone()) };
             }
@@ -437,7 +447,7 @@ impl Store {
     }
 
     /// The task that the store needs next. It is handed out once. After the end of the lease,
-    /// nothing but the end of the ownership goes on: a successor may serve.
+    /// nothing but the close of the store goes on: a successor may serve, and has the record.
     pub(crate) fn task(
         &mut self,
         now: Nanos,
@@ -455,7 +465,12 @@ impl Store {
         }
         let begins = matches!(
             self.phase,
-            Phase::Fencing { .. } | Phase::Recording | Phase::Settling | Phase::Opening
+            Phase::Fencing { .. }
+                | Phase::Recording
+                | Phase::Settling
+                | Phase::Opening
+                | Phase::CheckingEnd
+                | Phase::RecordingEnd
         );
         if self.has_task || now < self.not_before || begins && lease_is_over {
             return None;
@@ -468,7 +483,7 @@ impl Store {
             is_closed,
         };
         let task = match &mut self.phase {
-            Phase::Reading | Phase::Checking => Task::ReadRecord,
+            Phase::Reading | Phase::Checking | Phase::CheckingEnd => Task::ReadRecord,
             Phase::Serving { checks } if *checks => {
                 *checks = false;
                 Task::ReadRecord
@@ -510,7 +525,7 @@ impl Store {
             (Phase::Closing { releases }, Outcome::Done) => {
                 self.is_open = false;
                 if *releases && !self.is_lost {
-                    self.phase = Phase::RecordingEnd;
+                    self.phase = Phase::CheckingEnd;
                 }
             }
             (phase, Outcome::Failed(why)) => {
@@ -531,6 +546,11 @@ impl Store {
                 self.phase = Phase::Serving { checks: false };
             }
             (Phase::Serving { .. } | Phase::Announcing { .. }, Outcome::Recorded(record)) => {
+                self.trip(record);
+            }
+            (Phase::CheckingEnd, Outcome::Recorded(record)) => {
+                // An etcd that was restored from a backup may have given the key back.
+                self.phase = Phase::RecordingEnd;
                 self.trip(record);
             }
             (Phase::RecordingEnd, Outcome::Done) => {

@@ -297,13 +297,64 @@ fn a_hand_over_is_announced_closed_and_recorded_before_the_key_is_released() {
     rig.run_to(State::Serving);
     assert!(rig.daemon.hand_over("disk"));
     let tasks = rig.run_to(State::Candidate);
-    let [.., Task::Close, Task::WriteRecord { record }] = &tasks[..] else { panic!("{tasks:?}") };
+    let [.., Task::Close, Task::ReadRecord, Task::WriteRecord { record }] = &tasks[..] else {
+        panic!("{tasks:?}")
+    };
     assert!(record.is_closed);
     assert_eq!(rig.owner, None);
     assert_eq!(rig.ledger.clone().unwrap().1.suspects, []);
     let released_at = rig.now;
     rig.run_to(State::Serving);
     assert!(rig.now >= released_at.after(ms(1_000)), "others had no time to claim the key");
+}
+
+#[test]
+fn a_hand_over_of_a_store_that_is_being_opened_is_remembered() {
+    let mut rig = Rig::new();
+    rig.run_to(State::Opening);
+    assert!(rig.daemon.hand_over("disk"));
+    rig.run_to(State::Serving);
+    rig.run_to(State::Candidate);
+    assert_eq!(rig.owner, None);
+}
+
+#[test]
+fn a_key_that_comes_back_is_claimed_at_once() {
+    let mut rig = Rig::new();
+    rig.run_to(State::Serving);
+    assert!(rig.daemon.hand_over("disk"));
+    rig.run_to(State::Candidate);
+    let released_at = rig.now;
+    rig.owner = Some(Held { by: member("b"), epoch: 40, is_leaving: true });
+    rig.revision = 40;
+    rig.run_to(State::WaitingForKey);
+    rig.owner = None;
+    rig.run_to(State::Serving);
+    assert!(rig.now < released_at.after(ms(500)), "{:?}", rig.now.since(released_at));
+}
+
+#[test]
+fn the_end_of_an_ownership_is_not_recorded_after_the_lease() {
+    let mut rig = Rig::new();
+    rig.run_to(State::Serving);
+    assert!(rig.daemon.hand_over("disk"));
+    assert!(rig.run_to(State::Closing).contains(&Task::Close));
+    rig.now = rig.daemon.lease_ends_at().unwrap();
+    assert_eq!(rig.daemon.task(rig.now), None, "a successor may have recorded its epoch");
+    let closed = rig.run_to(State::Candidate);
+    assert!(matches!(closed[..], [Task::ReadRecord, Task::WriteRecord { .. }]), "{closed:?}");
+}
+
+#[test]
+fn the_end_of_an_ownership_is_not_recorded_over_a_successor() {
+    let mut rig = Rig::new();
+    rig.run_to(State::Serving);
+    assert!(rig.daemon.hand_over("disk"));
+    rig.run_to(State::Closing);
+    // As after a restore of etcd from a backup, in which this daemon still has the key.
+    rig.record.as_mut().unwrap().epoch = 12;
+    assert_eq!(rig.run_to(State::Candidate), [Task::ReadRecord]);
+    assert_eq!(rig.record.unwrap().epoch, 12);
 }
 
 #[test]
