@@ -54,6 +54,7 @@ const ARROWS: &[(&str, Uses)] = &[
     ("remote", Only(&["vrio", "link", "block", "memory", "reactor", "telemetry", "units"])),
     ("plan", Only(&["remote"])),
     ("ownership", Only(&["units"])),
+    ("cluster", Only(&["ownership", "linux", "units"])),
     ("sidecore", Only(&["linux", "reactor", "units"])),
     (
         "assembly",
@@ -90,7 +91,10 @@ const ARROWS: &[(&str, Uses)] = &[
     ("control", Only(&["assembly", "socket", "telemetry"])),
     ("driver", Only(&["spec-nvme", "spec-virtio", "ring", "memory", "units"])),
     ("bin/sidecored", Only(&["control", "assembly", "linux", "socket"])),
-    ("bin/sidecore", Only(&["control", "driver", "linux", "luks", "plan", "units"])),
+    (
+        "bin/sidecore",
+        Only(&["control", "cluster", "ownership", "driver", "linux", "luks", "plan", "units"]),
+    ),
     ("verify/alloc", Only(&[])),
     ("verify/skip", Only(&[])),
     ("verify/fuse", Only(&["verify/skip"])),

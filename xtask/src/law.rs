@@ -36,6 +36,7 @@ const PEER_FACING: &[&str] = &[
     "remote",
     "ownership",
     "ublk",
+    "cluster",
     "vhost-user",
     "vfio-user",
     "control",

@@ -1,0 +1,271 @@
+//! Ways to make sure that other daemons do not write to a store any more.
+
+use std::fs::File;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process_group};
+use sidecore_linux::{FileError, FileOptions, FileStore};
+use sidecore_ownership::Member;
+
+/// The time between two looks at a fence command.
+const PAUSE: Duration = Duration::from_millis(10);
+/// The time that one attempt of a lock fence waits for requests of dead processes.
+const LOCK_PATIENCE: Duration = Duration::from_millis(200);
+
+/// A fence. It succeeds when none of the suspects has a request in flight to the store, and none
+/// can send one any more.
+pub trait Fence: Send + Sync {
+    /// Fences the suspects, once, for a daemon.
+    ///
+    /// # Errors
+    /// The reason why a suspect may still write. It is tried again.
+    fn fence(&self, me: &Member, suspects: &[Member]) -> Result<(), String>;
+}
+
+/// The lock that an owner's command inherits, and has until its last process has ended.
+///
+/// The owner takes the lock, and then looks whether its lease has ended. So a process that was
+/// paused before that look starts nothing after a successor's fence, and one that was paused after
+/// it is seen by the fence, before the command has opened anything.
+#[derive(Clone, Debug)]
+pub struct HostLock {
+    path: PathBuf,
+}
+
+/// A fence for candidates on one host: the locks of the owner's processes.
+///
+/// A live daemon locks the store's files while it has them open, and the kernel lifts the locks of
+/// a dead one after its last request (docs/decisions/0019-a-fence-against-dead-processes.md).
+#[derive(Clone, Debug)]
+pub struct LockFence {
+    /// The files and block devices of the store.
+    pub paths: Vec<PathBuf>,
+    /// The lock of a command that has not opened them yet.
+    pub host_lock: HostLock,
+}
+
+/// A fence by a program, for instance a STONITH agent.
+///
+/// The program gets the suspect's name as its last argument. It succeeds when it ends with exit
+/// code 0, and the suspect's host cannot write to the store any more. Former starts of this daemon
+/// on this host are fenced by the store's locks.
+#[derive(Clone, Debug)]
+pub struct CommandFence {
+    /// The program.
+    pub program: PathBuf,
+    /// Its first arguments.
+    pub arguments: Vec<String>,
+    /// The program is killed after this time, and has failed.
+    pub time_limit: Duration,
+    /// For former starts of this daemon.
+    pub local: LockFence,
+}
+
+/// The name in a host's identity, without the number of its boot.
+fn host_name(member: &Member) -> &str {
+    member.host.split_once('/').map_or(member.host.as_str(), |(name, _)| name)
+}
+
+impl HostLock {
+    /// The lock of a daemon's host, in a file beside the record. Each host has a file of its own,
+    /// because a lock on shared storage can outlive the host that has it.
+    #[must_use]
+    pub fn beside(record: &Path, me: &Member) -> Self {
+        let mut name = record.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".{}.lock", host_name(me)));
+        Self { path: record.with_file_name(name) }
+    }
+
+    /// Takes the lock, which ends with the last copy of the descriptor.
+    ///
+    /// # Errors
+    /// Another process has it, or the file cannot be locked.
+    pub fn take(&self) -> Result<File, String> {
+        let path = self.path.display();
+        let file = File::options().create(true).append(true).open(&self.path);
+        let file = file.map_err(|error| format!("cannot open {path}: {error}"))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(file),
+            Err(Errno::WOULDBLOCK) => Err(format!(
+                "a live process of an owner has {path} locked; stop it, or wait until it sees that \
+                 its lease has ended"
+            )),
+            Err(error) => Err(format!("cannot lock {path}: {error}")),
+        }
+    }
+}
+
+impl Fence for LockFence {
+    fn fence(&self, me: &Member, suspects: &[Member]) -> Result<(), String> {
+        if let Some(far) = suspects.iter().find(|suspect| host_name(suspect) != host_name(me)) {
+            return Err(format!(
+                "{far} is not on this host, and locks fence the processes of one host: choose a \
+                 fence command"
+            ));
+        }
+        // Processes of a former boot of this host have ended with it.
+        if suspects.iter().all(|suspect| suspect.host != me.host) {
+            return Ok(());
+        }
+        let _lock = self.host_lock.take()?;
+        for path in &self.paths {
+            let options = FileOptions {
+                predecessor_timeout: LOCK_PATIENCE,
+                ..FileOptions::new(path.as_path())
+            };
+            // Opening takes the locks, and waits for requests of processes that have ended.
+            match FileStore::open(&options) {
+                Ok(_) => {}
+                Err(FileError::Busy { .. }) => {
+                    return Err(format!(
+                        "a live process has {} open; stop it, or wait until it sees that its lease \
+                         has ended",
+                        path.display()
+                    ));
+                }
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Fence for CommandFence {
+    fn fence(&self, me: &Member, suspects: &[Member]) -> Result<(), String> {
+        let (mine, others): (Vec<Member>, Vec<Member>) =
+            suspects.iter().cloned().partition(|suspect| suspect.name == me.name);
+        if let Some(namesake) = mine.iter().find(|suspect| host_name(suspect) != host_name(me)) {
+            return Err(format!(
+                "{namesake} has this daemon's name, and the fence command would end this daemon: \
+                 give each daemon a name of its own"
+            ));
+        }
+        if !mine.is_empty() {
+            self.local.fence(me, &mine)?;
+        }
+        let mut names: Vec<&str> = others.iter().map(|suspect| suspect.name.as_str()).collect();
+        names.dedup();
+        names.into_iter().try_for_each(|name| self.run(name))
+    }
+}
+
+impl CommandFence {
+    fn run(&self, name: &str) -> Result<(), String> {
+        let program = self.program.display();
+        let start = Instant::now();
+        let mut child = Command::new(&self.program)
+            .args(&self.arguments)
+            .arg(name)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            // It can have children, which end with it.
+            .process_group(0)
+            .spawn()
+            .map_err(|error| format!("cannot run {program}: {error}"))?;
+        loop {
+            match child.try_wait().map_err(|error| format!("{program}: {error}"))? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => return Err(format!("{program} {name} failed: {}", show(status))),
+                None if start.elapsed() >= self.time_limit => break,
+                None => std::thread::sleep(PAUSE),
+            }
+        }
+        let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        if let Some(group) = group {
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+        let _ = child.wait();
+        Err(format!(
+            "{program} {name} did not end within {} s and was killed",
+            self.time_limit.as_secs_f32()
+        ))
+    }
+}
+
+fn show(status: ExitStatus) -> String {
+    status.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn member(name: &str, host: &str, incarnation: u64) -> Member {
+        Member { name: name.into(), host: host.into(), incarnation }
+    }
+
+    fn locks(paths: Vec<PathBuf>, directory: &TempDir) -> LockFence {
+        let record = directory.path().join("disk.owner");
+        LockFence { paths, host_lock: HostLock::beside(&record, &member("a", "h1/1", 1)) }
+    }
+
+    fn command(script: &str, time_limit: Duration, directory: &TempDir) -> CommandFence {
+        CommandFence {
+            program: "/bin/sh".into(),
+            arguments: vec!["-c".into(), script.into(), "fence".into()],
+            time_limit,
+            local: locks(Vec::new(), directory),
+        }
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_command_succeeds_fails_or_is_killed_with_its_children() {
+        let (me, other) = (member("a", "h1/1", 1), member("b", "h2/1", 2));
+        let directory = tempfile::tempdir().unwrap();
+        let told = directory.path().join("told");
+        let script = format!("echo $1 >> {}", told.display());
+        let suspects = [other.clone(), member("b", "h2/1", 3)];
+        command(&script, LONG, &directory).fence(&me, &suspects).unwrap();
+        assert_eq!(std::fs::read_to_string(&told).unwrap(), "b\n", "once for a daemon");
+        let error = command("exit 3", LONG, &directory).fence(&me, &suspects).unwrap_err();
+        assert!(error.contains("exit status: 3"), "{error}");
+        // The shell waits for a child, which would keep the test waiting if it were not killed.
+        let hangs = command("sleep 1000; exit 0", Duration::from_millis(50), &directory);
+        let error = hangs.fence(&me, &suspects).unwrap_err();
+        assert!(error.contains("was killed"), "{error}");
+        let none = CommandFence { program: "/no/such".into(), ..command("", LONG, &directory) };
+        assert!(none.fence(&me, &suspects).unwrap_err().contains("/no/such"));
+    }
+
+    #[test]
+    fn a_command_is_never_run_against_this_daemons_own_name() {
+        let me = member("a", "h1/1", 1);
+        let directory = tempfile::tempdir().unwrap();
+        let fence = command("exit 9", LONG, &directory);
+        let error = fence.fence(&me, &[member("a", "h2/1", 2)]).unwrap_err();
+        assert!(error.contains("a name of its own"), "{error}");
+        fence.fence(&me, &[member("a", "h1/1", 2)]).expect("a former start of this daemon");
+    }
+
+    #[test]
+    fn a_lock_fence_waits_for_a_live_process_and_refuses_other_hosts() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let fence = locks(vec![path.clone()], &directory);
+        let (me, former) = (member("a", "h1/1", 1), member("b", "h1/1", 2));
+        let open = FileStore::open(&FileOptions::new(&path)).unwrap();
+        let error = fence.fence(&me, std::slice::from_ref(&former)).unwrap_err();
+        assert!(error.contains("live process"), "{error}");
+        drop(open);
+        let lock = fence.host_lock.take().unwrap();
+        let error = fence.fence(&me, std::slice::from_ref(&former)).unwrap_err();
+        assert!(error.contains("disk.owner.h1.lock"), "{error}");
+        drop(lock);
+        fence.fence(&me, &[former]).unwrap();
+        let error = fence.fence(&me, &[member("b", "h2/1", 2)]).unwrap_err();
+        assert!(error.contains("not on this host"), "{error}");
+        let open = FileStore::open(&FileOptions::new(&path)).unwrap();
+        fence.fence(&me, &[member("b", "h1/0", 2)]).expect("it ended with the former boot");
+        drop(open);
+    }
+}

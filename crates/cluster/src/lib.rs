@@ -1,0 +1,31 @@
+//! Ownership of stores on a host: etcd, fences, records, and the thread that runs it.
+//!
+//! A [`Runner`] is the thread that drives a [`Daemon`](sidecore_ownership::Daemon). It talks to
+//! etcd through a [`Gateway`], and carries out the tasks of each store through a [`Host`]. A
+//! [`Fence`] and a [`RecordFile`] are what most hosts need for that.
+//!
+//! docs/decisions/0050-ownership.md has the reasons.
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::todo,
+        clippy::unimplemented
+    )
+)]
+
+mod fence;
+mod gateway;
+mod keys;
+mod record;
+mod runner;
+
+pub use fence::{CommandFence, Fence, HostLock, LockFence};
+pub use gateway::{Endpoint, EndpointError, Gateway};
+pub use record::RecordFile;
+pub use runner::{Host, Report, Runner, StoreReport, boot_time, this_host};

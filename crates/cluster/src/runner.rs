@@ -1,0 +1,283 @@
+//! The thread that drives the ownership of a daemon.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use sidecore_ownership::{Answer, Daemon, Member, Outcome, Record, Status, Task};
+use sidecore_units::Nanos;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::Gateway;
+
+/// The work of an owner on its host. All calls but [`serve_until`](Host::serve_until) may take
+/// long, and each is on a thread of its own; a store has one at a time.
+pub trait Host: Send + Sync + 'static {
+    /// Makes sure that none of these daemons writes to the store any more.
+    ///
+    /// # Errors
+    /// The reason why one may.
+    fn fence(&self, store: &str, suspects: &[Member]) -> Result<(), String>;
+
+    /// Reads the store's record.
+    ///
+    /// # Errors
+    /// The reason why it cannot be read.
+    fn read_record(&self, store: &str) -> Result<Option<Record>, String>;
+
+    /// Replaces the store's record, durably.
+    ///
+    /// # Errors
+    /// The reason why it cannot be written.
+    fn write_record(&self, store: &str, record: &Record) -> Result<(), String>;
+
+    /// Opens the store, which may be served until a time on the [boot time clock](boot_time).
+    ///
+    /// # Errors
+    /// The reason why it is not open.
+    fn open(&self, store: &str, epoch: u64, until: Nanos) -> Result<(), String>;
+
+    /// Closes the store, and returns when no request to it is in flight.
+    ///
+    /// # Errors
+    /// The reason why the store may be open. It is tried again.
+    fn close(&self, store: &str) -> Result<(), String>;
+
+    /// A store may be served until this time on the [boot time clock](boot_time), or not at all.
+    /// Called with each change, on the runner's thread: it must not wait.
+    fn serve_until(&self, store: &str, until: Option<Nanos>);
+}
+
+/// The state of a runner's stores.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// The stores, by their names.
+    pub stores: Vec<StoreReport>,
+    /// The end of the lease on the boot time clock.
+    pub lease_ends_at: Option<Nanos>,
+}
+
+/// A store of a runner.
+#[derive(Clone, Debug)]
+pub struct StoreReport {
+    /// The store's name.
+    pub name: String,
+    /// Its state.
+    pub status: Status,
+}
+
+enum Event {
+    HandOver(String),
+    Retry(String),
+    End,
+    Ended { store: String, outcome: Outcome },
+}
+
+/// A running thread.
+#[derive(Debug)]
+pub struct Runner {
+    events: UnboundedSender<Event>,
+    report: Arc<Mutex<Report>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Runner {
+    /// Starts the thread for a daemon and its candidacies.
+    ///
+    /// # Errors
+    /// The kernel gives no thread, or none of what a runtime needs.
+    pub fn start(daemon: Daemon, gateway: Gateway, host: Arc<dyn Host>) -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (events, inbox) = unbounded_channel();
+        let report = Arc::default();
+        let work = Work {
+            daemon,
+            host,
+            events: events.clone(),
+            report: Arc::clone(&report),
+            shown: Vec::new(),
+            logged: Vec::new(),
+        };
+        let run = move || runtime.block_on(work.run(gateway, inbox));
+        let thread = std::thread::Builder::new().name("ownership".to_owned()).spawn(run)?;
+        Ok(Self { events, report, thread: Some(thread) })
+    }
+
+    /// Gives a store to another candidate, if this daemon serves it.
+    pub fn hand_over(&self, store: &str) {
+        let _ = self.events.send(Event::HandOver(store.to_owned()));
+    }
+
+    /// Tries a refused store again.
+    pub fn retry(&self, store: &str) {
+        let _ = self.events.send(Event::Retry(store.to_owned()));
+    }
+
+    /// The newest report.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Releases all stores and the lease, and ends the thread. Without an answer of etcd, this
+    /// takes until the end of the lease.
+    pub fn end(mut self) {
+        let _ = self.events.send(Event::End);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Work {
+    daemon: Daemon,
+    host: Arc<dyn Host>,
+    events: UnboundedSender<Event>,
+    report: Arc<Mutex<Report>>,
+    /// The lease time that the host knows, of each store.
+    shown: Vec<(String, Option<Nanos>)>,
+    /// The states in the log.
+    logged: Vec<StoreReport>,
+}
+
+impl Work {
+    async fn run(mut self, gateway: Gateway, mut inbox: UnboundedReceiver<Event>) {
+        // One call at a time: the gateway is away while it has one.
+        let mut idle = Some(gateway);
+        let (done, mut answers) = unbounded_channel::<(Gateway, u64, Answer)>();
+        loop {
+            let now = boot_time();
+            if let Some(mut gateway) = idle.take() {
+                match self.daemon.call(now) {
+                    None => idle = Some(gateway),
+                    Some(numbered) => {
+                        let done = done.clone();
+                        tokio::spawn(async move {
+                            let answer = gateway.carry_out(&numbered.call).await;
+                            let _ = done.send((gateway, numbered.number, answer));
+                        });
+                    }
+                }
+            }
+            while let Some((store, task)) = self.daemon.task(now) {
+                self.start(store, task);
+            }
+            self.show(now);
+            if self.daemon.has_ended(now) {
+                return;
+            }
+            let wake = Duration::from(self.daemon.wake_at().since(now));
+            // The end of the lease is a state, too.
+            let wake = wake.clamp(Duration::from_millis(1), Duration::from_millis(500));
+            tokio::select! {
+                Some((gateway, number, answer)) = answers.recv() => {
+                    idle = Some(gateway);
+                    self.daemon.answered(boot_time(), number, answer);
+                }
+                event = inbox.recv() => match event {
+                    Some(event) => self.take(event),
+                    None => return,
+                },
+                () = tokio::time::sleep(wake) => {}
+            }
+        }
+    }
+
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::HandOver(store) => {
+                self.daemon.hand_over(&store);
+            }
+            Event::Retry(store) => self.daemon.retry(&store),
+            Event::End => self.daemon.end(),
+            Event::Ended { store, outcome } => self.daemon.ended(boot_time(), &store, outcome),
+        }
+    }
+
+    /// Starts a task on a thread of its own.
+    fn start(&self, store: String, task: Task) {
+        let until = self.daemon.lease_ends_at().unwrap_or(Nanos::ZERO);
+        let (host, events, name) = (Arc::clone(&self.host), self.events.clone(), store.clone());
+        let run = move || {
+            let outcome = carry_out(host.as_ref(), &store, &task, until);
+            let _ = events.send(Event::Ended { store, outcome });
+        };
+        let thread = std::thread::Builder::new().name("ownership-task".to_owned());
+        if let Err(error) = thread.spawn(run) {
+            let outcome = Outcome::Failed(format!("no thread for it: {error}"));
+            let _ = self.events.send(Event::Ended { store: name, outcome });
+        }
+    }
+
+    /// Shows the host and operators what has changed.
+    fn show(&mut self, now: Nanos) {
+        let mut stores = Vec::new();
+        for (name, status) in self.daemon.status(now) {
+            stores.push(StoreReport { name: name.to_owned(), status });
+        }
+        for StoreReport { name, .. } in &stores {
+            let until = self.daemon.serves_until(name).map(|(until, _)| until);
+            let known = self.shown.iter_mut().find(|(known, _)| known == name);
+            match known {
+                Some((_, shown)) if *shown == until => continue,
+                Some((_, shown)) => *shown = until,
+                None => self.shown.push((name.clone(), until)),
+            }
+            self.host.serve_until(name, until);
+        }
+        let changed = |store: &&StoreReport| {
+            let last = self.logged.iter().find(|last| last.name == store.name);
+            last.is_none_or(|last| last.status != store.status)
+        };
+        for StoreReport { name, status } in stores.iter().filter(changed) {
+            let Status { state, epoch, holder, detail } = status;
+            let holder = holder.as_ref().map(ToString::to_string);
+            tracing::info!(
+                store = name,
+                state = state.word(),
+                epoch,
+                holder,
+                detail,
+                "ownership changed"
+            );
+        }
+        self.logged.clone_from(&stores);
+        let lease_ends_at = self.daemon.lease_ends_at();
+        let report = Report { stores, lease_ends_at };
+        *self.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
+    }
+}
+
+fn carry_out(host: &dyn Host, store: &str, task: &Task, until: Nanos) -> Outcome {
+    let done = match task {
+        Task::ReadRecord => {
+            return host.read_record(store).map_or_else(Outcome::Failed, Outcome::Recorded);
+        }
+        Task::Fence { suspects } => host.fence(store, suspects),
+        Task::WriteRecord { record } => host.write_record(store, record),
+        Task::Open { epoch } => host.open(store, *epoch, until),
+        Task::Close => host.close(store),
+    };
+    done.map_or_else(Outcome::Failed, |()| Outcome::Done)
+}
+
+/// The time on `CLOCK_BOOTTIME`, which counts while the host is suspended.
+#[must_use]
+pub fn boot_time() -> Nanos {
+    let time = clock_gettime(ClockId::Boottime);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
+    let nanos = u64::try_from(time.tv_nsec).unwrap_or_default();
+    Nanos(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
+}
+
+/// The identity of this host: its name, and the number of its boot.
+///
+/// # Errors
+/// `/proc` is not mounted.
+pub fn this_host() -> io::Result<String> {
+    let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/kernel/{name}"));
+    let (name, boot) = (read("hostname")?, read("random/boot_id")?);
+    Ok(format!("{}/{}", name.trim().replace('/', "-"), boot.trim()))
+}
