@@ -14,6 +14,7 @@ mod interrupt;
 mod keep;
 mod list;
 mod luks;
+mod own;
 mod pick;
 mod plan;
 mod progress;
@@ -124,6 +125,8 @@ enum Command {
     Plan(plan::Arguments),
     /// Run a daemon and keep its descriptors during restarts, on hosts without systemd.
     Keep(keep::Arguments),
+    /// Run a daemon on the one of several hosts that owns its stores, by a lease of etcd.
+    Own(own::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -131,8 +134,8 @@ fn main() -> ExitCode {
         return code;
     }
     let arguments = Arguments::parse();
-    // The command of `keep` would inherit the ignored signal.
-    if !matches!(arguments.command, Command::Keep(_))
+    // The commands of `keep` and `own` would inherit the ignored signal.
+    if !matches!(arguments.command, Command::Keep(_) | Command::Own(_))
         && let Err(error) = ignore_file_size_signal()
     {
         eprintln!(
@@ -152,6 +155,10 @@ fn main() -> ExitCode {
         Command::Remote(remote) => with(&arguments.socket, |client| remote::run(client, remote)),
         Command::Controller(controller) => controller::run(&arguments.socket, controller),
         Command::Keep(keep) => match keep::run(&keep) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
+        Command::Own(own) => match own::run(&own) {
             Ok(code) => return code,
             Err(error) => Err(error),
         },

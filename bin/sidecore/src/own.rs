@@ -1,0 +1,195 @@
+//! `sidecore own`: runs a daemon on the one host of several that owns its stores.
+//!
+//! The command is the store's server: it is started when this host owns the store and has fenced
+//! all others, and it is killed before the lease ends if etcd does not renew it.
+
+mod supervisor;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::rand::{GetRandomFlags, getrandom};
+use sidecore_cluster::{
+    CommandFence, Endpoint, Fence, Gateway, HostLock, LockFence, RecordFile, Runner, this_host,
+};
+use sidecore_ownership::{Daemon, Member, Options};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+
+use supervisor::{Ended, Supervisor};
+
+/// A call to etcd fails after this part of the lease's time.
+const CALLS_PER_LEASE: u32 = 6;
+
+/// Runs COMMAND while this host owns STORE, by a lease of etcd.
+///
+/// All candidates run the same command line with names of their own. One of them gets the lease,
+/// fences the last owner, and starts COMMAND; if its lease ends, COMMAND is killed before that, and
+/// another candidate continues.
+#[derive(clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct Arguments {
+    /// The store, or the set of stores, that COMMAND serves: the same at all candidates.
+    #[arg(value_parser = name)]
+    store: String,
+    /// This candidate's name, which the fence command is given: different at all candidates.
+    /// Without it, the host's name.
+    #[arg(long, value_parser = name)]
+    name: Option<String>,
+    /// The members of etcd.
+    #[arg(long, required = true, value_name = "http://HOST:PORT", value_delimiter = ',')]
+    etcd: Vec<Endpoint>,
+    /// The beginning of the keys in etcd, after `/sidecore/`.
+    #[arg(long, default_value = "default", value_parser = name)]
+    cluster: String,
+    /// The file with the newest epoch, on storage that all candidates share, beside the store.
+    #[arg(long, value_name = "FILE")]
+    record: PathBuf,
+    /// A file or block device that COMMAND serves. It is not served while another process of this
+    /// host has it open, or has requests in flight to it.
+    #[arg(long, required = true, value_name = "FILE")]
+    path: Vec<PathBuf>,
+    /// Fence by the locks on `--path`. All candidates run on this host.
+    #[arg(long, required_unless_present = "fence_command", conflicts_with = "fence_command")]
+    fence_lock: bool,
+    /// Fence by this program, which gets the name of a candidate as its argument, and succeeds
+    /// when that candidate's host cannot write any more.
+    #[arg(long, value_name = "PROGRAM")]
+    fence_command: Option<PathBuf>,
+    /// Seconds after which the fence command has failed.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    fence_limit: u64,
+    /// The time of the lease in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    #[arg(value_parser = clap::value_parser!(u64).range(2..=600))]
+    lease: u64,
+    /// The daemon and its arguments. It serves on until SIGTERM, and ends in order then.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+const AFTER_HELP: &str = "\
+Signals:
+  SIGUSR1          hand over: end COMMAND with SIGTERM, and let another candidate start it
+  SIGTERM, SIGINT  the end: the same, and end this program
+
+Environment of COMMAND:
+  SIDECORE_EPOCH   the number of this ownership, larger than all before
+
+Exit codes:
+  that of COMMAND if it ends by itself; 0 after SIGTERM; 1 on an error
+
+Example:
+  sidecore own disks --etcd http://10.0.0.1:2379,http://10.0.0.2:2379 --record /shared/disks.owner
+    --path /shared/disk.img --fence-command /etc/sidecore/power-off -- sidecored --config disks.toml
+";
+
+/// Names are parts of keys in etcd, and arguments of programs.
+fn name(text: &str) -> Result<String, String> {
+    let is_valid = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if text.is_empty() || text.len() > 64 || text.starts_with('-') || !text.chars().all(is_valid) {
+        return Err("a name has 1 to 64 letters, digits, '-', '_' or '.'".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+/// Signals that have come and were not handled yet.
+struct Signals {
+    ends: Arc<AtomicBool>,
+    hands_over: Arc<AtomicBool>,
+}
+
+impl Signals {
+    fn listen() -> Result<Self> {
+        let signals = Self { ends: Arc::default(), hands_over: Arc::default() };
+        let on = |signal, flag: &Arc<AtomicBool>| {
+            signal_hook::flag::register(signal, Arc::clone(flag)).context("cannot handle signals")
+        };
+        on(SIGTERM, &signals.ends)?;
+        on(SIGINT, &signals.ends)?;
+        on(SIGUSR1, &signals.hands_over)?;
+        Ok(signals)
+    }
+
+    fn ends(&self) -> bool {
+        self.ends.load(Ordering::Relaxed)
+    }
+
+    fn hands_over(&self) -> bool {
+        self.hands_over.swap(false, Ordering::Relaxed)
+    }
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let signals = Signals::listen()?;
+    let host = this_host().context("cannot read the identity of this host")?;
+    let name = match &arguments.name {
+        Some(given) => given.clone(),
+        None => name(host.split('/').next().unwrap_or_default())
+            .map_err(|error| anyhow::anyhow!("the host's name is no --name: {error}"))?,
+    };
+    loop {
+        let me = Member { name: name.clone(), host: host.clone(), incarnation: random()? };
+        match candidacy(arguments, me, &signals)? {
+            // The next start has another incarnation, as a process that was killed.
+            Ended::Lease => say("the lease has ended: the command was killed"),
+            Ended::Command(code) => return Ok(ExitCode::from(code)),
+            Ended::Signal => return Ok(ExitCode::SUCCESS),
+        }
+    }
+}
+
+/// Is a candidate until the command or the lease has ended.
+fn candidacy(arguments: &Arguments, me: Member, signals: &Signals) -> Result<Ended> {
+    let options = Options::of_lease(arguments.lease);
+    let patience = Duration::from_secs(arguments.lease) / CALLS_PER_LEASE;
+    let gateway = Gateway::new(arguments.etcd.clone(), &arguments.cluster, me.clone(), patience);
+    let host_lock = HostLock::beside(&arguments.record, &me);
+    let local = LockFence { paths: arguments.path.clone(), host_lock };
+    let fence: Box<dyn Fence> = match &arguments.fence_command {
+        None => Box::new(local.clone()),
+        Some(program) => Box::new(CommandFence {
+            program: program.clone(),
+            arguments: Vec::new(),
+            time_limit: Duration::from_secs(arguments.fence_limit),
+            local: local.clone(),
+        }),
+    };
+    let mut daemon = Daemon::new(me.clone(), options, random()?);
+    daemon.add(&arguments.store);
+    let record = RecordFile::new(&arguments.record);
+    let supervisor = Arc::new(Supervisor::new(me, (fence, local), record, options.margin));
+    let host: Arc<Supervisor> = Arc::clone(&supervisor);
+    let runner = Runner::start(daemon, gateway, host).context("cannot start a thread")?;
+    supervisor.run(&arguments.command, (runner, &arguments.store), signals)
+}
+
+fn random() -> Result<u64> {
+    let mut bytes = [0; 8];
+    let filled = getrandom(&mut bytes, GetRandomFlags::empty()).context("no random numbers")?;
+    ensure!(filled == bytes.len(), "the kernel gave too few random numbers");
+    Ok(u64::from_le_bytes(bytes).max(1))
+}
+
+fn say(text: &str) {
+    eprintln!("sidecore own: {text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_fit_into_keys_and_command_lines() {
+        for valid in ["io1", "rack-1.host_2", "A"] {
+            assert_eq!(name(valid).unwrap(), valid);
+        }
+        for invalid in ["", "a/b", "-rf", "a b", "\u{e9}", &"a".repeat(65)] {
+            assert!(name(invalid).is_err(), "{invalid}");
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! The command of an owner: its start, its end, and its death at the end of the lease.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Child, ExitStatus};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use sidecore_cluster::{Fence, Host, LockFence, RecordFile, Runner, boot_time};
+use sidecore_ownership::{Member, Record, Status};
+use sidecore_units::Nanos;
+
+use super::{Signals, say};
+use crate::bound;
+
+/// The time between two looks at the command, the lease and signals.
+const TICK: Duration = Duration::from_millis(5);
+/// The time that the command has for its end in order.
+const END_PATIENCE: Duration = Duration::from_secs(30);
+
+/// The end of a candidacy.
+pub(super) enum Ended {
+    /// The lease has ended, and the command was killed.
+    Lease,
+    /// The command has ended by itself, with this exit code.
+    Command(u8),
+    /// A signal asked for the end.
+    Signal,
+}
+
+/// The work that tasks of the runner ask the main thread for.
+#[derive(Debug)]
+enum Wanted {
+    Nothing,
+    /// Start the command, with the epoch and the host's lock.
+    Start(u64, File),
+    /// End it.
+    Stop,
+}
+
+#[derive(Debug)]
+struct Shared {
+    wanted: Wanted,
+    /// The result of the last start.
+    started: Option<Result<(), String>>,
+    is_running: bool,
+    until: Nanos,
+}
+
+/// Runs the command on the main thread for the tasks of a [`Runner`]: the kernel kills the command
+/// at the death of the thread that started it.
+pub(super) struct Supervisor {
+    me: Member,
+    fence: Box<dyn Fence>,
+    /// The locks of the command's files, also of requests that outlive it.
+    local: LockFence,
+    record: RecordFile,
+    margin: Nanos,
+    shared: Mutex<Shared>,
+    changed: Condvar,
+}
+
+impl Supervisor {
+    pub(super) fn new(
+        me: Member,
+        (fence, local): (Box<dyn Fence>, LockFence),
+        record: RecordFile,
+        margin: Nanos,
+    ) -> Self {
+        let shared = Shared {
+            wanted: Wanted::Nothing,
+            started: None,
+            is_running: false,
+            until: Nanos::ZERO,
+        };
+        let (shared, changed) = (Mutex::new(shared), Condvar::new());
+        Self { me, fence, local, record, margin, shared, changed }
+    }
+
+    /// Whether the command must not run any more.
+    fn is_over(&self, until: Nanos) -> bool {
+        boot_time().after(self.margin) >= until
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, shared: MutexGuard<'a, Shared>) -> MutexGuard<'a, Shared> {
+        self.changed.wait(shared).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs the command as the runner says, until the candidacy ends.
+    pub(super) fn run(
+        &self,
+        command: &[OsString],
+        (runner, store): (Runner, &str),
+        signals: &Signals,
+    ) -> Result<Ended> {
+        let mut process: Option<Process> = None;
+        let mut told = None;
+        let ended = loop {
+            tell(&runner, &mut told);
+            if signals.ends() {
+                break Ended::Signal;
+            }
+            if signals.hands_over() {
+                runner.hand_over(store);
+            }
+            if let Some(ended) = self.step(command, &mut process)? {
+                break ended;
+            }
+        };
+        // The runner's last tasks need this thread.
+        let ending = std::thread::spawn(move || runner.end());
+        while !ending.is_finished() {
+            self.step(command, &mut process)?;
+        }
+        Ok(ended)
+    }
+
+    /// Waits for a moment, and looks at all that may have changed.
+    fn step(&self, command: &[OsString], process: &mut Option<Process>) -> Result<Option<Ended>> {
+        let shared = self.lock();
+        let waited = self.changed.wait_timeout(shared, TICK);
+        let mut shared = waited.unwrap_or_else(PoisonError::into_inner).0;
+        if matches!(shared.wanted, Wanted::Start(..))
+            && let Wanted::Start(epoch, lock) =
+                std::mem::replace(&mut shared.wanted, Wanted::Nothing)
+        {
+            let started = Process::start(command, epoch, lock);
+            let result = started.map(|started| *process = Some(started));
+            shared.is_running = result.is_ok();
+            shared.started = Some(result.map_err(|error| format!("{error:#}")));
+            self.changed.notify_all();
+        }
+        let Some(running) = process else {
+            if matches!(shared.wanted, Wanted::Stop) {
+                shared.wanted = Wanted::Nothing;
+                self.changed.notify_all();
+            }
+            return Ok(None);
+        };
+        let is_over = self.is_over(shared.until);
+        if is_over {
+            running.kill();
+        } else if matches!(shared.wanted, Wanted::Stop) {
+            running.stop();
+        }
+        let Some(status) = running.ended()? else { return Ok(None) };
+        let was_wanted = matches!(shared.wanted, Wanted::Stop);
+        *process = None;
+        shared.is_running = false;
+        shared.wanted = Wanted::Nothing;
+        self.changed.notify_all();
+        Ok(match (was_wanted, is_over) {
+            (true, _) => None,
+            (false, true) => Some(Ended::Lease),
+            (false, false) => {
+                say(&format!("the command has ended by itself: {status}"));
+                Some(Ended::Command(code(status)))
+            }
+        })
+    }
+}
+
+impl Host for Supervisor {
+    fn fence(&self, _: &str, suspects: &[Member]) -> Result<(), String> {
+        self.fence.fence(&self.me, suspects)
+    }
+
+    fn read_record(&self, _: &str) -> Result<Option<Record>, String> {
+        self.record.read()
+    }
+
+    fn write_record(&self, _: &str, record: &Record) -> Result<(), String> {
+        self.record.write(record)
+    }
+
+    fn open(&self, _: &str, epoch: u64, until: Nanos) -> Result<(), String> {
+        let lock = self.local.host_lock.take()?;
+        // From here on, a successor's fence fails. One that was done before followed the lease.
+        if self.is_over(until) {
+            return Err("the lease ended before the command was started".to_owned());
+        }
+        let mut shared = self.lock();
+        shared.until = until;
+        (shared.wanted, shared.started) = (Wanted::Start(epoch, lock), None);
+        self.changed.notify_all();
+        loop {
+            if let Some(started) = shared.started.take() {
+                return started;
+            }
+            shared = self.wait(shared);
+        }
+    }
+
+    fn close(&self, _: &str) -> Result<(), String> {
+        let mut shared = self.lock();
+        shared.wanted = Wanted::Stop;
+        self.changed.notify_all();
+        while shared.is_running {
+            shared = self.wait(shared);
+        }
+        let is_over = boot_time() >= shared.until;
+        drop(shared);
+        if is_over {
+            // The successor fences this daemon. A look at the locks would take them from it.
+            return Ok(());
+        }
+        // A command that was killed may have requests in flight.
+        self.local.fence(&self.me, std::slice::from_ref(&self.me))
+    }
+
+    fn serve_until(&self, _: &str, until: Option<Nanos>) {
+        if let Some(until) = until {
+            self.lock().until = until;
+        }
+    }
+}
+
+/// The running command. Dropping it kills it.
+struct Process {
+    child: Child,
+    /// When the end in order was asked for.
+    stopped_at: Option<Instant>,
+}
+
+impl Process {
+    /// The command inherits the lock.
+    fn start(command: &[OsString], epoch: u64, lock: File) -> Result<Self> {
+        let (program, arguments) = command.split_first().context("there is no COMMAND")?;
+        let program = program.to_str().context("the program's name is no UTF-8")?;
+        let mut starter = bound::command(program).context("cannot find this program")?;
+        // A Ctrl-C in the terminal goes to this process alone.
+        starter.args(arguments).env("SIDECORE_EPOCH", epoch.to_string()).process_group(0);
+        fcntl_setfd(&lock, FdFlags::empty()).context("cannot pass on the host's lock")?;
+        let child = starter.spawn().with_context(|| format!("cannot start {program}"))?;
+        drop(lock);
+        Ok(Self { child, stopped_at: None })
+    }
+
+    fn stop(&mut self) {
+        match self.stopped_at {
+            None => {
+                let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+                self.stopped_at = Some(Instant::now());
+            }
+            Some(at) if at.elapsed() >= END_PATIENCE => self.kill(),
+            Some(_) => {}
+        }
+    }
+
+    /// Kills the command, and its children that are in its group.
+    fn kill(&mut self) {
+        let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+        let _ = self.child.kill();
+    }
+
+    fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        self.child.try_wait().context("cannot wait for the command")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            self.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Prints the state of the store if it has changed.
+fn tell(runner: &Runner, told: &mut Option<Status>) {
+    let report = runner.report();
+    let Some(store) = report.stores.into_iter().next() else { return };
+    if told.as_ref() == Some(&store.status) {
+        return;
+    }
+    let Status { state, epoch, holder, detail } = &store.status;
+    let mut text = format!("{}: {}", store.name, state.word());
+    if let Some(epoch) = epoch {
+        text.push_str(&format!(" in epoch {epoch}"));
+    }
+    if let Some(holder) = holder {
+        text.push_str(&format!(", daemon {holder} has it"));
+    }
+    if let Some(detail) = detail {
+        text.push_str(&format!(": {detail}"));
+    }
+    say(&text);
+    *told = Some(store.status);
+}
+
+/// The exit code for a status, as in shells.
+fn code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| signal.saturating_add(128)));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+}

@@ -1,0 +1,213 @@
+//! `sidecore own` with a real etcd of three members, in a network namespace.
+//!
+//! The command of the owner is this test binary, as [`writer`]. It counts in the store, and notes
+//! each number in a history, which stands for an answer. The history shows whether two wrote at
+//! once, or a number was lost.
+
+mod owning;
+
+use std::time::Duration;
+
+use owning::{Candidate, Cluster, Fence, Site};
+use rustix::process::Signal;
+use sidecore_kit::wait;
+
+/// Candidates of the long test.
+const NAMES: [&str; 3] = ["a", "b", "c"];
+/// Takeovers of the long test, unless `SIDECORE_TAKEOVERS` has another number.
+const TAKEOVERS: u64 = 20;
+/// Stores of the long test, whose owners change at the same time.
+const STORES: u64 = 4;
+
+#[test]
+#[ignore = "the command of the owners in the tests below"]
+fn writer() {
+    owning::write_until_sigterm();
+}
+
+#[test]
+fn the_lease_of_a_killed_owner_ends_and_another_continues() {
+    let Some(site) = Site::start() else { return };
+    let cluster = Cluster::new("one");
+    let first = cluster.candidate(&site, "a", Fence::Lock);
+    let epoch = cluster.progress_after(0);
+    let _second = cluster.candidate(&site, "b", Fence::Lock);
+    first.kill();
+    let next = cluster.progress_after(epoch);
+    assert_eq!(cluster.owner(), "b");
+    cluster.check();
+    println!("a kill: pause {:?}", cluster.pause_before(next));
+}
+
+#[test]
+fn a_hand_over_needs_no_end_of_a_lease() {
+    let Some(site) = Site::start() else { return };
+    let cluster = Cluster::new("one");
+    let mut first = cluster.candidate(&site, "a", Fence::Lock);
+    let mut epoch = cluster.progress_after(0);
+    let mut second = cluster.candidate(&site, "b", Fence::Lock);
+    second.until_it_says("waiting for key");
+    let mut pauses = Vec::new();
+    for _ in 0..3 {
+        first.signal(Signal::USR1);
+        epoch = cluster.progress_after(epoch);
+        pauses.push(cluster.pause_before(epoch));
+        std::mem::swap(&mut first, &mut second);
+        second.until_it_says("waiting for key");
+    }
+    cluster.check();
+    println!("hand-overs: pauses {pauses:?}");
+}
+
+#[test]
+fn a_stopped_owner_is_fenced_by_the_command_and_writes_nothing_when_it_continues() {
+    let Some(site) = Site::start() else { return };
+    let cluster = Cluster::new("one");
+    let first = cluster.candidate(&site, "a", Fence::Command);
+    let epoch = cluster.progress_after(0);
+    let _second = cluster.candidate(&site, "b", Fence::Command);
+    first.signal_with_its_command(Signal::STOP);
+    cluster.progress_after(epoch);
+    first.signal_with_its_command(Signal::CONT);
+    let fenced = cluster.fenced();
+    assert!(!fenced.is_empty() && fenced.iter().all(|name| name == "a"), "{fenced:?}");
+    assert_eq!(cluster.owner(), "b");
+    cluster.progress();
+    cluster.check();
+}
+
+#[test]
+fn a_stopped_owner_keeps_its_locks_and_is_not_replaced_before_it_has_ended() {
+    let Some(site) = Site::start() else { return };
+    let cluster = Cluster::new("one");
+    let first = cluster.candidate(&site, "a", Fence::Lock);
+    let epoch = cluster.progress_after(0);
+    let mut second = cluster.candidate(&site, "b", Fence::Lock);
+    first.signal_with_its_command(Signal::STOP);
+    second.until_it_says("a live process");
+    assert_eq!(cluster.epoch(), epoch, "the stopped owner was replaced");
+    first.signal_with_its_command(Signal::CONT);
+    cluster.progress_after(epoch);
+    cluster.check();
+}
+
+#[test]
+fn an_owner_that_loses_etcd_ends_its_command_before_its_lease_ends() {
+    let Some(site) = Site::start() else { return };
+    let cluster = Cluster::new("one");
+    let mut first = cluster.candidate(&site, "a", Fence::Lock);
+    let epoch = cluster.progress_after(0);
+    site.etcd().signal(Signal::STOP);
+    first.until_it_says("the lease has ended: the command was killed");
+    assert!(!first.has_a_command(), "a command after the end of the lease");
+    site.etcd().signal(Signal::CONT);
+    cluster.progress_after(epoch);
+    cluster.check();
+}
+
+#[test]
+fn an_etcd_that_was_restored_from_a_backup_is_refused_with_the_remedy() {
+    let Some(mut site) = Site::start() else { return };
+    let cluster = Cluster::new("one");
+    let first = cluster.candidate(&site, "a", Fence::Lock);
+    cluster.progress_after(0);
+    drop(first);
+    site.replace_etcd();
+    let mut second = cluster.candidate(&site, "b", Fence::Lock);
+    // The detail follows the state, which may be the first that is printed.
+    second.until_it_says("disk: refused");
+    second.until_it_says("delete its record");
+    cluster.check();
+}
+
+/// An end of an owner, or what it takes for one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Kill,
+    KillOfTheCommand,
+    HandOver,
+    /// For longer than a lease, with the command.
+    Pause,
+    KillAndNewLeader,
+}
+
+const KINDS: [Kind; 5] =
+    [Kind::Kill, Kind::KillOfTheCommand, Kind::HandOver, Kind::Pause, Kind::KillAndNewLeader];
+
+/// Lets the owner of the newest epoch end in some way.
+fn end_owner(site: &Site, cluster: &Cluster, candidates: &[Candidate], kind: Kind) {
+    let owner = cluster.owner();
+    let index = NAMES.iter().position(|name| *name == owner).unwrap();
+    let candidate = &candidates[index];
+    match kind {
+        Kind::Kill => candidate.kill(),
+        Kind::KillOfTheCommand => candidate.kill_command(),
+        Kind::HandOver => candidate.signal(Signal::USR1),
+        Kind::Pause => {
+            let epoch = cluster.epoch();
+            let marks: Vec<_> = candidates.iter().map(Candidate::mark).collect();
+            candidate.signal_with_its_command(Signal::STOP);
+            // A busy machine may have ended its lease before.
+            wait::until("the fence fails, or another writes", owning::PATIENCE, || {
+                let fails = |mark: &_| Candidate::says(mark, "a live process");
+                marks.iter().any(fails) || cluster.epoch() > epoch
+            });
+            candidate.signal_with_its_command(Signal::CONT);
+        }
+        Kind::KillAndNewLeader => {
+            candidate.kill();
+            site.depose_leader();
+        }
+    }
+}
+
+/// Runs takeovers of these kinds, of a store of its own. Returns the pauses.
+fn take_over(site: &Site, kinds: &[Kind], (takeovers, seed): (u64, u64)) -> Vec<(Kind, Duration)> {
+    let cluster = Cluster::new(&seed.to_string());
+    let mut candidates: Vec<Candidate> =
+        NAMES.iter().map(|name| cluster.candidate(site, name, Fence::Lock)).collect();
+    let mut epoch = cluster.progress_after(0);
+    let (mut pauses, mut random) = (Vec::new(), seed);
+    for _ in 0..takeovers {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let kind = kinds[(random >> 33) as usize % kinds.len()];
+        end_owner(site, &cluster, &candidates, kind);
+        epoch = cluster.progress_after(epoch);
+        pauses.push((kind, cluster.pause_before(epoch)));
+        for (candidate, name) in candidates.iter_mut().zip(NAMES) {
+            if candidate.has_ended() {
+                *candidate = cluster.candidate(site, name, Fence::Lock);
+            }
+        }
+    }
+    cluster.check();
+    pauses
+}
+
+#[test]
+fn random_takeovers_lose_nothing_and_never_do_two_write() {
+    // A new leader of etcd gives all leases their full time again.
+    let (Some(site), Some(restless)) = (Site::start(), Site::start()) else { return };
+    let takeovers = std::env::var("SIDECORE_TAKEOVERS").map_or(TAKEOVERS, |n| n.parse().unwrap());
+    let mut pauses: Vec<(Kind, Duration)> = std::thread::scope(|scope| {
+        let run = |seed| {
+            let last = KINDS.len() - 1;
+            let kinds = if seed == STORES { &KINDS[..] } else { &KINDS[..last] };
+            let site = if seed == STORES { &restless } else { &site };
+            scope.spawn(move || take_over(site, kinds, (takeovers / STORES, seed)))
+        };
+        let runs: Vec<_> = (1..=STORES).map(run).collect();
+        runs.into_iter().flat_map(|run| run.join().unwrap()).collect()
+    });
+    pauses.sort_by_key(|(_, pause)| *pause);
+    for kind in KINDS {
+        let pauses: Vec<Duration> =
+            pauses.iter().filter(|(of, _)| *of == kind).map(|(_, pause)| *pause).collect();
+        if let (Some(median), Some(longest)) = (pauses.get(pauses.len() / 2), pauses.last()) {
+            println!(
+                "{kind:?}: {} takeovers, median {median:?}, {longest:?} at most",
+                pauses.len()
+            );
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! Three members of etcd, candidates, and the history of their commands.
+
+use std::cell::RefCell;
+use std::fs::{File, OpenOptions};
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use sidecore_cluster::boot_time;
+use sidecore_kit::etcd::Etcd;
+use sidecore_kit::namespace::Namespace;
+use sidecore_kit::process::Process;
+use sidecore_kit::wait;
+use sidecore_linux::{FileOptions, FileStore};
+use tempfile::TempDir;
+
+pub const PATIENCE: Duration = Duration::from_secs(90);
+const DIRECTORY: &str = "SIDECORE_TEST_DIRECTORY";
+/// The time between two numbers of a writer.
+const PACE: Duration = Duration::from_millis(1);
+/// Lines that show that an owner writes.
+const FEW: usize = 20;
+
+#[derive(Clone, Copy)]
+pub enum Fence {
+    Lock,
+    Command,
+}
+
+/// A line of the history.
+#[derive(Clone, Copy, Debug)]
+pub struct Line {
+    pub epoch: u64,
+    pub number: u64,
+    pub at_ns: u64,
+}
+
+/// The owner's command: counts in the store, and notes each number in the history.
+pub fn write_until_sigterm() {
+    let directory = PathBuf::from(std::env::var_os(DIRECTORY).unwrap());
+    let epoch = std::env::var("SIDECORE_EPOCH").unwrap();
+    let ends = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&ends)).unwrap();
+    let path = directory.join("disk.img");
+    let locked = FileStore::open(&FileOptions::new(&path)).unwrap();
+    let disk = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let mut history = OpenOptions::new().append(true).open(directory.join("history")).unwrap();
+    let mut bytes = [0; 8];
+    disk.read_exact_at(&mut bytes, 0).unwrap();
+    let mut number = u64::from_le_bytes(bytes);
+    while !ends.load(Ordering::Relaxed) {
+        number += 1;
+        disk.write_all_at(&number.to_le_bytes(), 0).unwrap();
+        let line = format!("{epoch} {number} {}\n", boot_time().0);
+        history.write_all(line.as_bytes()).unwrap();
+        std::thread::sleep(PACE);
+    }
+    drop(locked);
+}
+
+/// Etcd and its network.
+pub struct Site {
+    /// Ends before its namespace.
+    etcd: Option<Etcd>,
+    namespace: Namespace,
+}
+
+impl Site {
+    /// `None` if this machine has no network namespaces.
+    pub fn start() -> Option<Self> {
+        let namespace = match Namespace::new() {
+            Ok(namespace) => namespace,
+            Err(error) => {
+                sidecore_skip::skip(error);
+                return None;
+            }
+        };
+        let etcd = Some(Etcd::start(&namespace, "first").unwrap());
+        Some(Self { etcd, namespace })
+    }
+
+    /// Ends etcd, and starts another cluster at the same addresses.
+    pub fn replace_etcd(&mut self) {
+        self.etcd = None;
+        self.etcd = Some(Etcd::start(&self.namespace, "second").unwrap());
+    }
+
+    pub fn etcd(&self) -> &Etcd {
+        self.etcd.as_ref().unwrap()
+    }
+
+    pub fn depose_leader(&self) {
+        self.etcd().depose_leader(&self.namespace);
+    }
+}
+
+/// A store, its candidates' keys in etcd, and a directory for all.
+pub struct Cluster {
+    name: String,
+    directory: TempDir,
+    history: RefCell<History>,
+}
+
+/// The part of the history that was read.
+#[derive(Default)]
+struct History {
+    lines: Vec<Line>,
+    read_bytes: u64,
+}
+
+impl Cluster {
+    pub fn new(name: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        File::create(path.join("disk.img")).unwrap().set_len(1 << 20).unwrap();
+        for name in ["history", "fenced"] {
+            File::create(path.join(name)).unwrap();
+        }
+        let script = "#!/bin/sh\nkill -9 $(cat \"$(dirname \"$0\")/$1.pids\")\n\
+                      echo $1 >> \"$(dirname \"$0\")/fenced\"\n";
+        std::fs::write(path.join("fence"), script).unwrap();
+        let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(path.join("fence"), executable).unwrap();
+        Self { name: name.to_owned(), directory, history: RefCell::default() }
+    }
+
+    pub fn candidate(&self, site: &Site, name: &str, fence: Fence) -> Candidate {
+        let log = self.path(&format!("log-{name}-{}", boot_time().0));
+        let mut command = site.namespace.command(env!("CARGO_BIN_EXE_sidecore").as_ref());
+        command.args(["own", "disk", "--name", name, "--lease", "3", "--cluster", &self.name]);
+        command.args(["--etcd", &Etcd::endpoints()]);
+        command.arg("--record").arg(self.path("disk.owner"));
+        command.arg("--path").arg(self.path("disk.img"));
+        match fence {
+            Fence::Lock => command.arg("--fence-lock"),
+            Fence::Command => command.arg("--fence-command").arg(self.path("fence")),
+        };
+        command.arg("--").arg(std::env::current_exe().unwrap());
+        command.args(["--exact", "writer", "--ignored", "--nocapture"]);
+        command.env(DIRECTORY, self.directory.path());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log).unwrap());
+        let process = Process::start(&mut command).unwrap();
+        let pids = self.path(&format!("{name}.pids"));
+        Candidate { process, log, read: 0, pids }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Reads on in the history.
+    fn read_on(&self) {
+        let mut history = self.history.borrow_mut();
+        let mut file = File::open(self.path("history")).unwrap();
+        file.seek(SeekFrom::Start(history.read_bytes)).unwrap();
+        let mut text = String::new();
+        file.read_to_string(&mut text).unwrap();
+        // The last line may be half there.
+        let whole = text.rfind('\n').map_or(0, |last| last + 1);
+        history.read_bytes += whole as u64;
+        history.lines.extend(text[..whole].lines().map(|line| {
+            let mut numbers = line.split(' ').map(|word| word.parse().unwrap());
+            let mut next = || numbers.next().unwrap();
+            Line { epoch: next(), number: next(), at_ns: next() }
+        }));
+    }
+
+    /// The epoch of the last line, and the number of its lines.
+    fn newest(&self) -> (u64, usize) {
+        self.read_on();
+        let lines = &self.history.borrow().lines;
+        let epoch = lines.last().map_or(0, |line| line.epoch);
+        (epoch, lines.iter().rev().take_while(|line| line.epoch == epoch).count())
+    }
+
+    /// The epoch of the last line.
+    pub fn epoch(&self) -> u64 {
+        self.newest().0
+    }
+
+    /// Waits for lines of a later epoch. Returns the epoch.
+    pub fn progress_after(&self, epoch: u64) -> u64 {
+        let mut newest = (0, 0);
+        wait::until("an owner writes", PATIENCE, || {
+            newest = self.newest();
+            newest.0 > epoch && newest.1 >= FEW
+        });
+        newest.0
+    }
+
+    /// Waits for more lines.
+    pub fn progress(&self) {
+        let begin = self.newest();
+        wait::until("the owner writes on", PATIENCE, || {
+            let newest = self.newest();
+            newest.0 > begin.0 || newest.1 >= begin.1 + FEW
+        });
+    }
+
+    /// The time without a line before the first one of an epoch.
+    pub fn pause_before(&self, epoch: u64) -> Duration {
+        let history = &self.history.borrow().lines;
+        let first = history.iter().position(|line| line.epoch == epoch).unwrap();
+        Duration::from_nanos(history[first].at_ns - history[first - 1].at_ns)
+    }
+
+    /// Asserts that no two owners wrote at once, and that no number was lost.
+    pub fn check(&self) {
+        self.read_on();
+        for pair in self.history.borrow().lines.windows(2) {
+            assert!(pair[0].epoch <= pair[1].epoch, "a former owner wrote: {pair:?}");
+            assert!(pair[0].number < pair[1].number, "an answered number was lost: {pair:?}");
+        }
+    }
+
+    /// The daemon in the record.
+    pub fn owner(&self) -> String {
+        let text = std::fs::read(self.path("disk.owner")).unwrap();
+        let record: Value = serde_json::from_slice(&text).unwrap();
+        record["owner"]["daemon"].as_str().unwrap().to_owned()
+    }
+
+    /// The daemons that the fence command was given.
+    pub fn fenced(&self) -> Vec<String> {
+        let text = std::fs::read_to_string(self.path("fenced")).unwrap();
+        text.lines().map(str::to_owned).collect()
+    }
+}
+
+impl Drop for Cluster {
+    /// Prints the candidates' logs if the test has failed.
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        let Ok(entries) = self.directory.path().read_dir() else { return };
+        let mut logs: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        logs.retain(|path| {
+            path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"log-"))
+        });
+        logs.sort();
+        for path in logs {
+            let text = std::fs::read_to_string(&path).unwrap_or_default();
+            println!("{}:\n{text}", path.display());
+        }
+    }
+}
+
+/// A `sidecore own`.
+pub struct Candidate {
+    process: Process,
+    log: PathBuf,
+    /// The bytes of the log that [`until_it_says`](Self::until_it_says) has passed.
+    read: usize,
+    /// For the fence command.
+    pids: PathBuf,
+}
+
+impl Candidate {
+    pub fn signal(&self, signal: Signal) {
+        self.process.signal(signal).unwrap();
+    }
+
+    pub fn kill(&self) {
+        self.signal(Signal::KILL);
+    }
+
+    pub fn has_ended(&mut self) -> bool {
+        self.process.try_wait().unwrap().is_some()
+    }
+
+    /// The processes of the command.
+    fn commands(&self) -> Vec<Pid> {
+        let pid = self.process.id();
+        let children = Path::new("/proc").join(format!("{pid}/task/{pid}/children"));
+        let text = std::fs::read_to_string(children).unwrap_or_default();
+        text.split(' ').filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
+    }
+
+    pub fn has_a_command(&self) -> bool {
+        !self.commands().is_empty()
+    }
+
+    pub fn kill_command(&self) {
+        self.commands().into_iter().for_each(|pid| kill_process(pid, Signal::KILL).unwrap());
+    }
+
+    /// Sends a signal to this program and to its command, as a machine that is suspended.
+    pub fn signal_with_its_command(&self, signal: Signal) {
+        let commands = self.commands();
+        let mut pids: Vec<String> = commands.iter().map(ToString::to_string).collect();
+        pids.push(self.process.id().to_string());
+        std::fs::write(&self.pids, pids.join(" ")).unwrap();
+        // Both fail if the fence command was faster.
+        let _ = self.process.signal(signal);
+        for pid in commands {
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    /// The length of its log.
+    pub fn mark(&self) -> (PathBuf, usize) {
+        let length = std::fs::metadata(&self.log).map_or(0, |log| log.len() as usize);
+        (self.log.clone(), length)
+    }
+
+    /// Whether its log says something after a mark.
+    pub fn says((log, begin): &(PathBuf, usize), text: &str) -> bool {
+        let log = std::fs::read_to_string(log).unwrap();
+        log.get(*begin..).is_some_and(|rest| rest.contains(text))
+    }
+
+    /// Waits until its log says something, after what the last call waited for.
+    pub fn until_it_says(&mut self, text: &str) {
+        wait::until(text, PATIENCE, || {
+            let log = std::fs::read_to_string(&self.log).unwrap();
+            let found = log.get(self.read..).and_then(|rest| rest.find(text));
+            found.map(|at| self.read += at + text.len()).is_some()
+        });
+    }
+}
