@@ -21,6 +21,7 @@
 pub mod blk;
 pub mod descriptor;
 pub mod feature;
+pub mod net;
 pub mod packed;
 pub mod split;
 pub mod status;

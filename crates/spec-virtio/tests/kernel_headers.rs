@@ -4,6 +4,7 @@
 use sidecore_kit::field_offsets;
 use sidecore_kit::headers::assert_matches;
 use sidecore_spec_virtio::blk::{self, Config, Range, RequestHeader};
+use sidecore_spec_virtio::net::{self, PacketHeader};
 use sidecore_spec_virtio::vhost_user::{MemoryRegion, MemoryTableHeader, VringAddress, VringState};
 use sidecore_spec_virtio::{MMIO_CONFIG_OFFSET, descriptor, feature, packed, split, status};
 
@@ -165,6 +166,74 @@ fn block_features_and_configuration() {
         write_zeroes_may_unmap: "write_zeroes_may_unmap",
     }));
     assert_matches(&["linux/virtio_blk.h"], &expected);
+}
+
+#[test]
+fn network_features() {
+    assert_matches(
+        &["linux/virtio_net.h"],
+        &[
+            ("1ull << VIRTIO_NET_F_CSUM", net::feature::CSUM),
+            ("1ull << VIRTIO_NET_F_GUEST_CSUM", net::feature::GUEST_CSUM),
+            ("1ull << VIRTIO_NET_F_CTRL_GUEST_OFFLOADS", net::feature::CTRL_GUEST_OFFLOADS),
+            ("1ull << VIRTIO_NET_F_MTU", net::feature::MTU),
+            ("1ull << VIRTIO_NET_F_MAC", net::feature::MAC),
+            ("1ull << VIRTIO_NET_F_GUEST_TSO4", net::feature::GUEST_TSO4),
+            ("1ull << VIRTIO_NET_F_GUEST_TSO6", net::feature::GUEST_TSO6),
+            ("1ull << VIRTIO_NET_F_GUEST_ECN", net::feature::GUEST_ECN),
+            ("1ull << VIRTIO_NET_F_GUEST_UFO", net::feature::GUEST_UFO),
+            ("1ull << VIRTIO_NET_F_HOST_TSO4", net::feature::HOST_TSO4),
+            ("1ull << VIRTIO_NET_F_HOST_TSO6", net::feature::HOST_TSO6),
+            ("1ull << VIRTIO_NET_F_HOST_ECN", net::feature::HOST_ECN),
+            ("1ull << VIRTIO_NET_F_HOST_UFO", net::feature::HOST_UFO),
+            ("1ull << VIRTIO_NET_F_MRG_RXBUF", net::feature::MRG_RXBUF),
+            ("1ull << VIRTIO_NET_F_STATUS", net::feature::STATUS),
+            ("1ull << VIRTIO_NET_F_CTRL_VQ", net::feature::CTRL_VQ),
+            ("1ull << VIRTIO_NET_F_CTRL_RX", net::feature::CTRL_RX),
+            ("1ull << VIRTIO_NET_F_CTRL_VLAN", net::feature::CTRL_VLAN),
+            ("1ull << VIRTIO_NET_F_GUEST_ANNOUNCE", net::feature::GUEST_ANNOUNCE),
+            ("1ull << VIRTIO_NET_F_MQ", net::feature::MQ),
+            ("1ull << VIRTIO_NET_F_CTRL_MAC_ADDR", net::feature::CTRL_MAC_ADDR),
+        ],
+    );
+}
+
+#[test]
+fn packets_and_the_configuration_of_a_network_device() {
+    let mut expected = vec![
+        ("VIRTIO_NET_S_LINK_UP", u64::from(net::status::LINK_UP)),
+        ("VIRTIO_NET_S_ANNOUNCE", net::status::ANNOUNCE.into()),
+        ("VIRTIO_NET_HDR_F_NEEDS_CSUM", net::flag::NEEDS_CSUM.into()),
+        ("VIRTIO_NET_HDR_F_DATA_VALID", net::flag::DATA_VALID.into()),
+        ("VIRTIO_NET_HDR_GSO_NONE", net::gso::NONE.into()),
+        ("VIRTIO_NET_HDR_GSO_TCPV4", net::gso::TCPV4.into()),
+        ("VIRTIO_NET_HDR_GSO_UDP", net::gso::UDP.into()),
+        ("VIRTIO_NET_HDR_GSO_TCPV6", net::gso::TCPV6.into()),
+        ("VIRTIO_NET_HDR_GSO_ECN", net::gso::ECN.into()),
+        ("VIRTIO_NET_CTRL_MQ_VQ_PAIRS_MAX", net::QUEUE_PAIRS_MAX.into()),
+        ("ETH_ALEN", net::MAC_BYTES as u64),
+        ("ETH_HLEN", net::ETHERNET_HEADER_BYTES.into()),
+        ("ETH_MIN_MTU", net::MTU_MIN.into()),
+        ("sizeof(struct virtio_net_hdr_v1)", PacketHeader::BYTES as u64),
+        ("offsetof(struct virtio_net_config, mac)", 0),
+        ("offsetof(struct virtio_net_config, mtu) + 2", net::Config::BYTES as u64),
+    ];
+    expected.extend(field_offsets!(PacketHeader, "struct virtio_net_hdr_v1", {
+        flags: "flags",
+        gso_type: "gso_type",
+        hdr_len: "hdr_len",
+        gso_size: "gso_size",
+        csum_start: "csum_start",
+        csum_offset: "csum_offset",
+        num_buffers: "num_buffers",
+    }));
+    type NetConfig = net::Config;
+    expected.extend(field_offsets!(NetConfig, "struct virtio_net_config", {
+        status: "status",
+        max_virtqueue_pairs: "max_virtqueue_pairs",
+        mtu: "mtu",
+    }));
+    assert_matches(&["linux/virtio_net.h", "linux/if_ether.h"], &expected);
 }
 
 /// vhost-user carries the structures of the kernel's vhost, of whose regions it uses the last field

@@ -1,6 +1,7 @@
 //! Numbers for which the machine has no headers, typed from the tables of the specifications.
 #![forbid(unsafe_code)]
 
+use sidecore_spec_virtio::net::{self, Config};
 use sidecore_spec_virtio::vhost_user::{
     BACKEND_CONFIG_CHANGE, ConfigHeader, FLAGS_NEED_REPLY, FLAGS_REPLY, FLAGS_VERSION,
     FLAGS_VERSION_MASK, MemoryRegion, MessageHeader, NO_FD, PROTOCOL_FEATURES, Request,
@@ -120,4 +121,20 @@ fn the_second_word_of_a_descriptor() {
     assert_eq!((split::Tail::from_word(word), tail.to_word()), (tail, word));
     let tail = packed::Tail { len_bytes: 0x0403_0201, id: 0x0605, flags: 0x0807 };
     assert_eq!((packed::Tail::from_word(word), tail.to_word()), (tail, word));
+}
+
+/// virtio 1.3, 5.1.3 and 5.1.6: UDP segmentation, which older headers lack.
+#[test]
+fn udp_segmentation() {
+    let bits = [net::feature::GUEST_USO4, net::feature::GUEST_USO6, net::feature::HOST_USO];
+    assert_eq!(bits.map(u64::trailing_zeros), [54, 55, 56]);
+    assert_eq!(net::gso::UDP_L4, 5);
+}
+
+/// virtio 1.2, 5.1.2 and 5.1.4: receiveq1 is 0, transmitq1 is 1; `u8 mac[6]` comes first.
+#[test]
+fn queues_and_the_address_of_a_network_device() {
+    assert_eq!([0, 1, 2, 3].map(net::is_receive), [true, false, true, false]);
+    let mac = [2, 0, 0, 0, 0, 7];
+    assert_eq!(Config { mac, ..Config::default() }.encode()[..6], mac);
 }
