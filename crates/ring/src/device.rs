@@ -77,6 +77,17 @@ impl DeviceRing {
         }
     }
 
+    /// Undoes the last [`pop`](Self::pop) that was neither completed nor undone: the next one takes
+    /// the same request. Of several, the last one taken is put back first.
+    #[inline]
+    #[allow(clippy::needless_pass_by_value)] // putting it back ends the token
+    pub fn put_back(&mut self, token: Token) {
+        match &mut self.format {
+            Format::Split(ring) => ring.put_back(),
+            Format::Packed(ring) => ring.put_back(&token),
+        }
+    }
+
     /// Makes all completions visible to the driver.
     #[inline]
     pub fn publish(&mut self) {

@@ -41,6 +41,16 @@ impl Position {
             self.index = next;
         }
     }
+
+    /// Moves back by `entries`, at most one lap.
+    #[inline(always)]
+    fn retreat(&mut self, entries: u16, size: u16) {
+        if entries > self.index {
+            self.index = self.index.wrapping_add(size);
+            self.wrap = !self.wrap;
+        }
+        self.index = self.index.wrapping_sub(entries);
+    }
 }
 
 #[derive(Debug)]
@@ -194,6 +204,12 @@ impl PackedDevice {
     pub(crate) fn abandon(&mut self, token: &Token) {
         self.in_flight_entries = self.in_flight_entries.saturating_sub(token.entries);
         self.in_flight = self.in_flight.saturating_sub(1);
+    }
+
+    #[inline]
+    pub(crate) fn put_back(&mut self, token: &Token) {
+        self.next_avail.retreat(token.entries, self.size);
+        self.abandon(token);
     }
 
     pub(crate) fn take_call(&mut self) -> bool {

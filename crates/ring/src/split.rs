@@ -258,6 +258,12 @@ impl SplitDevice {
     }
 
     #[inline]
+    pub(crate) fn put_back(&mut self) {
+        self.next_avail = self.next_avail.wrapping_sub(1);
+        self.in_flight = self.in_flight.saturating_sub(1);
+    }
+
+    #[inline]
     pub(crate) fn publish(&mut self) {
         if let Some(idx) = self.used.at(split::INDEX_OFFSET) {
             // Release: status, data and elements are visible before it.

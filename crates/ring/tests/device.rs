@@ -113,6 +113,43 @@ fn requests_go_round_for_many_laps() {
     }
 }
 
+/// A device that needs several buffers for one frame takes none of them if there are too few.
+#[test]
+fn requests_that_are_put_back_are_taken_again_in_their_order() {
+    for format in FORMATS {
+        // 21 laps of 5 entries: each place of a request relative to the ring's end.
+        let mut rig =
+            Rig::new(layout(format, if format == RingFormat::Packed { 7 } else { 8 }, true, false));
+        let mut driver = rig.driver(3, 2);
+        for slot in 0..3 {
+            let at = DATA + u64::from(slot) * 64;
+            let chain = [Buffer::from_device(at, 16), Buffer::from_device(at + 16, 8)];
+            driver.describe(slot, if slot == 1 { &chain[..1] } else { &chain }).unwrap();
+        }
+        for lap in 0..21 {
+            let base = rig.device.state();
+            for slot in 0..3 {
+                driver.push(slot).unwrap();
+            }
+            driver.publish();
+            let first = [rig.pop().unwrap().unwrap(), rig.pop().unwrap().unwrap()];
+            assert_eq!((rig.chain.writable().len(), rig.device.in_flight()), (1, 2));
+            for token in first.into_iter().rev() {
+                rig.device.put_back(token);
+            }
+            assert_eq!((rig.device.state(), rig.device.in_flight()), (base, 0), "{format:?} {lap}");
+            for slot in 0..3 {
+                let token = rig.pop().unwrap().unwrap();
+                assert_eq!(rig.chain.writable()[0].address.0, DATA + slot * 64);
+                rig.device.complete(token, 16);
+                rig.device.publish();
+                assert_eq!(u64::from(driver.pop().unwrap().unwrap().slot), slot);
+            }
+            assert!(rig.pop().unwrap().is_none());
+        }
+    }
+}
+
 #[test]
 fn a_stopped_ring_goes_on_where_it_stood() {
     for format in FORMATS {
