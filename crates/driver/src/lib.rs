@@ -71,6 +71,7 @@ mod config_watch;
 mod either;
 mod error;
 mod event;
+mod front_end;
 mod loopback;
 mod nvme;
 mod options;
