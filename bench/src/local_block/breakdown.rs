@@ -114,6 +114,7 @@ fn one_round(partner: &Partner, clock: &Clock, requests: usize) -> Result<Round>
         kick: Some(kick),
         call: Some(call),
         err: Some(error),
+        log: None,
     };
     let stop = Arc::new(AtomicBool::new(false));
     let (their_stop, their_clock) = (Arc::clone(&stop), clock.clone());

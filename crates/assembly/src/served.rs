@@ -12,9 +12,10 @@ use sidecore_linux::peer_event;
 use sidecore_reactor::IdleMode;
 use sidecore_ring::RingState;
 use sidecore_sidecore::{Handle, NotStarted, Sidecore, Stopped};
-use sidecore_virtio::blk::{BlkDevice, BlkQueue};
-use sidecore_virtio::{ConfigError, QueueResources, StartError, VirtioDevice};
+use sidecore_virtio::blk::{BlkDevice, BlkQueue, Log};
+use sidecore_virtio::{ConfigError, QueueLog, QueueResources, StartError, VirtioDevice};
 
+use crate::flush::flush;
 use crate::front_end::LastStart;
 
 /// The time between two warnings of a stop that waits for requests in flight.
@@ -33,6 +34,8 @@ pub(crate) struct ServedBlk {
     pub(crate) last_start: LastStart,
     /// Whether the operator accepts the loss of answered writes.
     loss_accepted: AtomicBool,
+    /// Whether a running queue logs its writes to guest memory: its guest is about to migrate.
+    migrates: AtomicBool,
 }
 
 /// A request queue and its sidecore.
@@ -70,6 +73,7 @@ impl ServedBlk {
             running_count: AtomicU16::new(0),
             last_start: LastStart::default(),
             loss_accepted: AtomicBool::new(false),
+            migrates: AtomicBool::new(false),
         }
     }
 
@@ -88,6 +92,18 @@ impl ServedBlk {
 
     fn store(&self) -> MutexGuard<'_, Option<Arc<dyn BlockDevice>>> {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the answered writes of a guest that migrates durable, when its last queue has stopped:
+    /// another daemon serves the guest next, and the guest's flushes there have to cover them.
+    fn flush_for_migration(&self) {
+        if self.running_count() > 0 || !self.migrates.swap(false, Ordering::Relaxed) {
+            return;
+        }
+        let Some(store) = self.store().clone() else { return };
+        if store.geometry().volatile_cache {
+            flush(self.name(), store.as_ref());
+        }
     }
 
     /// Adopts the store's size. True if the driver must be notified.
@@ -171,6 +187,7 @@ impl VirtioDevice for ServedBlk {
         let Some(store) = self.store().clone() else {
             return refuse("the device is closed".to_owned());
         };
+        self.migrates.fetch_or(resources.log.is_some(), Ordering::Relaxed);
         let (device, idle) = (Arc::clone(&self.device), self.idle);
         let io_error = move |error| StartError::Io { index, error };
         let started = queue.sidecore.start(move |core| {
@@ -223,6 +240,7 @@ impl VirtioDevice for ServedBlk {
                 "queue lost: its sidecore is gone"
             ),
         }
+        self.flush_for_migration();
         state
     }
 
@@ -238,6 +256,22 @@ impl VirtioDevice for ServedBlk {
             Err(error) => self
                 .device
                 .break_with(&format!("queue {index}: the call descriptor is unusable: {error}")),
+        }
+    }
+
+    fn set_log(&self, index: u16, log: Option<QueueLog>) {
+        let Ok(queue) = self.queue(index) else { return };
+        let running = queue.running();
+        let Some(running) = &*running else { return };
+        self.migrates.store(log.is_some(), Ordering::Relaxed);
+        match log.map(|log| Log::new(log, peer_event)).transpose() {
+            // Waits for the sidecore: from its next write on the queue uses the new log.
+            Ok(log) => {
+                let _ = running.ask(move |queue| queue.set_log(log));
+            }
+            Err(error) => self
+                .device
+                .break_with(&format!("queue {index}: the log's descriptor is unusable: {error}")),
         }
     }
 

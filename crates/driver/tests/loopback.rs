@@ -6,42 +6,53 @@ use sidecore_block::{BlockDevice, Geometry, RamStore};
 use sidecore_driver::{
     BlkQueue, ClientOptions, Completion, Loopback, Notify, Operation, Piece, Slot, Status,
 };
+use sidecore_memory::GuestMemory;
 use sidecore_reactor::{CoreContext, EventFd, IdleMode, Pollable};
 use sidecore_ring::{RingFormat, RingState};
 use sidecore_units::{Nanos, Sector};
-use sidecore_virtio::QueueResources;
 use sidecore_virtio::blk::{self, BlkDevice, BlkOptions};
+use sidecore_virtio::{QueueLog, QueueResources};
+
+#[path = "loopback/dirty_log.rs"]
+mod dirty_log;
 
 const DISK_BYTES: u64 = 4 << 20;
 
 struct Pair {
     driver: BlkQueue,
+    disk: Arc<BlkDevice>,
     device: blk::BlkQueue,
+    memory: GuestMemory,
     now: u64,
 }
 
 impl Pair {
     fn new(options: &ClientOptions) -> Self {
+        Self::with_log(options, None)
+    }
+
+    fn with_log(options: &ClientOptions, log: Option<QueueLog>) -> Self {
         let store = RamStore::new(Geometry::new(DISK_BYTES, 512)).unwrap();
         let blk_options =
             BlkOptions { packed: true, serial: "loopback".to_owned(), ..BlkOptions::default() };
-        let device = Arc::new(BlkDevice::new("disk", blk_options, store.geometry()));
+        let disk = Arc::new(BlkDevice::new("disk", blk_options, store.geometry()));
         let Loopback { queue, memory, layout, kick, call, error } =
-            Loopback::new(options, device.features()).unwrap();
+            Loopback::new(options, disk.features()).unwrap();
         assert_eq!(layout.format == RingFormat::Packed, options.packed);
         let resources = QueueResources {
-            memory,
+            memory: memory.clone(),
             layout,
-            features: device.features(),
+            features: disk.features(),
             kick: Some(kick),
             call: Some(call),
             err: Some(error),
+            log,
         };
         let channel =
             store.open_channel(&CoreContext::default(), usize::from(layout.size)).unwrap();
         let fresh = RingState::fresh(layout.format);
         let device = blk::BlkQueue::new(
-            &device,
+            &disk,
             0,
             resources,
             fresh,
@@ -50,7 +61,7 @@ impl Pair {
             EventFd::peer_signal,
         )
         .unwrap();
-        Self { driver: queue, device, now: 0 }
+        Self { driver: queue, disk, device, memory, now: 0 }
     }
 
     fn poll_device(&mut self) {

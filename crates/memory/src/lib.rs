@@ -1,6 +1,6 @@
 //! Memory that a sidecore shares with an untrusted peer.
 //!
-//! This crate has six types, and contains everything `unsafe` about them:
+//! This crate has seven types, and contains everything `unsafe` about them:
 //!
 //! * [`GuestMemory`]: the regions of a guest's RAM that are mapped into this process. The table is
 //!   immutable; a change makes a new table. A clone is a reference count.
@@ -12,6 +12,7 @@
 //! * [`Arena`]: this process's own memory (a RAM disk, a bounce pool), on huge pages if possible.
 //! * [`SharedPages`]: this process's own memory that a peer maps (doorbells).
 //! * [`Words`]: atomics at a place in such memory, of which rings are made.
+//! * [`DirtyLog`]: the peer's log of the pages that were written, while its guest migrates.
 //!
 //! The peer may write to shared memory at any moment. Therefore this crate never makes a Rust
 //! reference to shared memory: scalars are read once, volatile, and bulk data is copied by code
@@ -41,6 +42,7 @@
 
 mod arena;
 pub mod copy;
+mod dirty_log;
 mod mapping;
 pub mod reaper;
 mod segments;
@@ -52,6 +54,7 @@ mod window;
 mod words;
 
 pub use arena::{Arena, PageKind, Part};
+pub use dirty_log::{DirtyLog, LOG_PAGE_BYTES};
 pub use reaper::MemoryFile;
 pub use segments::{Segment, Segments};
 pub use shared_pages::SharedPages;

@@ -4,6 +4,7 @@ use std::ptr::NonNull;
 
 use crate::arena::Part;
 use crate::copy;
+use crate::dirty_log::DirtyLog;
 use crate::table::{GuestAddress, GuestMemory, MemoryError, RegionHint};
 
 /// A contiguous piece of mapped guest memory, owned by a [`Segments`].
@@ -146,6 +147,19 @@ impl Segments {
                 unsafe { copy::zero(host, count) };
             },
         );
+    }
+
+    /// Marks all pages of the list in `log`.
+    ///
+    /// Translates each piece back to the guest's addresses, so that a list carries none while no
+    /// log is in use.
+    pub fn mark(&self, log: &DirtyLog) {
+        let Some(memory) = &self.memory else { return };
+        for piece in &self.pieces {
+            if let Some(address) = memory.guest_address_of(piece.host) {
+                log.mark(address, piece.len_bytes as u64);
+            }
+        }
     }
 
     /// The pieces, in the order of the request's bytes.

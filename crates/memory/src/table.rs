@@ -287,6 +287,22 @@ impl GuestMemory {
         self.0.regions.iter().map(|region| (region.host_base.as_ptr(), region.len_bytes))
     }
 
+    /// The first guest address behind all regions; 0 without regions.
+    #[must_use]
+    pub fn end_address(&self) -> GuestAddress {
+        let last = self.0.regions.last();
+        GuestAddress(last.map_or(0, |region| region.guest_base.saturating_add(region.len_bytes)))
+    }
+
+    /// The guest's address of a byte that is mapped at `host`.
+    pub(crate) fn guest_address_of(&self, host: NonNull<u8>) -> Option<GuestAddress> {
+        self.0.regions.iter().find_map(|region| {
+            let offset = host.addr().get().checked_sub(region.host_base.addr().get())? as u64;
+            (offset < region.len_bytes)
+                .then(|| GuestAddress(region.guest_base.saturating_add(offset)))
+        })
+    }
+
     /// Whether the peer has truncated a file of this memory. The lost memory then reads as zeros.
     #[must_use]
     pub fn is_lost(&self) -> bool {

@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use crate::table::GuestMemory;
+use crate::table::{GuestAddress, GuestMemory};
 
 /// `len_bytes` of guest memory at a fixed host address, mapped as long as the window lives.
 ///
@@ -17,6 +17,8 @@ pub struct Window {
 
 // SAFETY: the window points into the memory that it keeps alive, which is Send and Sync.
 unsafe impl Send for Window {}
+// SAFETY: as above; a shared window only gives its pointer away.
+unsafe impl Sync for Window {}
 
 impl Window {
     pub(crate) fn new(memory: GuestMemory, host: NonNull<u8>, len_bytes: usize) -> Self {
@@ -34,6 +36,12 @@ impl Window {
     #[must_use]
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
+    }
+
+    /// The guest's address of the first byte.
+    #[must_use]
+    pub fn guest_address(&self) -> Option<GuestAddress> {
+        self.memory.guest_address_of(self.host)
     }
 
     /// The memory that contains the window.

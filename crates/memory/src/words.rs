@@ -1,9 +1,9 @@
 //! Words that a peer writes too, as atomics.
 
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 
-use crate::table::{GuestMemory, MemoryError, UserAddress};
+use crate::table::{GuestAddress, GuestMemory, MemoryError, UserAddress};
 use crate::window::Window;
 
 /// An integer type that a ring is made of.
@@ -12,6 +12,8 @@ use crate::window::Window;
 /// The type is an atomic integer: any bytes are a valid value of it, and it
 /// may be shared with writers in other processes.
 pub unsafe trait Word: Sync + 'static {}
+// SAFETY: an atomic integer.
+unsafe impl Word for AtomicU8 {}
 // SAFETY: an atomic integer.
 unsafe impl Word for AtomicU16 {}
 // SAFETY: an atomic integer.
@@ -94,6 +96,18 @@ impl<T: Word> Words<T> {
     #[inline(always)]
     pub fn at(&self, offset_bytes: usize) -> Option<&T> {
         self.get(offset_bytes.checked_div(size_of::<T>())?)
+    }
+
+    /// The guest's address of the first word.
+    #[must_use]
+    pub fn guest_address(&self) -> Option<GuestAddress> {
+        self.window.guest_address()
+    }
+
+    /// The memory that contains the words.
+    #[must_use]
+    pub fn memory(&self) -> &GuestMemory {
+        self.window.memory()
     }
 
     /// The address of a word, for fetching it ahead.

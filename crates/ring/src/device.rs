@@ -1,6 +1,6 @@
 //! The device's side of a virtqueue, whichever format it has.
 
-use sidecore_memory::{GuestMemory, RegionHint};
+use sidecore_memory::{DirtyLog, GuestMemory, RegionHint};
 
 use crate::packed::PackedDevice;
 use crate::split::SplitDevice;
@@ -36,6 +36,15 @@ impl DeviceRing {
             RingFormat::Packed => Format::Packed(PackedDevice::new(memory, layout, state)?),
         };
         Ok(Self { format, hint: RegionHint::default() })
+    }
+
+    /// Marks the pages that the device writes in `log` from now on, or in none: those of the split
+    /// ring's used area, and of the packed ring's descriptors and device event area.
+    pub fn set_log(&mut self, log: Option<&DirtyLog>) {
+        match &mut self.format {
+            Format::Split(ring) => ring.set_log(log),
+            Format::Packed(ring) => ring.set_log(log),
+        }
     }
 
     /// Takes the next request, its buffers in `chain`; `None` when there is

@@ -31,6 +31,7 @@ mod error;
 mod history;
 mod indirect;
 mod layout;
+mod log;
 pub mod nvme;
 mod packed;
 mod split;

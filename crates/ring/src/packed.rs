@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering, fence};
 
-use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
+use sidecore_memory::{DirtyLog, GuestAddress, GuestMemory, RegionHint};
 use sidecore_spec_virtio::packed::{
     self, AVAIL, EVENT_DESCRIPTOR, EVENT_DISABLE, EVENT_ENABLE, Tail, USED, WRAP,
 };
@@ -10,6 +10,7 @@ use sidecore_spec_virtio::{MAX_QUEUE_SIZE, descriptor};
 
 use crate::cell::{Words, descriptor_words, event_words};
 use crate::indirect::IndirectTable;
+use crate::log::AreaLog;
 use crate::split::need_event;
 use crate::{Chain, Descriptor, RingError, RingLayout, RingState, Token};
 
@@ -73,6 +74,9 @@ pub(crate) struct PackedDevice {
     /// Descriptors taken and not yet given back.
     in_flight_entries: u16,
     in_flight: u16,
+    /// Where writes to the descriptors and to the device's event area are logged, while the guest
+    /// migrates.
+    log: Option<[AreaLog; 2]>,
 }
 
 impl PackedDevice {
@@ -105,7 +109,14 @@ impl PackedDevice {
             uncalled_entries: 0,
             in_flight_entries: 0,
             in_flight: 0,
+            log: None,
         })
+    }
+
+    pub(crate) fn set_log(&mut self, log: Option<&DirtyLog>) {
+        self.log = log.and_then(|log| {
+            Some([AreaLog::of(log, &self.descriptors)?, AreaLog::of(log, &self.device_event)?])
+        });
     }
 
     pub(crate) fn state(&self) -> RingState {
@@ -194,6 +205,9 @@ impl PackedDevice {
         if let Some(slot) = self.descriptors.get(word) {
             // Release: status and data are visible before the flags.
             slot.store(tail.to_word().to_le(), Ordering::Release);
+            if let Some([descriptors, _]) = &self.log {
+                descriptors.mark(word.wrapping_mul(size_of::<u64>()), size_of::<u64>());
+            }
         }
         self.next_used.advance(token.entries, self.size);
         self.in_flight_entries = self.in_flight_entries.saturating_sub(token.entries);
@@ -268,6 +282,9 @@ impl PackedDevice {
         if let Some(word) = self.device_event.at(packed::EVENT_FLAGS_OFFSET) {
             // Release: the driver must not see the wish with an old offset.
             word.store(wish.to_le(), Ordering::Release);
+        }
+        if let Some([_, device_event]) = &self.log {
+            device_event.mark(0, packed::EVENT_BYTES);
         }
     }
 }

@@ -2,12 +2,13 @@
 
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
-use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, copy};
+use sidecore_memory::{DirtyLog, GuestAddress, GuestMemory, RegionHint, copy};
 use sidecore_spec_virtio::split::{self, NO_INTERRUPT, NO_NOTIFY, Tail};
 use sidecore_spec_virtio::{MAX_QUEUE_SIZE, descriptor};
 
 use crate::cell::{Words, descriptor_words};
 use crate::indirect::IndirectTable;
+use crate::log::AreaLog;
 use crate::{Chain, Descriptor, RingError, RingLayout, RingState, Token};
 
 /// How many requests ahead of the one being taken its header is fetched.
@@ -46,6 +47,8 @@ pub(crate) struct SplitDevice {
     in_flight: u16,
     /// Where avail_event was last put while polling.
     event_at: u16,
+    /// Where writes to the used area are logged, while the guest migrates.
+    log: Option<AreaLog>,
 }
 
 impl SplitDevice {
@@ -93,7 +96,20 @@ impl SplitDevice {
             called_used: next_used,
             in_flight: 0,
             event_at: state.next_avail,
+            log: None,
         })
+    }
+
+    pub(crate) fn set_log(&mut self, log: Option<&DirtyLog>) {
+        self.log = log.and_then(|log| AreaLog::of(log, &self.used));
+    }
+
+    /// Marks a part of the used area, which was written.
+    #[inline]
+    fn mark(&self, offset_bytes: usize, len_bytes: usize) {
+        if let Some(log) = &self.log {
+            log.mark(offset_bytes, len_bytes);
+        }
     }
 
     pub(crate) fn state(&self) -> RingState {
@@ -248,6 +264,7 @@ impl SplitDevice {
         if let (Some(id), Some(len)) = (self.used_elements.at(at), self.used_elements.at(len_at)) {
             id.store(u32::from(token.id).to_le(), Ordering::Relaxed);
             len.store(written_bytes.to_le(), Ordering::Relaxed);
+            self.mark(at, split::USED_ENTRY_BYTES);
         }
         self.next_used = self.next_used.wrapping_add(1);
         self.in_flight = self.in_flight.saturating_sub(1);
@@ -268,6 +285,7 @@ impl SplitDevice {
         if let Some(idx) = self.used.at(split::INDEX_OFFSET) {
             // Release: status, data and elements are visible before it.
             idx.store(self.next_used.to_le(), Ordering::Release);
+            self.mark(split::INDEX_OFFSET, size_of::<u16>());
         }
         self.published_used = self.next_used;
     }
@@ -301,6 +319,7 @@ impl SplitDevice {
             self.set_avail_event(self.next_avail);
         } else if let Some(flags) = self.used.at(split::FLAGS_OFFSET) {
             flags.store(0, Ordering::Relaxed);
+            self.mark(split::FLAGS_OFFSET, size_of::<u16>());
         }
         // Arm, then look again: a request offered before the driver could see
         // the wish would otherwise sleep with us (2.7.10.2).
@@ -315,6 +334,7 @@ impl SplitDevice {
             self.set_avail_event(self.next_avail.wrapping_sub(lag).wrapping_sub(1));
         } else if let Some(flags) = self.used.at(split::FLAGS_OFFSET) {
             flags.store(NO_NOTIFY.to_le(), Ordering::Relaxed);
+            self.mark(split::FLAGS_OFFSET, size_of::<u16>());
         }
     }
 
@@ -327,8 +347,10 @@ impl SplitDevice {
     }
 
     fn set_avail_event(&self, index: u16) {
-        if let Some(event) = self.used.at(split::used_entry_offset(self.size)) {
+        let at = split::used_entry_offset(self.size);
+        if let Some(event) = self.used.at(at) {
             event.store(index.to_le(), Ordering::Relaxed);
+            self.mark(at, size_of::<u16>());
         }
     }
 }

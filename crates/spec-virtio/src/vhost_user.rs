@@ -29,6 +29,13 @@ pub const FLAGS_NEED_REPLY: u32 = 1 << 3;
 /// exist, and once the bit is accepted rings start disabled.
 pub const PROTOCOL_FEATURES: u64 = 1 << 30;
 
+/// VHOST_F_LOG_ALL, vhost-user's bit among the virtio features: the back end logs its writes to
+/// guest memory ("Migration").
+pub const LOG_ALL: u64 = 1 << 26;
+
+/// Flag of [`VringAddress`], VHOST_VRING_F_LOG: writes to the used ring are logged.
+pub const RING_LOG: u32 = 1 << 0;
+
 /// VHOST_USER_BACKEND_CONFIG_CHANGE_MSG, a back end's request to its front end: the configuration
 /// space has changed ("Back-end message types").
 pub const BACKEND_CONFIG_CHANGE: u32 = 2;
@@ -37,6 +44,8 @@ pub const BACKEND_CONFIG_CHANGE: u32 = 2;
 pub mod protocol {
     /// VHOST_USER_PROTOCOL_F_MQ: the front end may ask how many queues there are.
     pub const MQ: u64 = 1 << 0;
+    /// VHOST_USER_PROTOCOL_F_LOG_SHMFD: the log of written pages is in a file.
+    pub const LOG_SHMFD: u64 = 1 << 1;
     /// VHOST_USER_PROTOCOL_F_REPLY_ACK: any request may ask for an acknowledgement.
     pub const REPLY_ACK: u64 = 1 << 3;
     /// VHOST_USER_PROTOCOL_F_BACKEND_REQ: the back end may send requests of its own, on a socket
@@ -111,6 +120,7 @@ impl Request {
             self,
             Self::GetFeatures
                 | Self::GetProtocolFeatures
+                | Self::SetLogBase
                 | Self::GetVringBase
                 | Self::GetQueueNum
                 | Self::GetConfig
@@ -147,7 +157,7 @@ layout! {
     pub struct VringAddress: 40 {
         /// The ring.
         pub index: u32 = 0,
-        /// Bit 0 asks for logging of writes.
+        /// 0 or [`RING_LOG`].
         pub flags: u32 = 4,
         /// Descriptor table, or the packed ring.
         pub descriptor: u64 = 8,
@@ -157,6 +167,18 @@ layout! {
         pub available: u64 = 24,
         /// Where to log writes, a guest address.
         pub log: u64 = 32,
+    }
+}
+
+layout! {
+    /// "A log description": the bytes of the file beside the message that are the log of written
+    /// pages.
+    #[derive(Serialize, Deserialize)]
+    pub struct Log: 16 {
+        /// Size of the log.
+        pub len_bytes: u64 = 0,
+        /// Where in the file it starts.
+        pub file_offset_bytes: u64 = 8,
     }
 }
 

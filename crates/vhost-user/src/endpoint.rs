@@ -13,6 +13,7 @@ use crate::codec::Codec;
 use crate::message::{MemoryRegion, Message, Request};
 use crate::ring::RingSnapshot;
 use crate::session::{ProtocolError, Session};
+use crate::write_log::LogSnapshot;
 
 /// The time without a message of the front end after which it is notified of a change of the
 /// configuration space. QEMU reads the space in reply, and 6.0 to 7.2 do so even while they wait
@@ -33,6 +34,9 @@ struct ExportedSession {
     regions: Vec<(MemoryRegion, FdPlace)>,
     rings: Vec<RingSnapshot>,
     backend_channel: Option<FdPlace>,
+    /// Absent in snapshots of versions without logs.
+    #[serde(default)]
+    log: LogSnapshot,
 }
 
 impl sidecore_peer::Endpoint for VirtioEndpoint {
@@ -106,6 +110,7 @@ impl sidecore_peer::Session for Session {
                 .backend_channel
                 .take()
                 .map(|channel| fds.put(channel.into_inner())),
+            log: self.log.export(fds),
         };
         self.forget();
         sidecore_peer::session_state(&state)
@@ -127,6 +132,7 @@ impl sidecore_peer::Session for Session {
         if let Some(channel) = state.backend_channel {
             self.backend_channel = BackendChannel::new(fds.take(channel)?);
         }
+        self.log.resume(state.log, fds)?;
         for (ring, state) in self.rings.iter_mut().zip(state.rings) {
             ring.resume(state, fds)?;
         }

@@ -31,12 +31,14 @@ mod ring;
 mod session;
 #[cfg(test)]
 mod testing;
+mod write_log;
 
 pub use codec::{Codec, Connection, ConnectionError, Received};
 pub use endpoint::VirtioEndpoint;
 pub use message::{
-    Body, ConfigSpace, Flags, HEADER_BYTES, Header, MAX_CONFIG_BYTES, MAX_FDS, MAX_PAYLOAD_BYTES,
-    MemoryRegion, Message, MessageError, NO_FD, Request, VringAddress, VringState,
+    Body, ConfigSpace, Flags, HEADER_BYTES, Header, Log, MAX_CONFIG_BYTES, MAX_FDS,
+    MAX_PAYLOAD_BYTES, MemoryRegion, Message, MessageError, NO_FD, Request, VringAddress,
+    VringState,
 };
 pub use session::{ProtocolError, Session};
 pub use sidecore_peer::{Access, ServerError, Service, Socket, StreamError};

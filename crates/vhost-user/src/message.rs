@@ -9,7 +9,7 @@ use sidecore_spec_virtio::vhost_user::{
     MemoryTableHeader, MessageHeader, SingleMemoryRegion,
 };
 pub use sidecore_spec_virtio::vhost_user::{
-    MAX_CONFIG_BYTES, MAX_FDS, MemoryRegion, NO_FD, Request, VringAddress, VringState,
+    Log, MAX_CONFIG_BYTES, MAX_FDS, MemoryRegion, NO_FD, Request, VringAddress, VringState,
 };
 
 /// The size of a message's header.
@@ -140,6 +140,8 @@ pub enum Body {
     MemoryTable(Vec<MemoryRegion>),
     /// One region of the guest's memory.
     MemoryRegion(MemoryRegion),
+    /// The log of written pages; one descriptor.
+    Log(Log),
     /// A part of the configuration space.
     Config(ConfigSpace),
     /// The uninterpreted payload of a request that is not served.
@@ -169,6 +171,7 @@ impl Body {
             Self::MemoryRegion(region) => {
                 to.extend_from_slice(&SingleMemoryRegion { region: *region }.encode())
             }
+            Self::Log(log) => to.extend_from_slice(&log.encode()),
             Self::Config(config) => {
                 let size_bytes = count_u32(config.data.len());
                 let ConfigSpace { offset_bytes, flags, .. } = *config;
@@ -239,7 +242,13 @@ impl Message {
                 Body::U64(value),
             ) => count == usize::from(value & NO_FD == 0),
             (Request::SetMemTable, Body::MemoryTable(regions)) => count == regions.len(),
-            (Request::AddMemReg | Request::SetBackendReqFd, _) => count == 1,
+            (
+                Request::AddMemReg
+                | Request::SetBackendReqFd
+                | Request::SetLogBase
+                | Request::SetLogFd,
+                _,
+            ) => count == 1,
             // "No file descriptors SHOULD be passed [...] the back-end MAY accept messages with
             // one": old versions of QEMU send it.
             (Request::RemMemReg, _) => count <= 1,
@@ -278,6 +287,7 @@ impl Reader<'_> {
             | R::ResetDevice
             | R::GetMaxMemSlots
             | R::SetBackendReqFd
+            | R::SetLogFd
             | R::GetStatus => Some(Body::Empty),
             R::SetFeatures
             | R::SetProtocolFeatures
@@ -293,6 +303,7 @@ impl Reader<'_> {
             R::AddMemReg | R::RemMemReg => {
                 Some(Body::MemoryRegion(SingleMemoryRegion::decode(self.take()?).region))
             }
+            R::SetLogBase => Some(Body::Log(Log::decode(self.take()?))),
             R::GetConfig | R::SetConfig => self.config(),
             _ => Some(self.rest()),
         }

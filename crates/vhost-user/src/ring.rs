@@ -9,10 +9,11 @@ use sidecore_memory::{GuestMemory, UserAddress};
 use sidecore_peer::{ExportFds, FdPlace, ResumeError, ResumeFds};
 use sidecore_ring::{RingFormat, RingLayout, RingState, was_used};
 use sidecore_spec_virtio::feature::{EVENT_IDX, INDIRECT_DESC, RING_PACKED};
-use sidecore_spec_virtio::vhost_user::PROTOCOL_FEATURES;
+use sidecore_spec_virtio::vhost_user::{LOG_ALL, PROTOCOL_FEATURES};
 use sidecore_virtio::{QueueResources, StartError, VirtioDevice};
 
 use crate::message::VringAddress;
+use crate::write_log::WriteLog;
 
 /// The addresses of a ring's areas, in the front end's address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -275,12 +276,30 @@ impl Ring {
         Ok(())
     }
 
+    /// Has a running ring log its writes as `log` says under these features. On return the device
+    /// uses this log, and no other.
+    pub(crate) fn set_log(&self, features: u64, log: &WriteLog) -> io::Result<()> {
+        if self.is_running() {
+            self.device.set_log(self.index, log.for_queue(features)?);
+        }
+        Ok(())
+    }
+
     pub(crate) fn set_enabled(&mut self, enabled: bool) {
         self.enabled = Some(enabled);
     }
 
-    /// Starts the ring if it is enabled, has all its settings, and does not run.
-    pub(crate) fn start(&mut self, memory: &GuestMemory, features: u64) -> Result<(), StartError> {
+    /// Starts the ring if it is enabled, has all its settings, and does not run. A ring whose
+    /// writes are to be logged waits for the log.
+    pub(crate) fn start(
+        &mut self,
+        memory: &GuestMemory,
+        features: u64,
+        log: &WriteLog,
+    ) -> Result<(), StartError> {
+        if features & LOG_ALL != 0 && !log.is_set() {
+            return Ok(());
+        }
         if self.is_running() || !self.enabled.unwrap_or(features & PROTOCOL_FEATURES == 0) {
             return Ok(());
         }
@@ -312,17 +331,19 @@ impl Ring {
         }
         let eventfds = duplicate(kick)
             .and_then(|kick| {
-                Ok((kick, duplicate(self.call.as_ref())?, duplicate(self.err.as_ref())?))
+                let (call, err) = (duplicate(self.call.as_ref())?, duplicate(self.err.as_ref())?);
+                Ok((kick, call, err, log.for_queue(features)?))
             })
             .map_err(|error| StartError::Io { index: self.index, error });
-        let started = eventfds.and_then(|(kick, call, err)| {
+        let started = eventfds.and_then(|(kick, call, err, log)| {
             let resources = QueueResources {
                 memory: memory.clone(),
                 layout,
-                features: features & !PROTOCOL_FEATURES,
+                features: features & !(PROTOCOL_FEATURES | LOG_ALL),
                 kick,
                 call,
                 err,
+                log,
             };
             self.device.start_queue(self.index, resources, state)
         });

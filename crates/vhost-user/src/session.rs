@@ -1,6 +1,7 @@
 //! The back end's side of one connection, as a state machine.
 
 mod error;
+mod log;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use sidecore_memory::{
 };
 use sidecore_socket::cause;
 use sidecore_spec_virtio::status::DEVICE_NEEDS_RESET;
-use sidecore_spec_virtio::vhost_user::{PROTOCOL_FEATURES, protocol};
+use sidecore_spec_virtio::vhost_user::{LOG_ALL, PROTOCOL_FEATURES, RING_LOG, protocol};
 use sidecore_spec_virtio::{MAX_QUEUE_SIZE, MMIO_CONFIG_OFFSET};
 use sidecore_virtio::{StartError, VirtioDevice};
 
@@ -19,11 +20,14 @@ use crate::message::{
     Body, ConfigSpace, MemoryRegion, Message, NO_FD, Request, VringAddress, VringState,
 };
 use crate::ring::Ring;
+use crate::write_log::WriteLog;
 
 pub use error::ProtocolError;
+use log::check_log;
 
 /// The protocol features that a [`Session`] offers.
 pub(crate) const OFFERED_PROTOCOL: u64 = protocol::MQ
+    | protocol::LOG_SHMFD
     | protocol::REPLY_ACK
     | protocol::BACKEND_REQ
     | protocol::CONFIG
@@ -46,6 +50,13 @@ pub(crate) const OFFERED_PROTOCOL: u64 = protocol::MQ
 /// their positions. When the change is acknowledged, no thread can reach the old memory; the kernel
 /// may free it later (the reaper of `sidecore_memory`).
 ///
+/// # The log of written pages
+///
+/// While a guest migrates, the rings log the pages that the device writes. SET_LOG_BASE and
+/// SET_FEATURES are answered when each running ring uses the new log, or none: so the front end
+/// finds each page in the log that it has then, or had before. The log has a bit for each page of
+/// the guest's memory, or is refused.
+///
 /// # Errors
 ///
 /// A failed request is acknowledged as failed if the front end asked for acknowledgements.
@@ -64,6 +75,7 @@ pub struct Session {
     pub(crate) regions: Vec<(MemoryRegion, MemoryFile)>,
     pub(crate) rings: Vec<Ring>,
     pub(crate) backend_channel: Option<BackendChannel>,
+    pub(crate) log: WriteLog,
     /// The generation of the configuration space that the front end has read or was notified of;
     /// `None` before its first read.
     known_config: Option<u32>,
@@ -86,6 +98,7 @@ impl Session {
             regions: Vec::new(),
             rings,
             backend_channel: None,
+            log: WriteLog::default(),
             known_config: None,
             is_ended: false,
         }
@@ -207,6 +220,11 @@ impl Session {
             (Request::GetStatus, Body::Empty) => Some(Body::U64(self.status().into())),
             (Request::GetConfig, Body::Config(config)) => Some(self.read_config(config)),
             (Request::GetVringBase, Body::VringState(state)) => Some(self.stop_ring(state)?),
+            // Always answered, by a number that means nothing ("Migration").
+            (Request::SetLogBase, Body::Log(log)) => {
+                self.set_log(log, fds)?;
+                Some(Body::U64(0))
+            }
             (request, body) => {
                 self.serve(request, body, fds)?;
                 None
@@ -240,6 +258,7 @@ impl Session {
             (Request::SetStatus, Body::U64(status)) => self.set_status(status),
             (Request::SetConfig, Body::Config(config)) => self.write_config(&config),
             (Request::SetBackendReqFd, Body::Empty) => self.set_backend_channel(fds),
+            (Request::SetLogFd, Body::Empty) => self.set_log_event(fds),
             (Request::SetMemTable, Body::MemoryTable(regions)) => {
                 self.set_memory_table(&regions, fds)
             }
@@ -263,6 +282,7 @@ impl Session {
             Request::GetConfig | Request::SetConfig => protocol::CONFIG,
             Request::GetStatus | Request::SetStatus => protocol::STATUS,
             Request::SetBackendReqFd => protocol::BACKEND_REQ,
+            Request::SetLogBase | Request::SetLogFd => protocol::LOG_SHMFD,
             Request::GetMaxMemSlots | Request::AddMemReg | Request::RemMemReg => {
                 protocol::CONFIGURE_MEM_SLOTS
             }
@@ -278,7 +298,7 @@ impl Session {
     // Features and status.
 
     fn offered(&self) -> u64 {
-        self.device.features() | PROTOCOL_FEATURES
+        self.device.features() | PROTOCOL_FEATURES | LOG_ALL
     }
 
     fn set_features(&mut self, bits: u64) -> Result<(), ProtocolError> {
@@ -291,7 +311,7 @@ impl Session {
         }
         // QEMU repeats the features at each start of the device.
         if self.features != Some(bits) && self.rings.iter().any(Ring::is_running) {
-            return Err(ProtocolError::FeaturesWhileRunning);
+            return self.switch_log(bits);
         }
         let before = self.features.replace(bits);
         for index in 0..self.rings.len() {
@@ -335,6 +355,7 @@ impl Session {
         self.rings.iter_mut().for_each(Ring::reset);
         self.features = None;
         self.status = 0;
+        self.log.clear();
         self.device.reset();
     }
 
@@ -395,6 +416,7 @@ impl Session {
         let specs =
             regions.iter().zip(fds).map(|(region, file)| region_spec(region, file)).collect();
         let memory = GuestMemory::map(specs).map_err(memory_error(Request::SetMemTable))?;
+        check_log(Request::SetMemTable, self.log.base(), &memory)?;
         self.regions = kept;
         self.replace_memory(memory)
     }
@@ -411,6 +433,7 @@ impl Session {
                 .memory
                 .with_region(region_spec(region, file))
                 .map_err(memory_error(Request::AddMemReg))?;
+            check_log(Request::AddMemReg, self.log.base(), &memory)?;
             self.regions.push(kept);
             self.replace_memory(memory)?;
         }
@@ -449,7 +472,7 @@ impl Session {
         let Some(features) = self.features else { return Ok(()) };
         let mut result = Ok(());
         for (ring, ran) in self.rings.iter_mut().zip(ran) {
-            if let Err(error) = ring.start(&self.memory, features) {
+            if let Err(error) = ring.start(&self.memory, features, &self.log) {
                 // A ring that was stopped before may stay stopped.
                 if ran && result.is_ok() {
                     result = Err(error.into());
@@ -475,7 +498,7 @@ impl Session {
     fn start(&mut self, index: u64) -> Result<(), ProtocolError> {
         let ring = usize::try_from(index).ok().and_then(|index| self.rings.get_mut(index));
         if let (Some(ring), Some(features)) = (ring, self.features) {
-            ring.start(&self.memory, features)?;
+            ring.start(&self.memory, features, &self.log)?;
         }
         Ok(())
     }
@@ -498,8 +521,9 @@ impl Session {
 
     fn set_areas(&mut self, address: VringAddress) -> Result<(), ProtocolError> {
         let request = Request::SetVringAddr;
-        if address.flags != 0 {
-            // Logging needs VHOST_F_LOG_ALL, which is not offered.
+        // A ring knows from the memory table which pages it has to log: `address.log`, which some
+        // front ends leave zero, is not needed.
+        if address.flags & !RING_LOG != 0 {
             return Err(ProtocolError::BadValue { request, value: address.flags.into() });
         }
         if !self.ring(address.index.into())?.set_areas(address.into()) {

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use sidecore_memory::GuestMemory;
+use sidecore_memory::{GuestAddress, GuestMemory};
 use sidecore_ring::{RingFormat, RingState};
 pub use sidecore_spec_virtio::feature::{EVENT_IDX, INDIRECT_DESC, RING_PACKED, VERSION_1};
 pub use sidecore_spec_virtio::vhost_user::PROTOCOL_FEATURES;
-use sidecore_virtio::{ConfigError, QueueResources, StartError, VirtioDevice};
+use sidecore_virtio::{ConfigError, QueueLog, QueueResources, StartError, VirtioDevice};
 
 use crate::codec::{Connection, ConnectionError, Received};
 use crate::message::{Body, MemoryRegion, Message, NO_FD, Request, VringAddress, VringState};
@@ -28,6 +28,7 @@ pub enum Event {
     Start { index: u16, state: RingState, format: RingFormat, kick: bool, call: bool },
     Stop { index: u16 },
     SetCall { index: u16, call: bool },
+    SetLog { index: u16, log: bool },
     Reset,
 }
 
@@ -84,6 +85,14 @@ impl Recorder {
 
     pub fn memory_of(&self, index: u16) -> GuestMemory {
         self.state().queues[usize::from(index)].as_ref().unwrap().0.memory.clone()
+    }
+
+    /// Writes to guest memory as a queue does: marks the page in the log, if there is one.
+    pub fn mark(&self, index: u16, page: u64) -> bool {
+        let state = self.state();
+        let (resources, _) = state.queues[usize::from(index)].as_ref().unwrap();
+        let log = resources.log.as_ref();
+        log.map(|log| log.pages.mark(GuestAddress(page * 4096), 1)).is_some()
     }
 
     /// Changes the generation of the configuration space.
@@ -187,6 +196,14 @@ impl VirtioDevice for Recorder {
         this.events.push(Event::SetCall { index, call: call.is_some() });
         if let Some((resources, _)) = &mut this.queues[usize::from(index)] {
             resources.call = call;
+        }
+    }
+
+    fn set_log(&self, index: u16, log: Option<QueueLog>) {
+        let mut this = self.state();
+        this.events.push(Event::SetLog { index, log: log.is_some() });
+        if let Some((resources, _)) = &mut this.queues[usize::from(index)] {
+            resources.log = log;
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use sidecore_ring::RingState;
 use sidecore_vhost_user::{Access, Body, Message, Request, Service, VirtioEndpoint};
-use sidecore_virtio::{ConfigError, QueueResources, StartError, VirtioDevice};
+use sidecore_virtio::{ConfigError, QueueLog, QueueResources, StartError, VirtioDevice};
 
 /// A device without queues.
 struct Idle;
@@ -49,6 +49,8 @@ impl VirtioDevice for Idle {
     }
 
     fn set_call(&self, _: u16, _: Option<OwnedFd>) {}
+
+    fn set_log(&self, _: u16, _: Option<QueueLog>) {}
 
     fn reset(&self) {}
 

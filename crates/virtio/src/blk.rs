@@ -6,9 +6,11 @@
 
 mod config;
 mod device;
+mod log;
 mod queue;
 pub mod request;
 
 pub use config::BlkOptions;
 pub use device::BlkDevice;
+pub use log::Log;
 pub use queue::{BlkQueue, StopReply};

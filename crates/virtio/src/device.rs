@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use sidecore_memory::{GuestMemory, MemoryError};
+use sidecore_memory::{DirtyLog, GuestMemory, MemoryError};
 use sidecore_ring::{RingError, RingLayout, RingState};
 
 /// All that a device needs to serve one queue.
@@ -21,6 +21,18 @@ pub struct QueueResources {
     pub call: Option<OwnedFd>,
     /// Signalled when the device breaks on something in this ring.
     pub err: Option<OwnedFd>,
+    /// Where writes to guest memory are logged, while the guest migrates.
+    pub log: Option<QueueLog>,
+}
+
+/// The log of a queue's writes to guest memory. Its VMM copies the logged pages to the migration's
+/// destination.
+#[derive(Debug)]
+pub struct QueueLog {
+    /// The pages that were written.
+    pub pages: DirtyLog,
+    /// Signalled after pages were marked, if the VMM wants that.
+    pub event: Option<OwnedFd>,
 }
 
 /// Why a queue cannot be started.
@@ -142,6 +154,11 @@ pub trait VirtioDevice: Send + Sync {
     /// and unmasked this way all the time); does nothing if the queue is not started. Completions
     /// not yet announced are announced on the new one.
     fn set_call(&self, index: u16, call: Option<OwnedFd>);
+
+    /// Replaces the log of a running queue without stopping it; does nothing if the queue is not
+    /// started. When this returns, the queue marks each page that it writes in the new log, also
+    /// for requests that were in flight before.
+    fn set_log(&self, index: u16, log: Option<QueueLog>);
 
     /// Forgets everything about the driver: all queues are stopped already.
     /// Brings a broken device back.

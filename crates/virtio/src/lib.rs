@@ -23,4 +23,4 @@
 pub mod blk;
 mod device;
 
-pub use device::{ConfigError, QueueResources, StartError, VirtioDevice};
+pub use device::{ConfigError, QueueLog, QueueResources, StartError, VirtioDevice};

@@ -106,6 +106,7 @@ impl Rig {
             kick: duplicate(&kick),
             call: duplicate(&call),
             err: duplicate(&err),
+            log: None,
         };
         let layout_for_driver = RingLayout { indirect: false, ..layout };
         let driver = DriverRing::new(&memory, &layout_for_driver, 2, 4, None).unwrap();
@@ -578,6 +579,7 @@ fn a_queue_that_cannot_be_started_says_why() {
             kick,
             call: None,
             err: None,
+            log: None,
         };
         let channel = store.open_channel(&CoreContext::default(), size.into()).unwrap();
         let state = RingState::fresh(RingFormat::Split);

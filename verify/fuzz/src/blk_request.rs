@@ -42,6 +42,7 @@ fuzz_target!(|input: &[u8]| {
         kick: None,
         call: None,
         err: None,
+        log: None,
     };
     let Ok(channel) = store.open_channel(&CoreContext::default(), layout.size.into()) else {
         return;

@@ -14,7 +14,7 @@ use libfuzzer_sys::fuzz_target;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use sidecore_ring::RingState;
 use sidecore_vhost_user::{HEADER_BYTES, Header, Message, Request, Session};
-use sidecore_virtio::{ConfigError, QueueResources, StartError, VirtioDevice};
+use sidecore_virtio::{ConfigError, QueueLog, QueueResources, StartError, VirtioDevice};
 
 const QUEUES: u16 = 3;
 const CONFIG_BYTES: usize = 60;
@@ -104,6 +104,15 @@ impl VirtioDevice for Device {
             .expect("a call for a queue that does not run")
             .0
             .call = call;
+    }
+
+    fn set_log(&self, index: u16, log: Option<QueueLog>) {
+        let mut queues = self.queues();
+        let (resources, _) =
+            queues[usize::from(index)].as_mut().expect("a log for a queue that does not run");
+        // A log that the session has accepted has a bit for each page of the memory.
+        assert!(log.as_ref().is_none_or(|log| log.pages.covers(&resources.memory)));
+        resources.log = log;
     }
 
     fn reset(&self) {

@@ -127,6 +127,7 @@ impl Guest {
             kick: duplicate(&self.kick),
             call: duplicate(&self.call),
             err: None,
+            log: None,
         }
     }
 

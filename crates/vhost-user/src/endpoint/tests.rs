@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 use sidecore_memory::GuestAddress;
 use sidecore_peer::{Access, ServerError, Service, Snapshot, Socket};
 use sidecore_ring::{RingFormat, RingState};
+use sidecore_spec_virtio::vhost_user::LOG_ALL;
 
 use super::*;
-use crate::message::{Body, ConfigSpace, VringState};
+use crate::message::{Body, ConfigSpace, Log, VringState};
 use crate::testing::*;
 
 struct Fixture {
@@ -95,7 +96,7 @@ fn a_vmm_is_served_and_its_disconnect_stops_the_queues() {
     let mut front = connect_to(&server);
     assert_eq!(
         ask(&mut front, plain(Request::GetFeatures)),
-        Body::U64(DEVICE_FEATURES | PROTOCOL_FEATURES)
+        Body::U64(DEVICE_FEATURES | PROTOCOL_FEATURES | LOG_ALL)
     );
     start_queue(&mut front);
     assert!(server.is_serving());
@@ -377,6 +378,27 @@ fn a_client_is_resumed_with_its_rings_positions_and_the_guest_sees_no_reset() {
     );
     ask(&mut front, plain(Request::ResetDevice).needing_reply());
     assert!(next.device.running().is_empty() && server.is_serving());
+}
+
+#[test]
+fn a_guest_that_migrates_is_logged_by_the_next_process() {
+    let fixture = Fixture::new();
+    let server = fixture.start();
+    let mut front = connect_to(&server);
+    start_queue(&mut front);
+    let file = memfd("log", 4096);
+    let log = Body::Log(Log { len_bytes: 4000, file_offset_bytes: 96 });
+    let theirs = file.try_clone().unwrap();
+    ask(&mut front, Message::request(Request::SetLogBase, log, vec![theirs]));
+    let features = fixture.device.features_of(0) | PROTOCOL_FEATURES | LOG_ALL;
+    ask(&mut front, number(Request::SetFeatures, features).needing_reply());
+    assert!(fixture.device.mark(0, 0));
+
+    let (next, _server) = resume(&fixture, server.export().expect("there is a client"));
+    assert!(next.device.mark(0, 9), "the log is in use");
+    let mut marks = [0; 98];
+    rustix::io::pread(&file, &mut marks, 0).unwrap();
+    assert_eq!(marks[96..], [1, 2]);
 }
 
 #[test]

@@ -79,6 +79,8 @@ fn every_message_has_its_number_of_descriptors() {
         (Request::AddMemReg, Body::MemoryRegion(region), 1..=1),
         (Request::RemMemReg, Body::MemoryRegion(region), 0..=1),
         (Request::SetBackendReqFd, Body::Empty, 1..=1),
+        (Request::SetLogBase, Body::Log(Log { len_bytes: 8, file_offset_bytes: 0 }), 1..=1),
+        (Request::SetLogFd, Body::Empty, 1..=1),
         (Request::GetFeatures, Body::Empty, 0..=0),
         // The server does not know the number for a request that it does not serve.
         (Request::SetInflightFd, Body::Other(vec![1]), 0..=8),
@@ -144,6 +146,10 @@ fn request_and_body() -> impl Strategy<Value = (Request, Body)> {
         vec(region(), 0..=MAX_FDS)
             .prop_map(|regions| (Request::SetMemTable, Body::MemoryTable(regions))),
         region().prop_map(|region| (Request::RemMemReg, Body::MemoryRegion(region))),
+        any::<[u64; 2]>().prop_map(|[len_bytes, file_offset_bytes]| (
+            Request::SetLogBase,
+            Body::Log(Log { len_bytes, file_offset_bytes })
+        )),
         config.prop_map(|body| (Request::GetConfig, body)),
         (45_u32.., vec(any::<u8>(), 0..100))
             .prop_map(|(code, payload)| (Request::Unknown(code), Body::Other(payload))),
@@ -153,7 +159,11 @@ fn request_and_body() -> impl Strategy<Value = (Request, Body)> {
 proptest! {
     #[test]
     fn a_written_message_is_read_back((request, body) in request_and_body(), need_reply: bool) {
-        let count = if let Body::MemoryTable(regions) = &body { regions.len() } else { 0 };
+        let count = match &body {
+            Body::MemoryTable(regions) => regions.len(),
+            Body::Log(_) => 1,
+            _ => 0,
+        };
         let mut message = Message::request(request, body.clone(), Vec::new());
         message.flags.need_reply = need_reply;
         let parsed = parse(&message.to_bytes(), fds(count)).unwrap();

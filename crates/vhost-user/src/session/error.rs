@@ -49,6 +49,25 @@ pub enum ProtocolError {
     /// The features change while rings run.
     #[error("SET_FEATURES while rings run")]
     FeaturesWhileRunning,
+    /// The log begins without a place to write to.
+    #[error(
+        "SET_FEATURES with VHOST_F_LOG_ALL while rings run and there is no log: send \
+             SET_LOG_BASE before"
+    )]
+    NoLog,
+    /// The log does not have a bit for each page of the guest's memory.
+    #[error(
+        "{request}: the log of written pages has bits for {log_pages} pages, and guest memory ends \
+         at {memory_end:#x}: send a larger log before more memory"
+    )]
+    LogTooSmall {
+        /// SET_LOG_BASE, or the request that changes the memory.
+        request: Request,
+        /// The pages that have a bit in the log.
+        log_pages: u64,
+        /// The end of the guest's memory.
+        memory_end: u64,
+    },
     /// The device has no ring of this number.
     #[error("there is no ring {index}, the device has {queue_count}")]
     NoSuchRing {

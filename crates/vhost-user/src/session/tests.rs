@@ -8,10 +8,11 @@ use sidecore_memory::{GuestAddress, RegionHint};
 use sidecore_ring::{RingFormat, RingState};
 
 use super::*;
-use crate::message::MessageError;
+use crate::message::{Log, MessageError};
 use crate::testing::*;
 
 mod configuration;
+mod log;
 mod random;
 
 const SPLIT: u64 = VERSION_1 | EVENT_IDX;
@@ -115,11 +116,11 @@ fn started(index: u16, state: RingState) -> Event {
 }
 
 #[test]
-fn negotiation_offers_the_device_and_exactly_seven_protocol_features() {
+fn negotiation_offers_the_device_and_exactly_eight_protocol_features() {
     let mut fixture = Fixture::new();
-    let features = DEVICE_FEATURES | 1 << 30;
+    let features = DEVICE_FEATURES | 1 << 30 | 1 << 26;
     assert_eq!(fixture.ask(plain(Request::GetFeatures)), Body::U64(features));
-    let protocol = 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 13 | 1 << 15 | 1 << 16;
+    let protocol = 1 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 13 | 1 << 15 | 1 << 16;
     assert_eq!(fixture.ask(plain(Request::GetProtocolFeatures)), Body::U64(protocol));
     assert_eq!(fixture.ask(plain(Request::GetQueueNum)), Body::U64(QUEUES.into()));
     fixture.ok(number(Request::SetProtocolFeatures, protocol));
@@ -129,7 +130,7 @@ fn negotiation_offers_the_device_and_exactly_seven_protocol_features() {
 #[test]
 fn features_that_were_not_offered_are_refused() {
     let mut fixture = Fixture::new();
-    for (request, bits) in [(Request::SetFeatures, 1 << 26), (Request::SetProtocolFeatures, 1 << 1)]
+    for (request, bits) in [(Request::SetFeatures, 1 << 27), (Request::SetProtocolFeatures, 1 << 2)]
     {
         assert!(matches!(
             fixture.send(number(request, bits)),
@@ -152,7 +153,7 @@ fn an_acknowledgement_is_sent_when_asked_for_and_negotiated() {
     // A request with a reply of its own gets no acknowledgement.
     assert_eq!(
         fixture.ask(plain(Request::GetFeatures).needing_reply()),
-        Body::U64(DEVICE_FEATURES | PROTOCOL_FEATURES)
+        Body::U64(DEVICE_FEATURES | PROTOCOL_FEATURES | 1 << 26)
     );
 }
 
@@ -381,7 +382,7 @@ fn impossible_sizes_addresses_and_rings_are_refused() {
     assert!(!fixture.ack(eventfd(Request::SetVringKick, 4)));
     let mut logging = addresses(0, 0);
     let Body::VringAddress(address) = &mut logging.body else { unreachable!() };
-    address.flags = 1;
+    address.flags = 2;
     assert!(!fixture.ack(logging));
     assert!(matches!(
         fixture.send(vring(Request::GetVringBase, 4, 0).needing_reply()),
@@ -648,11 +649,13 @@ fn message_of(seed: u64) -> Message {
     let index = u32::from(small % 5);
     let base = u64::from(size % 3) * MEGABYTE;
     let area = region(base, MEGABYTE);
-    let message = match kind % 24 {
+    let message = match kind % 26 {
         0 => plain(Request::GetFeatures),
         1 => number(
             Request::SetFeatures,
-            [SPLIT, PACKED, 0, u64::MAX][usize::from(size % 4)] | u64::from(flags & 1) << 30,
+            [SPLIT, PACKED, 0, u64::MAX][usize::from(size % 4)]
+                | u64::from(flags & 1) << 30
+                | u64::from(flags & 4) << 24,
         ),
         2 => number(Request::SetProtocolFeatures, OFFERED_PROTOCOL),
         3 => memory_table(&[area], "any"),
@@ -671,6 +674,10 @@ fn message_of(seed: u64) -> Message {
         20 => plain(Request::GetStatus),
         21 => config(Request::GetConfig, size.into(), 0, vec![0; usize::from(flags)]),
         22 => plain(if size % 2 == 0 { Request::ResetDevice } else { Request::ResetOwner }),
+        23 | 24 => {
+            let log = Log { len_bytes: u64::from(size), file_offset_bytes: flags.into() };
+            Message::request(Request::SetLogBase, Body::Log(log), vec![memfd("any", 256)])
+        }
         _ => vring(Request::from_code(size.into()), index, size.into()),
     };
     if flags & 2 == 0 { message.needing_reply() } else { message }

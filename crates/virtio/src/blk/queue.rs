@@ -14,6 +14,7 @@ use sidecore_spec_virtio::blk::{ID_BYTES, feature};
 use sidecore_units::Nanos;
 
 use super::BlkDevice;
+use super::log::Log;
 use super::request::{Parsed, RequestRules, Status, Verdict};
 use crate::{QueueResources, StartError};
 
@@ -60,6 +61,8 @@ pub struct BlkQueue {
     call: Option<Box<dyn Signal>>,
     /// Signalled once, when the queue breaks.
     err: Option<EventFd>,
+    /// Where writes to guest memory are logged, while the guest migrates.
+    log: Option<Log>,
     signal: MakeSignal,
     mode: IdleMode,
     /// Takes nothing more from the ring: broken or stopping.
@@ -91,12 +94,14 @@ impl BlkQueue {
         let Some(stats) = device.queue_stats(index).cloned() else {
             return Err(StartError::NoSuchQueue { index, queue_count: device.options().queues });
         };
-        let QueueResources { memory, layout, features, kick, call, err } = resources;
+        let QueueResources { memory, layout, features, kick, call, err, log } = resources;
         let mut ring = DeviceRing::new(&memory, &layout, state).map_err(|error| match error {
             // The ring's description may be right and its memory not there yet.
             RingError::Memory(error) => StartError::Memory { index, error },
             error => StartError::Ring { index, error },
         })?;
+        let log = log.map(|log| Log::new(log, signal)).transpose().map_err(io)?;
+        ring.set_log(log.as_ref().map(Log::pages));
         ring.suppress_kicks();
         channel.attach_memory(&memory).map_err(io)?;
         let options = device.options();
@@ -129,6 +134,7 @@ impl BlkQueue {
             kick: event(kick)?,
             call: call.map(|call| signal(call.as_fd())).transpose().map_err(io)?,
             err: event(err)?,
+            log,
             signal,
             mode,
             halted: false,
@@ -149,6 +155,13 @@ impl BlkQueue {
             call.signal();
         }
         old
+    }
+
+    /// Replaces the log of writes to guest memory. Requests in flight are logged in the new one
+    /// when they complete. Returns the old one.
+    pub fn set_log(&mut self, log: Option<Log>) -> Option<Log> {
+        self.ring.set_log(log.as_ref().map(Log::pages));
+        std::mem::replace(&mut self.log, log)
     }
 
     /// Stops taking requests, says why, and tells the guest as far as virtio
@@ -211,6 +224,9 @@ impl BlkQueue {
                     if answer != Status::Ok {
                         self.engine.stats().rejected.add(1);
                     }
+                    if let Some(log) = &self.log {
+                        log.mark_buffers(self.chain.writable());
+                    }
                     self.answer(Taken { token, status }, answer, written_bytes);
                 }
                 Err(error) => {
@@ -251,6 +267,9 @@ impl BlkQueue {
                 (status_of(error), 0)
             }
         };
+        if let Some(log) = &self.log {
+            log.mark_data(&request);
+        }
         self.engine.recycle(request);
         self.answer(taken, status, written_bytes);
     }
@@ -263,6 +282,9 @@ impl BlkQueue {
             self.ring.abandon(token);
             self.break_with(&error);
             return;
+        }
+        if let Some(log) = &self.log {
+            log.pages().mark(address, 1);
         }
         self.ring.complete(token, written_bytes.saturating_add(1));
         self.unpublished = true;
@@ -279,6 +301,9 @@ impl BlkQueue {
         }
         if std::mem::take(&mut self.unpublished) {
             self.ring.publish();
+            if let Some(log) = &mut self.log {
+                log.notify();
+            }
         }
         returned
     }
@@ -333,6 +358,8 @@ impl Pollable for BlkQueue {
                 self.halted = true;
             } else if self.memory.is_lost() {
                 self.break_with(&"guest memory is gone");
+            } else if self.log.as_ref().is_some_and(Log::is_lost) {
+                self.break_with(&"the file behind the log of written pages was truncated");
             }
         }
         if let Some(delay) = self.call_delay {

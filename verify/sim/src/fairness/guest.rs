@@ -88,6 +88,7 @@ impl SaturatingGuest {
             kick: None,
             call: None,
             err: None,
+            log: None,
         }
     }
 
