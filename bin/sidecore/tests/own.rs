@@ -28,7 +28,7 @@ fn writer() {
 #[test]
 fn the_lease_of_a_killed_owner_ends_and_another_continues() {
     let Some(site) = Site::start() else { return };
-    let cluster = Cluster::new("one");
+    let cluster = Cluster::new(1);
     let first = cluster.candidate(&site, "a", Fence::Lock);
     let epoch = cluster.progress_after(0);
     let _second = cluster.candidate(&site, "b", Fence::Lock);
@@ -42,7 +42,7 @@ fn the_lease_of_a_killed_owner_ends_and_another_continues() {
 #[test]
 fn a_hand_over_needs_no_end_of_a_lease() {
     let Some(site) = Site::start() else { return };
-    let cluster = Cluster::new("one");
+    let cluster = Cluster::new(1);
     let mut first = cluster.candidate(&site, "a", Fence::Lock);
     let mut epoch = cluster.progress_after(0);
     let mut second = cluster.candidate(&site, "b", Fence::Lock);
@@ -62,7 +62,7 @@ fn a_hand_over_needs_no_end_of_a_lease() {
 #[test]
 fn a_stopped_owner_is_fenced_by_the_command_and_writes_nothing_when_it_continues() {
     let Some(site) = Site::start() else { return };
-    let cluster = Cluster::new("one");
+    let cluster = Cluster::new(1);
     let first = cluster.candidate(&site, "a", Fence::Command);
     let epoch = cluster.progress_after(0);
     let _second = cluster.candidate(&site, "b", Fence::Command);
@@ -79,7 +79,7 @@ fn a_stopped_owner_is_fenced_by_the_command_and_writes_nothing_when_it_continues
 #[test]
 fn a_stopped_owner_keeps_its_locks_and_is_not_replaced_before_it_has_ended() {
     let Some(site) = Site::start() else { return };
-    let cluster = Cluster::new("one");
+    let cluster = Cluster::new(1);
     let first = cluster.candidate(&site, "a", Fence::Lock);
     let epoch = cluster.progress_after(0);
     let mut second = cluster.candidate(&site, "b", Fence::Lock);
@@ -94,7 +94,7 @@ fn a_stopped_owner_keeps_its_locks_and_is_not_replaced_before_it_has_ended() {
 #[test]
 fn an_owner_that_loses_etcd_ends_its_command_before_its_lease_ends() {
     let Some(site) = Site::start() else { return };
-    let cluster = Cluster::new("one");
+    let cluster = Cluster::new(1);
     let mut first = cluster.candidate(&site, "a", Fence::Lock);
     let epoch = cluster.progress_after(0);
     site.etcd().signal(Signal::STOP);
@@ -108,7 +108,7 @@ fn an_owner_that_loses_etcd_ends_its_command_before_its_lease_ends() {
 #[test]
 fn an_etcd_that_was_restored_from_a_backup_is_refused_with_the_remedy() {
     let Some(mut site) = Site::start() else { return };
-    let cluster = Cluster::new("one");
+    let cluster = Cluster::new(1);
     let first = cluster.candidate(&site, "a", Fence::Lock);
     cluster.progress_after(0);
     drop(first);
@@ -128,11 +128,18 @@ enum Kind {
     HandOver,
     /// For longer than a lease, with the command.
     Pause,
+    /// From etcd, for longer than a lease.
+    Cut,
     KillAndNewLeader,
+    /// The owner with its command, and etcd, which continues first.
+    PauseWithEtcd,
 }
 
-const KINDS: [Kind; 5] =
-    [Kind::Kill, Kind::KillOfTheCommand, Kind::HandOver, Kind::Pause, Kind::KillAndNewLeader];
+/// Kinds after which leases are as long as before.
+const QUIET: [Kind; 5] =
+    [Kind::Kill, Kind::KillOfTheCommand, Kind::HandOver, Kind::Pause, Kind::Cut];
+/// Kinds after which etcd may have a new leader, which gives all leases their full time again.
+const RESTLESS: [Kind; 3] = [Kind::KillAndNewLeader, Kind::PauseWithEtcd, Kind::Cut];
 
 /// Lets the owner of the newest epoch end in some way.
 fn end_owner(site: &Site, cluster: &Cluster, candidates: &[Candidate], kind: Kind) {
@@ -143,16 +150,29 @@ fn end_owner(site: &Site, cluster: &Cluster, candidates: &[Candidate], kind: Kin
         Kind::Kill => candidate.kill(),
         Kind::KillOfTheCommand => candidate.kill_command(),
         Kind::HandOver => candidate.signal(Signal::USR1),
-        Kind::Pause => {
+        Kind::Pause | Kind::PauseWithEtcd => {
             let epoch = cluster.epoch();
-            let marks: Vec<_> = candidates.iter().map(Candidate::mark).collect();
+            let mut marks: Vec<_> = candidates.iter().map(Candidate::mark).collect();
             candidate.signal_with_its_command(Signal::STOP);
+            if kind == Kind::PauseWithEtcd {
+                site.etcd().signal(Signal::STOP);
+                let says = |mark: &_| Candidate::says(mark, "no answer within");
+                wait::until("no etcd", owning::PATIENCE, || marks.iter().any(says));
+                marks = candidates.iter().map(Candidate::mark).collect();
+                site.etcd().signal(Signal::CONT);
+            }
             // A busy machine may have ended its lease before.
             wait::until("the fence fails, or another writes", owning::PATIENCE, || {
                 let fails = |mark: &_| Candidate::says(mark, "a live process");
                 marks.iter().any(fails) || cluster.epoch() > epoch
             });
             candidate.signal_with_its_command(Signal::CONT);
+        }
+        Kind::Cut => {
+            let epoch = cluster.epoch();
+            cluster.cut(site, &owner);
+            cluster.progress_after(epoch);
+            cluster.heal(site, &owner);
         }
         Kind::KillAndNewLeader => {
             candidate.kill();
@@ -163,7 +183,7 @@ fn end_owner(site: &Site, cluster: &Cluster, candidates: &[Candidate], kind: Kin
 
 /// Runs takeovers of these kinds, of a store of its own. Returns the pauses.
 fn take_over(site: &Site, kinds: &[Kind], (takeovers, seed): (u64, u64)) -> Vec<(Kind, Duration)> {
-    let cluster = Cluster::new(&seed.to_string());
+    let cluster = Cluster::new(seed);
     let mut candidates: Vec<Candidate> =
         NAMES.iter().map(|name| cluster.candidate(site, name, Fence::Lock)).collect();
     let mut epoch = cluster.progress_after(0);
@@ -185,24 +205,42 @@ fn take_over(site: &Site, kinds: &[Kind], (takeovers, seed): (u64, u64)) -> Vec<
 }
 
 #[test]
+fn an_owner_that_is_cut_off_ends_before_its_lease_does_and_comes_back_as_a_candidate() {
+    let Some(site) = Site::start() else { return };
+    let cluster = Cluster::new(1);
+    let mut first = cluster.candidate(&site, "a", Fence::Lock);
+    let epoch = cluster.progress_after(0);
+    let mut second = cluster.candidate(&site, "b", Fence::Lock);
+    second.until_it_says("waiting for key");
+    let mark = second.mark();
+    cluster.cut(&site, "a");
+    first.until_it_says("the lease has ended: the command was killed");
+    let next = cluster.progress_after(epoch);
+    assert!(!Candidate::says(&mark, "the fence failed"), "the command outlived the lease");
+    cluster.heal(&site, "a");
+    first.until_it_says("waiting for key");
+    cluster.check();
+    println!("a cut: pause {:?}", cluster.pause_before(next));
+}
+
+#[test]
 fn random_takeovers_lose_nothing_and_never_do_two_write() {
-    // A new leader of etcd gives all leases their full time again.
     let (Some(site), Some(restless)) = (Site::start(), Site::start()) else { return };
     let takeovers = std::env::var("SIDECORE_TAKEOVERS").map_or(TAKEOVERS, |n| n.parse().unwrap());
     let mut pauses: Vec<(Kind, Duration)> = std::thread::scope(|scope| {
         let run = |seed| {
-            let last = KINDS.len() - 1;
-            let kinds = if seed == STORES { &KINDS[..] } else { &KINDS[..last] };
-            let site = if seed == STORES { &restless } else { &site };
+            let (site, kinds) =
+                if seed == STORES { (&restless, &RESTLESS[..]) } else { (&site, &QUIET[..]) };
             scope.spawn(move || take_over(site, kinds, (takeovers / STORES, seed)))
         };
         let runs: Vec<_> = (1..=STORES).map(run).collect();
         runs.into_iter().flat_map(|run| run.join().unwrap()).collect()
     });
     pauses.sort_by_key(|(_, pause)| *pause);
-    for kind in KINDS {
+    let kinds = QUIET.iter().chain(&RESTLESS[..2]);
+    for kind in kinds {
         let pauses: Vec<Duration> =
-            pauses.iter().filter(|(of, _)| *of == kind).map(|(_, pause)| *pause).collect();
+            pauses.iter().filter(|(of, _)| of == kind).map(|(_, pause)| *pause).collect();
         if let (Some(median), Some(longest)) = (pauses.get(pauses.len() / 2), pauses.last()) {
             println!(
                 "{kind:?}: {} takeovers, median {median:?}, {longest:?} at most",

@@ -46,11 +46,34 @@ impl Etcd {
         Ok(Self { members, directory, deposes: Mutex::new(()) })
     }
 
-    /// The members' addresses, as a command line takes them.
+    /// The members' endpoints, as a command line takes them.
     #[must_use]
     pub fn endpoints() -> String {
-        let urls: Vec<String> = (0..MEMBERS).map(|index| url(CLIENT_PORT, index)).collect();
+        Self::endpoints_at("127.0.0.1")
+    }
+
+    /// The members' endpoints at an address of 127.0.0.0/8, which [`cut`](Self::cut) cuts.
+    #[must_use]
+    pub fn endpoints_at(address: &str) -> String {
+        let urls: Vec<String> =
+            (0..MEMBERS).map(|index| format!("http://{address}:{}", CLIENT_PORT + index)).collect();
         urls.join(",")
+    }
+
+    /// Drops all packets to and from an address of the members, until it is healed.
+    ///
+    /// # Errors
+    /// ip's: it is cut already.
+    pub fn cut(namespace: &Namespace, address: &str) -> io::Result<()> {
+        namespace.ip(&format!("route add blackhole {address}/32 table local")).map(drop)
+    }
+
+    /// Lets packets pass again after [`cut`](Self::cut).
+    ///
+    /// # Errors
+    /// ip's: it is not cut.
+    pub fn heal(namespace: &Namespace, address: &str) -> io::Result<()> {
+        namespace.ip(&format!("route del blackhole {address}/32 table local")).map(drop)
     }
 
     /// The directory of the members' data and logs.
@@ -127,7 +150,8 @@ fn member(
     let name = format!("m{index}");
     let mut command = namespace.command("etcd".as_ref());
     command.args(["--name", &name, "--data-dir"]).arg(directory.join(&name));
-    command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+    let all = format!("http://0.0.0.0:{}", CLIENT_PORT + index);
+    command.args(["--listen-client-urls", &all, "--advertise-client-urls", &client]);
     command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
     command.args(["--initial-cluster", cluster, "--initial-cluster-token", token]);
     command.args(["--heartbeat-interval", "100", "--election-timeout", "1000"]);

@@ -103,7 +103,7 @@ impl Site {
 
 /// A store, its candidates' keys in etcd, and a directory for all.
 pub struct Cluster {
-    name: String,
+    number: u64,
     directory: TempDir,
     history: RefCell<History>,
 }
@@ -116,7 +116,8 @@ struct History {
 }
 
 impl Cluster {
-    pub fn new(name: &str) -> Self {
+    /// Different numbers have different keys in etcd.
+    pub fn new(number: u64) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         File::create(path.join("disk.img")).unwrap().set_len(1 << 20).unwrap();
@@ -128,14 +129,15 @@ impl Cluster {
         std::fs::write(path.join("fence"), script).unwrap();
         let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(path.join("fence"), executable).unwrap();
-        Self { name: name.to_owned(), directory, history: RefCell::default() }
+        Self { number, directory, history: RefCell::default() }
     }
 
     pub fn candidate(&self, site: &Site, name: &str, fence: Fence) -> Candidate {
         let log = self.path(&format!("log-{name}-{}", boot_time().0));
         let mut command = site.namespace.command(env!("CARGO_BIN_EXE_sidecore").as_ref());
-        command.args(["own", "disk", "--name", name, "--lease", "3", "--cluster", &self.name]);
-        command.args(["--etcd", &Etcd::endpoints()]);
+        let (keys, endpoints) = (self.number.to_string(), Etcd::endpoints_at(&self.address(name)));
+        command.args(["own", "disk", "--name", name, "--lease", "3", "--cluster", &keys]);
+        command.args(["--etcd", &endpoints]);
         command.arg("--record").arg(self.path("disk.owner"));
         command.arg("--path").arg(self.path("disk.img"));
         match fence {
@@ -149,6 +151,21 @@ impl Cluster {
         let process = Process::start(&mut command).unwrap();
         let pids = self.path(&format!("{name}.pids"));
         Candidate { process, log, read: 0, pids }
+    }
+
+    /// The address at which a candidate has etcd.
+    fn address(&self, name: &str) -> String {
+        format!("127.{}.{}.1", self.number, name.as_bytes()[0])
+    }
+
+    /// Cuts a candidate off from etcd.
+    pub fn cut(&self, site: &Site, name: &str) {
+        Etcd::cut(&site.namespace, &self.address(name)).unwrap();
+    }
+
+    /// Ends [`cut`](Self::cut).
+    pub fn heal(&self, site: &Site, name: &str) {
+        Etcd::heal(&site.namespace, &self.address(name)).unwrap();
     }
 
     fn path(&self, name: &str) -> PathBuf {
