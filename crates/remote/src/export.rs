@@ -16,7 +16,8 @@
 //!   docs/decisions/0043-exports.md has the reasons.
 //!
 //! Each slot of a session has a buffer, which frames are copied to and from, and which the store
-//! reads and writes.
+//! reads and writes. The data of a long write may stay in their frame instead:
+//! docs/decisions/0054-writes-stay-in-their-frames.md.
 
 mod entry;
 mod executor;

@@ -1,18 +1,20 @@
 //! The port of an engine to a link.
 
 mod parts;
+mod place;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use sidecore_link::{Buffer, Frame, Link, LinkAddress, LinkState, LinkStats, Pieces, Properties};
-use sidecore_memory::{GuestMemory, Part, RegionHint, Segments, Span};
+use sidecore_memory::{GuestAddress, GuestMemory, Part, RegionHint, Segments};
 use sidecore_reactor::Arm;
-use sidecore_units::Nanos;
+use sidecore_units::{Nanos, SECTOR_BYTES};
 use sidecore_vrio::port::{Part as BundlePart, Payload, Peer, Port, Seal};
 use sidecore_vrio::wire::DATA_HEADER_BYTES;
 
 use crate::Peers;
+use place::{Place, Target, copy};
 
 /// The most frames that are lent, or sent, together.
 const BATCH: usize = 32;
@@ -25,8 +27,8 @@ const FETCH_BYTES: usize = DATA_HEADER_BYTES + 512;
 /// is not kept for a peer that has left.
 const READY_POLLS: u32 = 1024;
 
-/// Written behind a message, and in place of data that does not exist.
-const ZEROS: [u8; 4096] = [0; 4096];
+/// Shorter payloads are copied: that costs less than to keep their frames.
+const LENT_BYTES: usize = 2048;
 
 /// The data of requests by their names: a client's tags, an IOhost's places.
 pub trait RequestData {
@@ -39,6 +41,32 @@ pub trait RequestData {
     fn first_byte(&self, request: u64) -> u64 {
         let _ = request;
         0
+    }
+
+    /// Makes the payload of a frame, at `payload` in the link's memory, the request's data, until
+    /// the request has ended. False if the payload is to be copied.
+    #[inline]
+    fn lend(&mut self, request: u64, payload: GuestAddress) -> bool {
+        let _ = (request, payload);
+        false
+    }
+
+    /// Keeps the frame of a payload that was lent, because its batch goes back to the link. Returns
+    /// it if the request has ended.
+    fn keep(&mut self, request: u64, frame: Frame) -> Option<Frame> {
+        let _ = request;
+        Some(frame)
+    }
+
+    /// Moves the kept frames of requests that have ended to `frames`.
+    #[inline]
+    fn take_ended(&mut self, frames: &mut Vec<Frame>) {
+        let _ = frames;
+    }
+
+    /// Moves all kept frames to `frames`, because the port ends.
+    fn take_kept(&mut self, frames: &mut Vec<Frame>) {
+        let _ = frames;
     }
 }
 
@@ -55,7 +83,7 @@ fn place<D: RequestData>(data: &D, request: u64, offset_bytes: u32) -> Option<(&
 ///
 /// A link has a limited number of frames, so the port gives those of a batch back before it takes
 /// the next one.
-pub struct LinkPort<D> {
+pub struct LinkPort<D: RequestData> {
     /// The data of the engine's requests.
     pub data: D,
     link: Box<dyn Link>,
@@ -68,6 +96,10 @@ pub struct LinkPort<D> {
     /// The batch of received frames, of which those from `next` on have not been handed out.
     received: Vec<Frame>,
     next: usize,
+    /// The frames of the batch whose payloads were lent, in their order, and the requests.
+    lent: Vec<(usize, u64)>,
+    /// The link takes frames back in any order, so payloads may be lent.
+    lends: bool,
     /// Empty buffers, the first one last: they are used in the order in which they were lent.
     empty: Vec<Buffer>,
     /// The station that they were asked for.
@@ -141,6 +173,7 @@ impl<D: RequestData> LinkPort<D> {
         let scratch = vec![0; properties.frame_bytes].into();
         let frames = properties.receive_frames;
         let batch = properties.batch_frames.clamp(1, BATCH);
+        let lends = !properties.fills_in_order;
         Self {
             data,
             frame_bytes: properties.frame_bytes,
@@ -151,6 +184,8 @@ impl<D: RequestData> LinkPort<D> {
             now: Nanos::ZERO,
             received: Vec::with_capacity(frames),
             next: 0,
+            lent: Vec::with_capacity(frames),
+            lends,
             empty: Vec::with_capacity(BATCH),
             empty_for: None,
             outgoing: Vec::with_capacity(BATCH),
@@ -279,9 +314,37 @@ impl<D: RequestData> LinkPort<D> {
     #[inline]
     pub fn give_back(&mut self) {
         self.next = 0;
+        // From the last one on, so that no frame that follows moves.
+        while let Some((index, request)) = self.lent.pop() {
+            if index < self.received.len() {
+                let frame = self.received.swap_remove(index);
+                self.received.extend(self.data.keep(request, frame));
+            }
+        }
+        self.data.take_ended(&mut self.received);
         if !self.received.is_empty() {
             self.link.give_back(&mut self.received);
         }
+    }
+
+    /// Where a payload is in the link's memory that may be lent: a long one in one piece, and
+    /// aligned.
+    #[inline]
+    fn lendable(&self, received: &Received) -> Option<GuestAddress> {
+        let Received { pieces, whole_at, skip_bytes, payload_bytes, is_in_scratch } = received;
+        if *payload_bytes < LENT_BYTES || *is_in_scratch || !self.lends {
+            return None;
+        }
+        let piece = pieces.part(whole_at.saturating_add(*skip_bytes), *payload_bytes).next()?;
+        let is_whole = piece.len_bytes() == *payload_bytes;
+        let payload = piece.address();
+        (is_whole && payload.0.is_multiple_of(SECTOR_BYTES)).then_some(payload)
+    }
+
+    /// The memory that lent payloads lie in.
+    #[inline]
+    pub(crate) const fn memory(&self) -> &GuestMemory {
+        &self.memory
     }
 
     /// Sends the frames that an engine has made. The caller's last act in a poll.
@@ -371,15 +434,14 @@ impl<D: RequestData> LinkPort<D> {
         }
     }
 
-    /// Sends a frame whose payload `put` writes: to the pieces of a frame from a byte on, or to the
-    /// scratch buffer, where it is sealed.
+    /// Sends a frame whose payload `put` writes.
     #[inline]
     fn send_frame<S: Seal>(
         &mut self,
         to: Peer,
         (head, payload_bytes): (&[u8], usize),
         (counter, seal): (u64, &mut S),
-        put: impl FnOnce(&mut Self, Option<(&Pieces, usize)>),
+        put: impl FnOnce(Target<'_>, &D, &mut Segments),
     ) -> bool {
         let (head_bytes, tag_bytes) = (head.len(), seal.tag_bytes());
         let sealed_bytes = payload_bytes.saturating_add(tag_bytes);
@@ -391,16 +453,17 @@ impl<D: RequestData> LinkPort<D> {
             return true;
         };
         let Some(mut buffer) = self.buffer(address, frame_bytes) else { return false };
-        let pieces = *buffer.pieces();
-        Place::of(&pieces, &self.memory, &mut self.hint).write(0, head);
+        let frame = Place::of(buffer.pieces(), &self.memory, &mut self.hint);
+        frame.write(0, head);
         if tag_bytes == 0 {
-            put(self, Some((&pieces, head_bytes)));
-        } else {
-            put(self, None);
-            if let Some(sealed) = self.scratch.get_mut(..sealed_bytes) {
-                seal.seal(counter, head, sealed);
-                Place::of(&pieces, &self.memory, &mut self.hint).write(head_bytes, sealed);
+            if payload_bytes > 0 {
+                put(Target::Frame(frame, head_bytes), &self.data, &mut self.list);
             }
+        } else if let Some(sealed) = self.scratch.get_mut(..sealed_bytes) {
+            let payload = sealed.get_mut(..payload_bytes).unwrap_or_default();
+            put(Target::Scratch(payload), &self.data, &mut self.list);
+            seal.seal(counter, head, sealed);
+            frame.write(head_bytes, sealed);
         }
         buffer.address(address, frame_bytes);
         self.outgoing.push(buffer);
@@ -410,115 +473,6 @@ impl<D: RequestData> LinkPort<D> {
         }
         true
     }
-
-    /// Writes a payload to a frame, from byte `at` on.
-    #[inline]
-    fn put(&mut self, pieces: &Pieces, at: usize, payload: Payload<'_>) {
-        let Self { data, memory, hint, list, .. } = self;
-        put(&Place::of(pieces, memory, hint), at, payload, data, list);
-    }
-
-    /// Copies a payload to the scratch buffer, from byte `at` on.
-    fn put_in_scratch(&mut self, at: usize, payload: Payload<'_>) {
-        let len_bytes = payload.len_bytes();
-        let to = self.scratch.get_mut(at..).and_then(|rest| rest.get_mut(..len_bytes));
-        let Some(to) = to else { return };
-        let done = match payload {
-            Payload::Message { message, .. } => copy(to, message),
-            Payload::Kept(kept) => kept.fold(0, |done: usize, piece| {
-                let rest = to.get_mut(done..).unwrap_or_default();
-                done.saturating_add(copy(rest, piece))
-            }),
-            Payload::Data { request, offset_bytes, .. } => {
-                let place = place(&self.data, request, offset_bytes);
-                place.map_or(0, |(segments, at)| segments.copy_to_slice(at, to))
-            }
-        };
-        to.get_mut(done..).unwrap_or_default().fill(0);
-    }
-}
-
-/// Writes a payload to a frame, from byte `at` on.
-#[inline]
-fn put<D: RequestData>(
-    frame: &Place<'_>,
-    at: usize,
-    payload: Payload<'_>,
-    data: &D,
-    list: &mut Segments,
-) {
-    let end = at.saturating_add(payload.len_bytes());
-    let done = match payload {
-        Payload::Message { message, .. } => frame.write(at, message),
-        Payload::Kept(kept) => kept.fold(0, |done: usize, piece| {
-            done.saturating_add(frame.write(at.saturating_add(done), piece))
-        }),
-        Payload::Data { request, offset_bytes, len_bytes } => {
-            let len_bytes = len_bytes as usize;
-            match (place(data, request, offset_bytes), frame) {
-                (Some((segments, from)), Place::Span(span)) => {
-                    span.copy_from((at, len_bytes), segments, from)
-                }
-                (Some((segments, skip_bytes)), Place::Pieces(pieces, memory)) => {
-                    list.bind(memory);
-                    let part = Part { skip_bytes, len_bytes };
-                    let is_bound = pieces.push_to(list, at, len_bytes).is_ok();
-                    if is_bound { segments.copy_to(part, list, 0) } else { 0 }
-                }
-                (None, _) => 0,
-            }
-        }
-    };
-    let mut at = at.saturating_add(done);
-    while let Some(zeros) = ZEROS.get(..end.saturating_sub(at).min(ZEROS.len()))
-        && !zeros.is_empty()
-    {
-        let written = frame.write(at, zeros);
-        if written == 0 {
-            break;
-        }
-        at = at.saturating_add(written);
-    }
-}
-
-/// The bytes of a frame: in one piece on most links.
-enum Place<'a> {
-    Span(Span<'a>),
-    Pieces(&'a Pieces, &'a GuestMemory),
-}
-
-impl<'a> Place<'a> {
-    #[inline]
-    fn of(pieces: &'a Pieces, memory: &'a GuestMemory, hint: &mut RegionHint) -> Self {
-        pieces.span(memory, hint).map_or(Self::Pieces(pieces, memory), Self::Span)
-    }
-
-    /// Reads from byte `at` on. Returns the number of bytes.
-    #[inline]
-    fn read(&self, at: usize, to: &mut [u8]) -> usize {
-        match self {
-            Self::Span(span) => span.read(at, to),
-            Self::Pieces(pieces, memory) => pieces.read(memory, at, to),
-        }
-    }
-
-    /// Writes to byte `at` and after. Returns the number of bytes.
-    #[inline]
-    fn write(&self, at: usize, from: &[u8]) -> usize {
-        match self {
-            Self::Span(span) => span.write(at, from),
-            Self::Pieces(pieces, memory) => pieces.write(memory, at, from),
-        }
-    }
-}
-
-/// Copies as much as there is in one and room in the other.
-fn copy(to: &mut [u8], from: &[u8]) -> usize {
-    let len = to.len().min(from.len());
-    if let (Some(to), Some(from)) = (to.get_mut(..len), from.get(..len)) {
-        to.copy_from_slice(from);
-    }
-    len
 }
 
 impl<D: RequestData> Port for LinkPort<D> {
@@ -533,9 +487,8 @@ impl<D: RequestData> Port for LinkPort<D> {
         sealed_by: (u64, &mut S),
     ) -> bool {
         let payload_bytes = payload.len_bytes();
-        self.send_frame(to, (head, payload_bytes), sealed_by, |port, place| match place {
-            Some((pieces, at)) => port.put(pieces, at, payload),
-            None => port.put_in_scratch(0, payload),
+        self.send_frame(to, (head, payload_bytes), sealed_by, |mut target, data, list| {
+            target.put_at(0, payload, data, list);
         })
     }
 
@@ -548,9 +501,8 @@ impl<D: RequestData> Port for LinkPort<D> {
         parts: impl Iterator<Item = BundlePart<'a>>,
         sealed_by: (u64, &mut S),
     ) -> bool {
-        self.send_frame(to, (head, payload_bytes), sealed_by, |port, place| match place {
-            Some((pieces, at)) => port.put_parts(pieces, at, payload_bytes, parts),
-            None => port.put_parts_in_scratch(payload_bytes, parts),
+        self.send_frame(to, (head, payload_bytes), sealed_by, |target, data, list| {
+            target.put_parts(payload_bytes, parts, data, list);
         })
     }
 
@@ -620,6 +572,16 @@ impl<D: RequestData> Port for LinkPort<D> {
         }
     }
 
+    #[inline]
+    fn store_all(&mut self, received: &mut Received, request: u64) {
+        match self.lendable(received) {
+            Some(payload) if self.data.lend(request, payload) => {
+                self.lent.push((self.next.wrapping_sub(1), request));
+            }
+            _ => self.store(received, request, 0),
+        }
+    }
+
     fn load(&mut self, request: u64, offset_bytes: u32, to: &mut [u8]) {
         let place = place(&self.data, request, offset_bytes);
         let done = place.map_or(0, |(segments, at)| segments.copy_to_slice(at, to));
@@ -634,8 +596,9 @@ impl<D: RequestData> Port for LinkPort<D> {
     }
 }
 
-impl<D> Drop for LinkPort<D> {
+impl<D: RequestData> Drop for LinkPort<D> {
     fn drop(&mut self) {
+        self.data.take_kept(&mut self.received);
         self.link.give_back(&mut self.received);
         self.link.cancel(&mut self.empty);
         self.link.cancel(&mut self.outgoing);

@@ -143,8 +143,8 @@ impl<'a> Iterator for Kept<'a> {
 /// [`Execute::place`](crate::Execute::place).
 pub trait Port {
     /// A payload as it arrived, which the caller hands to an engine's `receive`. It stays the
-    /// caller's, which gives its frame back to the link afterwards, unless [`store`](Self::store)
-    /// took it out.
+    /// caller's, which gives its frame back to the link afterwards, unless
+    /// [`store_all`](Self::store_all) keeps it.
     type Received;
 
     /// Sends a frame: `head`, then `payload`, then the seal's tag, with the frame's counter and the
@@ -193,9 +193,15 @@ pub trait Port {
     fn message(&mut self, received: &Self::Received, to: &mut [u8]) -> usize;
 
     /// Moves the whole opened payload to the request's data, from `offset_bytes` on. It lies within
-    /// them. Segments may come in any order; one of a read comes again if the read is repaired. A
-    /// port that can keep the frame itself takes it out of `received`.
+    /// them. Segments may come in any order; one of a read comes again if the read is repaired.
     fn store(&mut self, received: &mut Self::Received, request: u64, offset_bytes: u32);
+
+    /// As [`store`](Self::store), for a payload that is all of the request's data. A port may keep
+    /// the frame until the request has ended, in place of a copy.
+    #[inline]
+    fn store_all(&mut self, received: &mut Self::Received, request: u64) {
+        self.store(received, request, 0);
+    }
 
     /// Copies from a request's data, from `offset_bytes` on.
     fn load(&mut self, request: u64, offset_bytes: u32, to: &mut [u8]);

@@ -73,6 +73,15 @@ pub struct Execute {
     pub request: Request,
 }
 
+impl Execute {
+    /// The [`place`](Self::place) of the request with this [`ticket`](Self::ticket).
+    #[must_use]
+    #[inline]
+    pub const fn place_of(ticket: u64) -> u64 {
+        ticket & 0xffff_ffff
+    }
+}
+
 /// Something that is to be sent besides answers.
 #[derive(Clone, Copy, Debug)]
 enum Reply {

@@ -147,7 +147,9 @@ impl<H: ClientHandshake> SessionDesk<H> {
         if self.drains {
             self.drain(now);
         }
-        work = work.saturating_add(self.push(now));
+        if self.port.data.has_queued() || self.client.has_events() || self.client.is_due(now) {
+            work = work.saturating_add(self.push(now));
+        }
         self.ring();
         self.look(now);
         if work > 0 {
@@ -193,12 +195,13 @@ impl<H: ClientHandshake> SessionDesk<H> {
             }
         }
         self.client.transmit(now, &mut self.port);
+        // The IOhost waits for these.
+        self.port.flush(now);
         if self.client.is_due(now) {
             self.client.poll(now, &mut self.port);
+            self.port.flush(now);
         }
-        let ended = if self.client.has_events() { self.take_events() } else { 0 };
-        self.port.flush(now);
-        ended
+        if self.client.has_events() { self.take_events() } else { 0 }
     }
 
     /// Takes what the engine has to say. Returns the number of parts that ended.

@@ -19,8 +19,10 @@ use sidecore_units::Nanos;
 pub(crate) struct Job {
     /// The engine's name for it.
     pub ticket: u64,
-    /// Where its data are, in the memory of its session.
+    /// Where its data are, in the memory that comes with it.
     pub data: GuestAddress,
+    /// They are in a frame, whose memory is a peer's.
+    pub is_lent: bool,
     pub operation: Operation,
     pub offset_bytes: u64,
     pub len_bytes: u64,
@@ -48,17 +50,21 @@ pub(crate) struct LaneSpec {
 }
 
 /// The name that the engine has for a request in flight.
-struct Ticket(u64);
+struct Ticket {
+    number: u64,
+    /// See [`Job::is_lent`].
+    is_lent: bool,
+}
 
 impl Context for Ticket {
     #[inline]
     fn into_words(self) -> [u64; 2] {
-        [self.0, 0]
+        [self.number, self.is_lent.into()]
     }
 
     #[inline]
-    fn from_words([ticket, _]: [u64; 2]) -> Self {
-        Self(ticket)
+    fn from_words([number, is_lent]: [u64; 2]) -> Self {
+        Self { number, is_lent: is_lent != 0 }
     }
 }
 
@@ -212,7 +218,7 @@ impl Lane {
         job: Job,
         mut request: Box<BlockRequest>,
     ) {
-        let Job { ticket, data, operation, offset_bytes, len_bytes, fua } = job;
+        let Job { ticket: number, data, is_lent, operation, offset_bytes, len_bytes, fua } = job;
         request.taken_at = now;
         request.operation = operation;
         request.offset_bytes = offset_bytes;
@@ -230,7 +236,7 @@ impl Lane {
             _ => request.segments.clear(),
         }
         let flush = if fua && operation.is_write() { Flush::After } else { Flush::Never };
-        self.engine.submit(request, Ticket(ticket), flush);
+        self.engine.submit(request, Ticket { number, is_lent }, flush);
     }
 
     /// Returns whether the lane is still active.
@@ -241,13 +247,17 @@ impl Lane {
             self.engine.stats().batches.add(1);
         }
         let returned = self.engine.exchange(now);
-        while let Some((Ticket(ticket), request)) = self.engine.next_completed(now) {
+        while let Some((ticket, mut request)) = self.engine.next_completed(now) {
             self.engine.stats().requests.add(1);
             self.engine.account(now, &request);
             if let Err(error) = request.result {
                 self.engine.log_error(QueueName { device: &self.name, queue: 0 }, &request, error);
             }
-            done.push(Done { device, ticket, result: request.result });
+            done.push(Done { device, ticket: ticket.number, result: request.result });
+            if ticket.is_lent {
+                // A peer that leaves takes its memory along.
+                request.segments.release();
+            }
             match self.queued.pop_front() {
                 Some((memory, job)) => self.submit(now, &memory, job, request),
                 None => self.engine.recycle(request),
@@ -272,7 +282,7 @@ mod tests {
 
     fn job(ticket: u64, operation: Operation, offset_bytes: u64) -> Job {
         let (data, len_bytes) = (GuestAddress(4096), 4096);
-        Job { ticket, data, operation, offset_bytes, len_bytes, fua: false }
+        Job { ticket, data, is_lent: false, operation, offset_bytes, len_bytes, fua: false }
     }
 
     fn executor(depth: usize) -> (Executor, SharedPages, Arc<QueueStats>) {

@@ -327,6 +327,7 @@ mod tests {
         Job {
             ticket,
             data: GuestAddress(0),
+            is_lent: false,
             operation: Operation::Read,
             offset_bytes: 0,
             len_bytes: 512,

@@ -27,6 +27,7 @@ const POLL_MESSAGES: usize = 32;
 const NO_JOB: Job = Job {
     ticket: 0,
     data: GuestAddress(0),
+    is_lent: false,
     operation: sidecore_block::Operation::Flush,
     offset_bytes: 0,
     len_bytes: 0,

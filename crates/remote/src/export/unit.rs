@@ -16,7 +16,7 @@ use super::entry::entry;
 use super::executor::{Done, Job};
 use super::executors::Executors;
 use super::helper::HelperEnd;
-use super::slots::SlotBuffers;
+use super::slots::{DataAt, SlotBuffers};
 use super::steering::{Assigned, Load};
 use super::tenure::{Holder, Tenure};
 use super::turns::Turns;
@@ -323,7 +323,7 @@ impl<H: HostHandshake> Export<H> {
         let client = device.client;
         let held = std::mem::take(&mut device.held);
         for execute in held {
-            self.host.complete(execute.ticket, Err(BlockError::EIO));
+            self.end(execute.ticket, Err(BlockError::EIO));
         }
         self.announce(client);
         self.close_if_idle(number);
@@ -406,6 +406,13 @@ impl<H: HostHandshake> Export<H> {
         is_free && self.turns.is_unused() && !self.host.has_others(session)
     }
 
+    /// Ends a request.
+    #[inline]
+    fn end(&mut self, ticket: u64, result: Result<(), BlockError>) {
+        self.host.complete(ticket, result);
+        self.port.data.end(Execute::place_of(ticket));
+    }
+
     /// Gives a request to the store of its device.
     #[inline]
     fn execute(&mut self, now: Nanos, execute: Execute) {
@@ -415,13 +422,13 @@ impl<H: HostHandshake> Export<H> {
         let (Some(device), Some((memory, data))) =
             (device.filter(|device| device.removed.is_none()), data)
         else {
-            self.host.complete(ticket, Err(BlockError::EIO));
+            self.end(ticket, Err(BlockError::EIO));
             return;
         };
         let session = (place >> 16) as u16;
         // The client's next session waits for this request, and sends it again.
         if is_over(&self.host, session) || !device.tenure.serves(attached_at) {
-            self.host.complete(ticket, Err(BlockError::EIO));
+            self.end(ticket, Err(BlockError::EIO));
             return;
         }
         let is_first = device.assigned.in_flight == 0;
@@ -435,9 +442,14 @@ impl<H: HostHandshake> Export<H> {
             return;
         }
         device.place = session;
+        let (memory, data, is_lent) = match data {
+            DataAt::Buffer(data) => (memory, data, false),
+            DataAt::Frame(data) => (self.port.memory(), data, true),
+        };
         let job = Job {
             ticket,
             data,
+            is_lent,
             operation: request.operation,
             offset_bytes: request.offset_bytes,
             len_bytes: request.len_bytes,
@@ -482,7 +494,7 @@ impl<H: HostHandshake> Export<H> {
     fn end_all(&mut self, now: Nanos) {
         let mut done = std::mem::take(&mut self.done);
         for Done { device: number, ticket, result } in done.drain(..) {
-            self.host.complete(ticket, result);
+            self.end(ticket, result);
             let device = self.devices.get_mut(usize::from(number)).and_then(Option::as_mut);
             if let Some(device) = device {
                 device.assigned.ended();
@@ -568,6 +580,7 @@ impl<H: HostHandshake + 'static> Pollable for Export<H> {
             let mut budget = Budget::new(budget);
             while let Some(execute) = self.host.next_execute() {
                 work = work.saturating_add(1);
+                self.port.data.claim(execute.place);
                 let session = (execute.place >> 16) as u16;
                 let len_bytes = execute.request.len_bytes;
                 if self.is_alone(session) && budget.take() {

@@ -1,50 +1,35 @@
 //! Frames of several requests, or of several answers.
 
-use sidecore_link::Pieces;
+use sidecore_memory::Segments;
 use sidecore_vrio::port::{Part, Payload};
 
-use super::{LinkPort, Place, RequestData, copy, put};
+use super::RequestData;
+use super::place::Target;
 
-impl<D: RequestData> LinkPort<D> {
-    /// Writes the parts of a bundle to a frame, from byte `at` on.
+impl Target<'_> {
+    /// Writes the parts of a bundle, which have `payload_bytes` together.
     #[inline]
-    pub(super) fn put_parts<'a>(
-        &mut self,
-        pieces: &Pieces,
-        mut at: usize,
+    pub(super) fn put_parts<'a, D: RequestData>(
+        mut self,
         payload_bytes: usize,
         parts: impl Iterator<Item = Part<'a>>,
+        data: &D,
+        list: &mut Segments,
     ) {
-        let end = at.saturating_add(payload_bytes);
-        let Self { data, memory, hint, list, .. } = self;
-        let frame = Place::of(pieces, memory, hint);
+        let mut at = 0_usize;
+        // One loop for both targets, which the compiler makes part of its caller.
         for Part { head, payload } in parts {
-            at = at.saturating_add(frame.write(at, &head));
+            self.write_at(at, &head);
+            at = at.saturating_add(head.len());
             let len_bytes = payload.len_bytes();
             if len_bytes > 0 {
-                put(&frame, at, payload, data, list);
+                self.put_at(at, payload, data, list);
                 at = at.saturating_add(len_bytes);
             }
         }
-        if at < end {
-            let zeros = Payload::Message { message: &[], len_bytes: end.saturating_sub(at) };
-            put(&frame, at, zeros, data, list);
+        if at < payload_bytes {
+            let len_bytes = payload_bytes.saturating_sub(at);
+            self.put_at(at, Payload::Message { message: &[], len_bytes }, data, list);
         }
-    }
-
-    /// Copies the parts of a bundle to the scratch buffer.
-    pub(super) fn put_parts_in_scratch<'a>(
-        &mut self,
-        payload_bytes: usize,
-        parts: impl Iterator<Item = Part<'a>>,
-    ) {
-        let mut at = 0_usize;
-        for Part { head, payload } in parts {
-            at = at.saturating_add(copy(self.scratch.get_mut(at..).unwrap_or_default(), &head));
-            let len_bytes = payload.len_bytes();
-            self.put_in_scratch(at, payload);
-            at = at.saturating_add(len_bytes);
-        }
-        self.scratch.get_mut(at..payload_bytes).unwrap_or_default().fill(0);
     }
 }

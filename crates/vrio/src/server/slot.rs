@@ -230,7 +230,11 @@ impl Slot {
             if !is_duplicate {
                 self.received |= bit;
                 if self.request.operation == Operation::Write {
-                    port.store(received, place, body.offset_bytes);
+                    if self.cut.count() == 1 {
+                        port.store_all(received, place);
+                    } else {
+                        port.store(received, place, body.offset_bytes);
+                    }
                 } else if let Err(error) = self.take_range(message(port, received)?, entry) {
                     let Self { body, arrived_at, is_listed, .. } = *self;
                     return Ok(
