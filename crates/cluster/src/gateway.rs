@@ -93,8 +93,12 @@ impl Gateway {
             Call::Grant { ttl_s } => {
                 let answer = self.post("lease/grant", &json!({ "TTL": ttl_s.to_string() })).await?;
                 let lease = i64::try_from(number(&answer, "ID")?).map_err(|e| e.to_string())?;
-                let ttl_s = number(&answer, "TTL")?;
-                Ok(Answer::Granted { origin: origin(&answer)?, lease, ttl_s })
+                let (origin, ttl_s) = (origin(&answer)?, number(&answer, "TTL")?);
+                // A key that is bound to lease 0 is bound to none.
+                if lease == 0 {
+                    return Err("lease/grant gave no lease".to_owned());
+                }
+                Ok(Answer::Granted { origin, lease, ttl_s })
             }
             Call::Renew { lease } => {
                 // A stream of answers, of which there is one.
