@@ -447,6 +447,10 @@ mod tests {
     use super::*;
     use crate::spec::{SidecoreSpec, StoreKind};
 
+    fn states(assembly: &Assembly) -> Vec<(String, DeviceState)> {
+        assembly.devices().into_iter().map(|report| (report.name, report.state)).collect()
+    }
+
     /// Each change serves its own device, also if the changes overlap: the failure of one change is
     /// not reported to the other.
     #[test]
@@ -470,13 +474,13 @@ mod tests {
         let (bad, good) = (device("bad", "no/such/socket"), device("good", "socket"));
         let bad = assembly.add(&bad, None).unwrap();
         let good = assembly.add(&good, None).unwrap();
+        // A device that waits for its VMM can be connected to.
+        let unserved = [("bad", DeviceState::Opening), ("good", DeviceState::Opening)];
+        assert_eq!(states(&assembly), unserved.map(|(name, state)| (name.to_owned(), state)));
         let served = serve_created(&assembly.graph, bad, Occasion::Addition);
         assert!(served.unwrap_err().to_string().contains("bad"));
         serve_created(&assembly.graph, good, Occasion::Addition).unwrap();
-        let reports = assembly.devices();
-        let shown: Vec<_> =
-            reports.iter().map(|report| (report.name.as_str(), report.state)).collect();
-        assert_eq!(shown, [("good", DeviceState::Waiting)]);
+        assert_eq!(states(&assembly), [("good".to_owned(), DeviceState::Waiting)]);
         assert!(directory.path().join("socket").exists());
         assembly.remove_device("good").unwrap();
         assert!(assembly.devices().is_empty());

@@ -1,5 +1,6 @@
 //! A device that is served, and its reports.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::UNIX_EPOCH;
 
@@ -28,6 +29,8 @@ pub(crate) struct Disk {
     /// Whether the store's contents survive this process.
     outlives: bool,
     front_end: Box<dyn FrontEnd>,
+    /// Whether clients can connect.
+    is_served: AtomicBool,
 }
 
 /// The store that a disk serves at present. A host that manages volumes may attach another store,
@@ -63,7 +66,18 @@ impl Disk {
         };
         let below = Mutex::new(Below { bottom: Some(bottom.clone()), as_configured: true });
         let (spec, configured) = (spec.clone(), bottom);
-        Ok(Self { spec, configured, below, store: weak, store_type, stages, outlives, front_end })
+        let is_served = AtomicBool::new(false);
+        Ok(Self {
+            spec,
+            configured,
+            below,
+            store: weak,
+            store_type,
+            stages,
+            outlives,
+            front_end,
+            is_served,
+        })
     }
 
     /// Serves the clients of the device's socket, which is made if it does not listen already, or
@@ -73,7 +87,9 @@ impl Disk {
         place: Place,
         left: Option<LeftDevice>,
     ) -> Result<(), AssemblyError> {
-        self.front_end.serve(&self.spec.socket, place, left)
+        self.front_end.serve(&self.spec.socket, place, left)?;
+        self.is_served.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// Removes the socket and stops the queues when their requests in flight are done. False if the
@@ -199,8 +215,11 @@ impl Disk {
             (Some(_), ..) => DeviceState::Broken,
             (None, 1.., _) => DeviceState::Running,
             (None, 0, true) => DeviceState::Connected,
-            (None, 0, false) => DeviceState::Waiting,
+            (None, 0, false) if self.is_served.load(Ordering::Acquire) => DeviceState::Waiting,
+            (None, 0, false) => DeviceState::Opening,
         };
+        let unserved = || "its store is open, and its socket is about to be made".to_owned();
+        let reason = reason.or_else(|| (state == DeviceState::Opening).then(unserved));
         DeviceReport {
             name: spec.name.clone(),
             front_end: spec.front_end.word().to_owned(),

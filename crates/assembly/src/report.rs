@@ -267,7 +267,7 @@ pub enum DeviceState {
     Running,
     /// The guest broke the protocol, or the store failed. Other devices are served.
     Broken,
-    /// The store has not answered yet. The device is served when it does.
+    /// The store has not answered yet, or has only just: the device is served soon after.
     Opening,
     /// The store could not be opened: remove the device, or restart the daemon.
     Refused,
