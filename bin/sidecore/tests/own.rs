@@ -128,6 +128,8 @@ enum Kind {
     HandOver,
     /// For longer than a lease, with the command.
     Pause,
+    /// The same without the command, which serves on.
+    PauseAlone,
     /// From etcd, for longer than a lease.
     Cut,
     KillAndNewLeader,
@@ -136,8 +138,8 @@ enum Kind {
 }
 
 /// Kinds after which leases are as long as before.
-const QUIET: [Kind; 5] =
-    [Kind::Kill, Kind::KillOfTheCommand, Kind::HandOver, Kind::Pause, Kind::Cut];
+const QUIET: [Kind; 6] =
+    [Kind::Kill, Kind::KillOfTheCommand, Kind::HandOver, Kind::Pause, Kind::PauseAlone, Kind::Cut];
 /// Kinds after which etcd may have a new leader, which gives all leases their full time again.
 const RESTLESS: [Kind; 3] = [Kind::KillAndNewLeader, Kind::PauseWithEtcd, Kind::Cut];
 
@@ -150,10 +152,14 @@ fn end_owner(site: &Site, cluster: &Cluster, candidates: &[Candidate], kind: Kin
         Kind::Kill => candidate.kill(),
         Kind::KillOfTheCommand => candidate.kill_command(),
         Kind::HandOver => candidate.signal(Signal::USR1),
-        Kind::Pause | Kind::PauseWithEtcd => {
+        Kind::Pause | Kind::PauseAlone | Kind::PauseWithEtcd => {
             let epoch = cluster.epoch();
             let mut marks: Vec<_> = candidates.iter().map(Candidate::mark).collect();
-            candidate.signal_with_its_command(Signal::STOP);
+            let signal = |signal| match kind {
+                Kind::PauseAlone => candidate.signal(signal),
+                _ => candidate.signal_with_its_command(signal),
+            };
+            signal(Signal::STOP);
             if kind == Kind::PauseWithEtcd {
                 site.etcd().signal(Signal::STOP);
                 let says = |mark: &_| Candidate::says(mark, "no answer within");
@@ -166,7 +172,7 @@ fn end_owner(site: &Site, cluster: &Cluster, candidates: &[Candidate], kind: Kin
                 let fails = |mark: &_| Candidate::says(mark, "a live process");
                 marks.iter().any(fails) || cluster.epoch() > epoch
             });
-            candidate.signal_with_its_command(Signal::CONT);
+            signal(Signal::CONT);
         }
         Kind::Cut => {
             let epoch = cluster.epoch();
