@@ -320,3 +320,33 @@ fn the_end_of_a_device_leaves_the_slots_to_the_others() {
         }
     }
 }
+
+#[test]
+fn a_device_is_attached_again_for_a_user_that_begins() {
+    let mut rig = rig();
+    let attached_at = |rig: &mut Rig, tag: u64| {
+        rig.holds = true;
+        rig.submit(tag, request(Operation::Read, 0, 512));
+        rig.run_for(Nanos::from_millis(5));
+        rig.held[0].attached_at
+    };
+    let end = |rig: &mut Rig, tag: u64| {
+        rig.holds = false;
+        assert_eq!(rig.wait(tag), Ok(()));
+    };
+    let first = attached_at(&mut rig, 1);
+    rig.client.claim(0);
+    end(&mut rig, 1);
+    assert_eq!(attached_at(&mut rig, 2), first, "a request was unanswered");
+    end(&mut rig, 2);
+    rig.client.claim(0);
+    assert!(rig.client.is_ready(0), "a request waits for no longer than a round trip");
+    let second = attached_at(&mut rig, 3);
+    assert!(second > first);
+    end(&mut rig, 3);
+    rig.write(4, 4096, &[1; 512]);
+    assert_eq!(rig.wait(4), Ok(()));
+    rig.client.claim(0);
+    assert_eq!(attached_at(&mut rig, 5), second, "a write is kept");
+    end(&mut rig, 5);
+}

@@ -6,9 +6,13 @@ use crate::console::{self, Message};
 use crate::emulator::Emulator;
 use crate::process::Running;
 use crate::qemu::{Backend, Disk, Equipment, Port};
+use crate::qmp::Qmp;
 use crate::session::Session;
+use crate::text;
 use anyhow::{Context, Result, bail, ensure};
+use serde_json::json;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
@@ -26,7 +30,14 @@ pub(crate) const VIRTIO: &str = "virtio";
 pub(crate) const ENCRYPTED: &str = "encrypted";
 /// The guest that serves block devices of its own kernel.
 pub(crate) const UBLK: &str = "ublk";
-pub(crate) const NAMES: [&str; 7] = [MEASURED, FIRST, SECOND, NVME, VIRTIO, ENCRYPTED, UBLK];
+/// The guest that migrates, before it does.
+pub(crate) const MOVING: &str = "moving";
+/// The destination of a migration that is cancelled.
+pub(crate) const CANCELLED: &str = "cancelled";
+/// The guest that migrates, afterwards.
+pub(crate) const MOVED: &str = "moved";
+pub(crate) const NAMES: [&str; 10] =
+    [MEASURED, FIRST, SECOND, NVME, VIRTIO, ENCRYPTED, UBLK, MOVING, CANCELLED, MOVED];
 
 /// The slot of the first disk of every guest.
 pub(crate) const FIRST_SLOT: u8 = 5;
@@ -61,8 +72,30 @@ impl Guest {
         name: &'static str,
         equipment: &Equipment<'_>,
     ) -> Result<Guest> {
+        Guest::start(session, name, session.stage.qemu, equipment)
+    }
+
+    /// Starts a QEMU that waits at a socket for a guest that migrates. It has to have the same
+    /// equipment as the guest's first one, with other sockets.
+    pub(crate) fn incoming(
+        session: &mut Session<'_>,
+        name: &'static str,
+        equipment: &Equipment<'_>,
+        socket: &Path,
+    ) -> Result<Guest> {
+        let mut command = session.stage.qemu.command.clone();
+        command.extend(["-incoming".to_owned(), format!("unix:{}", text(socket)?)]);
+        Guest::start(session, name, &Emulator { command }, equipment)
+    }
+
+    fn start(
+        session: &mut Session<'_>,
+        name: &'static str,
+        emulator: &Emulator,
+        equipment: &Equipment<'_>,
+    ) -> Result<Guest> {
         let settings = format!("SIDECORE_PART=orders SIDECORE_SLOT={FIRST_SLOT:02x}");
-        let qemu = session.boot(name, session.stage.qemu, equipment, &settings)?;
+        let qemu = session.boot(name, emulator, equipment, &settings)?;
         Ok(Guest { name, qemu })
     }
 
@@ -132,6 +165,25 @@ impl Guest {
         );
         self.qemu.reap()?;
         Ok(())
+    }
+
+    /// Ends the QEMU that a guest has left by a migration.
+    pub(crate) fn leave(self, session: &mut Session<'_>, qmp: &mut Qmp) -> Result<()> {
+        qmp.execute("quit", json!({}))?;
+        self.ended(session)
+    }
+
+    /// Kills QEMU.
+    pub(crate) fn kill(self, session: &mut Session<'_>) -> Result<()> {
+        self.qemu.kill()?;
+        self.ended(session)
+    }
+
+    fn ended(self, session: &mut Session<'_>) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let is_gone = session.wait_for_power_off(self.name, deadline)?;
+        ensure!(is_gone, "QEMU of the {} guest did not end", self.name);
+        self.qemu.reap().map(drop)
     }
 
     /// Waits for the end of the answer to an order that was sent.

@@ -2,13 +2,15 @@
 //!
 //! The cables between them lose, double and reorder frames. Each VMhost gives a guest its disk, one
 //! by virtio and one by NVMe. The IOhost's daemon is killed while both write. Then root on a VMhost
-//! tries to get past what the IOhost enforces (vRIO, section 4.6), and the events per request of
-//! the models of the paper's Table 3 are counted.
+//! tries to get past what the IOhost enforces (vRIO, section 4.6), a guest migrates between the
+//! VMhosts while it writes, and the events per request of the models of the paper's Table 3 are
+//! counted.
 
 mod config;
 mod enforced;
 mod host;
 mod intruder;
+mod migration;
 mod models;
 mod net;
 mod run;
@@ -48,6 +50,9 @@ pub fn demo(options: &DemoOptions) -> Result<()> {
     progress.say(accelerator.explanation());
     let stage = prepared.stage(accelerator, &progress);
     let mut checks = run::run(&stage, &prepared.vfio_user)?;
+    let migration = migration::run(&stage)?;
+    checks.checks.extend(migration.checks);
+    checks.shown.extend(migration.shown);
     let models = models::count(&stage, window(options), &mut checks)?;
     print!("\n{}\n{}", checks.text("Remote devices, over a bad wire"), models::table(&models));
     let faults = checks.faults();

@@ -107,7 +107,7 @@ fn user(spec: &Spec, kind: RemoteKind, name: &str) -> Option<String> {
         }
         RemoteKind::Client => {
             let mut devices = spec.devices.iter();
-            let device = devices.find(|device| device.front_end.client() == Some(name))?;
+            let device = devices.find(|device| device.front_end.clients().any(|of| of == name))?;
             Some(format!("device \"{}\"", device.name))
         }
         RemoteKind::Serve => None,

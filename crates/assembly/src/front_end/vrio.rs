@@ -17,7 +17,8 @@ use crate::spec::{DeviceSpec, SERIAL_MAX_BYTES, VrioSpec};
 pub(crate) struct Vrio {
     remote: Arc<Remote>,
     name: String,
-    client: String,
+    /// The clients that may use it. At most one of them writes at a time, by the tenure.
+    clients: Vec<String>,
     serial: String,
     read_only: bool,
     write_cache: bool,
@@ -40,7 +41,7 @@ impl Vrio {
         Self {
             remote,
             name: spec.name.clone(),
-            client: own.client.clone(),
+            clients: clients(own),
             serial: serial.chars().take(SERIAL_MAX_BYTES).collect(),
             read_only: spec.read_only,
             write_cache: own.write_cache,
@@ -49,6 +50,21 @@ impl Vrio {
             is_served: Mutex::new(false),
         }
     }
+
+    fn withdraw_from(&self, client: &str) {
+        self.remote.withdraw(client, &self.name);
+    }
+}
+
+/// The clients of a device, each once.
+fn clients(own: &VrioSpec) -> Vec<String> {
+    let mut clients = vec![own.client.clone()];
+    for client in &own.migrates_to {
+        if !clients.contains(client) {
+            clients.push(client.clone());
+        }
+    }
+    clients
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -70,7 +86,12 @@ impl FrontEnd for Vrio {
             epoch: 0,
             tenure: Arc::default(),
         };
-        self.remote.export(&self.client, device)?;
+        for (index, client) in self.clients.iter().enumerate() {
+            if let Err(error) = self.remote.export(client, device.clone()) {
+                self.clients.iter().take(index).for_each(|client| self.withdraw_from(client));
+                return Err(error);
+            }
+        }
         *lock(&self.is_served) = true;
         Ok(())
     }
@@ -79,7 +100,7 @@ impl FrontEnd for Vrio {
         let mut is_served = lock(&self.is_served);
         let was_served = std::mem::take(&mut *is_served);
         if was_served {
-            self.remote.withdraw(&self.client, &self.name);
+            self.clients.iter().for_each(|client| self.withdraw_from(client));
         }
         was_served
     }
@@ -94,7 +115,9 @@ impl FrontEnd for Vrio {
         let Some(capacity_bytes) = capacity_bytes else { return };
         let old = std::mem::replace(&mut lock(&self.geometry).capacity_bytes, capacity_bytes);
         if old != capacity_bytes {
-            self.remote.resize(&self.client, &self.name, capacity_bytes);
+            for client in &self.clients {
+                self.remote.resize(client, &self.name, capacity_bytes);
+            }
         }
     }
 
@@ -111,7 +134,7 @@ impl FrontEnd for Vrio {
     }
 
     fn is_connected(&self) -> bool {
-        self.remote.is_connected(&self.client)
+        self.clients.iter().any(|client| self.remote.is_connected(client))
     }
 
     fn disconnect(&self) -> Option<Disconnect> {

@@ -90,10 +90,10 @@ impl<'a> Checker<'a> {
     }
 
     fn check_queues(&self, device: &DeviceSpec) -> Result<(), AssemblyError> {
-        if let Some(client) = device.front_end.client() {
-            let is_there = self.parts.client(client).is_some();
-            let missing = || unknown(subject(device), "client", client);
-            return is_there.then_some(()).ok_or_else(missing);
+        if device.front_end.client().is_some() {
+            let mut clients = device.front_end.clients();
+            let missing = clients.find(|client| self.parts.client(client).is_none());
+            return missing.map_or(Ok(()), |name| Err(unknown(subject(device), "client", name)));
         }
         for name in &device.sidecores {
             if self.parts.sidecore(name).is_none() {

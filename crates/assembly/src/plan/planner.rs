@@ -302,7 +302,7 @@ impl<'a> Planner<'a> {
             let serves = |client: &str| self.state.clients.contains_key(client);
             if self.state.devices.contains_key(&device.name)
                 || !device.sidecores.iter().all(runs)
-                || !device.front_end.client().is_none_or(serves)
+                || !device.front_end.clients().all(serves)
             {
                 continue;
             }

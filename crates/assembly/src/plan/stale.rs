@@ -56,7 +56,7 @@ impl Stale {
 
     fn changes_device(&self, spec: &DeviceSpec, next: &Parts<'_>) -> bool {
         spec.sidecores.iter().any(|sidecore| self.sidecores.contains(sidecore))
-            || spec.front_end.client().is_some_and(|name| self.clients.contains(name))
+            || spec.front_end.clients().any(|name| self.clients.contains(name))
             || next.device(&spec.name) != Some(spec)
     }
 

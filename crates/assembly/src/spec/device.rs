@@ -184,6 +184,9 @@ keys! {
             #[required = "\"the name of a [[client]]\""]
             "client" => client: String = String::new(), Kind::Text, "required",
                 "the client that may use it";
+            "migrates_to" => migrates_to: Vec<String> = Vec::new(), Kind::Texts, "`[]`",
+                "further clients that may use it, to which its guest migrates live. The client \
+                 whose guest has started last writes; writes of the others then fail";
             "write_cache" => write_cache: bool = true, Kind::Flag(true), "`true`",
                 "whether a write may be answered before it is durable, if the store has a \
                  volatile cache; the client \
@@ -289,13 +292,22 @@ impl FrontEndSpec {
         }
     }
 
-    /// The client that the device is exported to; `None` of a device of a guest on this host.
+    /// The first client that the device is exported to; `None` of a device of a guest on this host.
     #[must_use]
     pub fn client(&self) -> Option<&str> {
         match self {
             Self::Vrio(spec) => Some(&spec.client),
             _ => None,
         }
+    }
+
+    /// The clients that the device is exported to.
+    pub fn clients(&self) -> impl Iterator<Item = &str> {
+        let migrates_to = match self {
+            Self::Vrio(spec) => spec.migrates_to.as_slice(),
+            _ => &[],
+        };
+        self.client().into_iter().chain(migrates_to.iter().map(String::as_str))
     }
 
     /// The number of the block device of this host's kernel, if it is one.

@@ -181,9 +181,12 @@ fn exports(draft: &Draft, problems: &mut Collector<'_>) {
     let clients = draft.clients.iter().filter_map(|client| client.head.name());
     for device in &draft.devices {
         let head = &device.head;
-        let Some(client) = device.spec.front_end.client() else { continue };
-        if let Some((client, place)) = refers(head, "client", Some(client)) {
-            known("client", (client, place), clients.clone(), &head.subject, problems);
+        let Some(first) = device.spec.front_end.client() else { continue };
+        for client in device.spec.front_end.clients() {
+            let key = if client == first { "client" } else { "migrates_to" };
+            if let Some((client, place)) = refers(head, key, Some(client)) {
+                known("client", (client, place), clients.clone(), &head.subject, problems);
+            }
         }
         let Some((store, place)) = store_of(device) else { continue };
         let bottom = chain(&stores, store).last().copied();

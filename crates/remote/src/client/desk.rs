@@ -439,6 +439,12 @@ impl<H: ClientHandshake> SessionDesk<H> {
     fn add_line(&mut self, opened: &Opened, depth: usize, way: Way) -> LineNumber {
         let is_it = |device: &&Device| Arc::ptr_eq(&device.shared, &opened.device);
         let device = self.devices.iter().find(is_it).map(|device| device.number);
+        // The first queue of a guest that starts.
+        if let Some(number) = device
+            && !self.lines.iter().flatten().any(|line| line.device == device)
+        {
+            self.client.claim(number);
+        }
         let line =
             Line { opened: opened.clone(), device, depth, in_flight: 0, is_closed: false, way };
         let is_remote = matches!(line.way, Way::Handover(_));

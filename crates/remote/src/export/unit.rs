@@ -427,7 +427,8 @@ impl<H: HostHandshake> Export<H> {
         };
         let session = (place >> 16) as u16;
         // The client's next session waits for this request, and sends it again.
-        if is_over(&self.host, session) || !device.tenure.serves(attached_at) {
+        let is_owners = device.tenure.serves(attached_at, request.operation);
+        if is_over(&self.host, session) || !is_owners {
             self.end(ticket, Err(BlockError::EIO));
             return;
         }

@@ -4,6 +4,7 @@ use sidecore_block::BlockError;
 use sidecore_units::Nanos;
 
 use super::Client;
+use super::entry::{Entry, Origin};
 use super::replay::ReplayLog;
 use crate::handshake::ClientHandshake;
 use crate::wire::{DEVICE_NAME_BYTES, DeviceEntry, device_flag};
@@ -29,6 +30,8 @@ pub(super) struct Device {
     claimed_bytes: u64,
     /// The IOhost has attached the device to this session.
     pub(super) is_attached: bool,
+    /// It is attached once more, and requests wait for that: see [`Client::claim`].
+    pub(super) claims: bool,
     /// When to ask for it again, unless it is attached and the entry is of the newest version.
     pub(super) ask_at: Nanos,
     pub(super) log: ReplayLog,
@@ -67,6 +70,25 @@ impl<H: ClientHandshake> Client<H> {
             device.promise(entry);
         }
     }
+
+    /// Attaches an opened device again, for a user that begins: a guest may have used it through
+    /// another client meanwhile, and the IOhost serves the client that has attached it last.
+    /// Requests wait until the IOhost has answered. Without an effect while requests are unanswered
+    /// or answered writes are kept: then the device is in use.
+    pub fn claim(&mut self, device: u16) {
+        let index = usize::from(device);
+        let is_its = |entry: &Entry| entry.origin != Origin::None && entry.device == index;
+        if self.core.entries.iter().any(is_its) {
+            return;
+        }
+        let Some(device) = self.core.device_mut(device) else { return };
+        // A device that is not attached will be.
+        if device.is_ready() && device.log.base() == device.log.end() {
+            device.claims = true;
+            device.ask_at = Nanos::ZERO;
+            self.core.is_asking = true;
+        }
+    }
 }
 
 impl Device {
@@ -85,6 +107,7 @@ impl Device {
             promised: DeviceEntry::default(),
             claimed_bytes: 0,
             is_attached: false,
+            claims: false,
             ask_at: Nanos::ZERO,
             log: ReplayLog::new(0),
             executor: None,
@@ -144,7 +167,7 @@ impl Device {
 
     /// Whether the entry has to be asked for.
     pub(super) const fn is_stale(&self, devices_version: u32) -> bool {
-        self.is_open && (!self.is_attached || self.entry.version != devices_version)
+        self.is_open && (!self.is_attached || self.claims || self.entry.version != devices_version)
     }
 
     /// Whether requests of the caller may be sent.
@@ -160,6 +183,7 @@ impl Device {
     /// The session is over.
     pub(super) fn detach(&mut self) {
         self.is_attached = false;
+        self.claims = false;
         self.replay = None;
         self.is_flushing = false;
         self.ask_at = Nanos::ZERO;

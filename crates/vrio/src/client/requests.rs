@@ -148,6 +148,7 @@ impl Core {
         let neglected = self.options.neglected;
         let may_go = match entry.origin {
             Origin::Replay => device.is_attached,
+            _ if device.claims => false,
             _ => device.is_ready() || (device.is_attached && !neglected.keeps(Rule::ReplayFirst)),
         };
         if !may_go {

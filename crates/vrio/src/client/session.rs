@@ -600,6 +600,7 @@ impl Core {
             device.is_untold = true;
             self.untold.devices = true;
         }
+        self.looks_again |= std::mem::take(&mut device.claims);
         if !device.is_attached {
             device.attach(executor, replays);
             self.looks_again = true;

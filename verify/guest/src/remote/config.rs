@@ -34,23 +34,42 @@ pub(super) fn invitation(directory: &Path, client: &str) -> PathBuf {
 /// The IOhost's configuration: a link and a client for each VMhost. The stores are in `stores`, all
 /// other files in `directory`.
 pub(super) fn iohost(directory: &Path, stores: &Path, limits: Limits) -> Result<String> {
-    let mut text = head(directory, "iohost")?;
-    text.push_str(&format!("key_directory = {}\n", quoted(&directory.join("keys"))?));
-    text.push_str(&sidecore("io0"));
+    let mut text = iohost_head(directory)?;
     for station in &STATIONS {
-        let Station { client, disk, link, iohost: End { interface, .. }, .. } = station;
         let limits = match limits {
             Limits::None => String::new(),
             Limits::Reads => format!("read_iops = {READS_PER_SECOND}\n"),
         };
-        text.push_str(&format!(
-            "\n[[link]]\nname = \"{link}\"\ntype = \"packet\"\ninterface = \"{interface}\"\n\n\
-             [[client]]\nname = \"{client}\"\nlinks = [\"{link}\"]\n{limits}{}",
-            export(stores, client, disk, "")?
-        ));
+        text.push_str(&client(station, &limits));
+        text.push_str(&export(stores, station.client, station.disk, "")?);
     }
     text.push_str(&export(stores, STATIONS[0].client, READ_ONLY, "read_only = true\n")?);
     Ok(text)
+}
+
+/// The IOhost's configuration with one disk, whose guest migrates from the first VMhost to the
+/// second.
+pub(super) fn shared(directory: &Path, stores: &Path) -> Result<String> {
+    let mut text = iohost_head(directory)?;
+    STATIONS.iter().for_each(|station| text.push_str(&client(station, "")));
+    let [from, to] = &STATIONS;
+    let migrates = format!("migrates_to = [\"{}\"]\n", to.client);
+    text.push_str(&export(stores, from.client, from.disk, &migrates)?);
+    Ok(text)
+}
+
+fn iohost_head(directory: &Path) -> Result<String> {
+    let keys = quoted(&directory.join("keys"))?;
+    Ok(format!("{}key_directory = {keys}\n{}", head(directory, "iohost")?, sidecore("io0")))
+}
+
+/// A link, and the client behind it; `keys` are further keys of the client.
+fn client(station: &Station, keys: &str) -> String {
+    let Station { client, link, iohost: End { interface, .. }, .. } = station;
+    format!(
+        "\n[[link]]\nname = \"{link}\"\ntype = \"packet\"\ninterface = \"{interface}\"\n\n\
+         [[client]]\nname = \"{client}\"\nlinks = [\"{link}\"]\n{keys}"
+    )
 }
 
 /// A file, exported to a client.
@@ -79,6 +98,23 @@ pub(super) fn vmhost(
         ));
     }
     Ok(text)
+}
+
+/// A VMhost's configuration with a disk whose guest migrates.
+pub(super) fn vmhost_of(directory: &Path, station: &Station, disk: &str) -> Result<String> {
+    let device = moving_disk(station);
+    let socket = quoted(&crate::config::socket(directory, &device))?;
+    Ok(format!(
+        "{}\n[[store]]\nname = \"{disk}\"\ntype = \"remote\"\niohost = \"io\"\n\n\
+         [[device]]\nname = \"{device}\"\nstore = \"{disk}\"\nsocket = {socket}\n\
+         serial = \"{disk}\"\nqueues = 2\n",
+        vmhost(directory, station, &[])?
+    ))
+}
+
+/// The name at a VMhost of the disk whose guest migrates.
+pub(super) fn moving_disk(station: &Station) -> String {
+    format!("{}-moving", station.client)
 }
 
 /// A guest's disk at a VMhost.

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 /// The chances of the wires, in percent.
 const FAULTS: Faults = Faults { loss: 10, doubling: 10, reordering: 10 };
 /// The part of each disk for the file system, in MiB.
-const FILESYSTEM: u64 = 160;
+pub(super) const FILESYSTEM: u64 = 160;
 /// The part that the load writes, behind the file system.
 pub(super) const LOAD: u64 = 200;
 pub(super) const LOAD_SIZE: u64 = 4;

@@ -1,0 +1,119 @@
+//! Two VMhosts of one IOhost that have the same device, for a guest that migrates between them: one
+//! of them writes.
+
+mod common;
+
+use std::path::Path;
+use std::time::Duration;
+
+use sidecore_control::report::DeviceState;
+use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Slot, Status};
+use sidecore_kit::guest::complete;
+use sidecore_kit::wait;
+use tempfile::TempDir;
+
+use common::Daemon;
+use common::remote::{BLOCK, data, flush, read, submit, write};
+
+const SOON: Duration = Duration::from_secs(60);
+const DISK_BYTES: u64 = 16 << 20;
+const VMHOSTS: [&str; 2] = ["vmhost1", "vmhost2"];
+
+/// An IOhost with a device for both clients, each on a link of its own.
+fn iohost(shared: &Path) -> String {
+    let shared = shared.display();
+    let mut text = format!(
+        "control_socket = \"control.sock\"\nkey_directory = \"{shared}/keys\"\n[[sidecore]]\n\
+         name = \"io0\"\n"
+    );
+    for client in VMHOSTS {
+        text += &format!(
+            "[[link]]\nname = \"to-{client}\"\ntype = \"memory\"\nsocket = \
+             \"{shared}/{client}.sock\"\n[[client]]\nname = \"{client}\"\nlinks = \
+             [\"to-{client}\"]\n"
+        );
+    }
+    text + &format!(
+        "[[store]]\nname = \"file\"\ntype = \"file\"\npath = \"{shared}/disk.img\"\ndirect = \
+         false\n[[device]]\nname = \"disk\"\nfront_end = \"vrio\"\nclient = \"vmhost1\"\n\
+         migrates_to = [\"vmhost2\"]\nstore = \"file\"\n"
+    )
+}
+
+fn vmhost(shared: &Path, client: &str) -> String {
+    format!(
+        "control_socket = \"control.sock\"\n[[sidecore]]\nname = \"vm0\"\n\
+         [[link]]\nname = \"wire\"\ntype = \"memory\"\nsocket = \"{}/{client}.sock\"\n\
+         [[iohost]]\nname = \"io1\"\nlink = \"wire\"\nclient = \"{client}\"\n\
+         [[store]]\nname = \"disk\"\ntype = \"remote\"\niohost = \"io1\"\n\
+         [[device]]\nname = \"vd0\"\nstore = \"disk\"\nsocket = \"vd0.sock\"\n",
+        shared.display()
+    )
+}
+
+fn start(config: &str) -> Daemon {
+    Daemon::start(tempfile::tempdir().unwrap(), config)
+}
+
+/// The IOhost and its VMhosts, with the device attached to both.
+fn hosts() -> (TempDir, Daemon, [Daemon; 2]) {
+    let shared = tempfile::tempdir().unwrap();
+    let file = std::fs::File::create(shared.path().join("disk.img")).unwrap();
+    file.set_len(DISK_BYTES).unwrap();
+    let iohost = start(&iohost(shared.path()));
+    let vmhosts = VMHOSTS.map(|client| start(&vmhost(shared.path(), client)));
+    for host in &vmhosts {
+        wait::until("the disk at a VMhost", SOON, || {
+            host.client().devices().unwrap()[0].state == DeviceState::Waiting
+        });
+    }
+    (shared, iohost, vmhosts)
+}
+
+fn connect(vmhost: &Daemon) -> BlkClient {
+    let options = ClientOptions { timeout: SOON, ..ClientOptions::default() };
+    BlkClient::connect(vmhost.directory.path().join("vd0.sock"), &options).unwrap()
+}
+
+/// Whether a write succeeds.
+fn writes(queue: &mut BlkQueue, slot: Slot, round: u64) -> bool {
+    submit(queue, slot, 1, data(1, round, BLOCK));
+    complete(queue).status == Status::Ok
+}
+
+#[test]
+fn the_host_whose_guest_started_last_and_writes_is_the_only_one_that_writes() {
+    let (_shared, _iohost, [source, destination]) = hosts();
+    let mut guest = connect(&source);
+    let queue = guest.queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    write(queue, slot, 1, data(1, 1, BLOCK));
+    flush(queue, slot);
+
+    // A guest that waits at the destination may read, and does not take the disk by that.
+    let mut other = connect(&destination);
+    let theirs = other.queue(0).unwrap();
+    let their_slot = theirs.take_slot().unwrap();
+    assert!(read(theirs, their_slot, 1, BLOCK) == data(1, 1, BLOCK));
+    write(queue, slot, 1, data(1, 2, BLOCK));
+
+    // The guest writes there: no write of the source is executed any more, and no read.
+    assert!(writes(theirs, their_slot, 3));
+    assert!(!writes(queue, slot, 4), "the source has lost the disk");
+    queue.submit_read(slot, sidecore_units::Sector(8), BLOCK).unwrap();
+    assert_eq!(complete(queue).status, Status::IoError);
+    flush(queue, slot);
+    assert!(read(theirs, their_slot, 1, BLOCK) == data(1, 3, BLOCK));
+    drop(guest);
+
+    // It goes back, as after a migration that was cancelled late.
+    let mut guest = connect(&source);
+    let queue = guest.queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    assert!(read(queue, slot, 1, BLOCK) == data(1, 3, BLOCK));
+    assert!(writes(theirs, their_slot, 5), "nothing was written at the source yet");
+    assert!(writes(queue, slot, 6));
+    assert!(!writes(theirs, their_slot, 7));
+    flush(theirs, their_slot);
+    assert!(read(queue, slot, 1, BLOCK) == data(1, 6, BLOCK));
+}
