@@ -75,6 +75,8 @@ impl SlotBuffers {
         let lists = (0..slots).map(list).collect::<io::Result<_>>()?;
         let loans = (0..slots).map(|_| Loan::default()).collect();
         self.ended.reserve(LOANS_MAX);
+        // The frames of a former session go back to the link.
+        self.remove(place);
         let place = usize::from(place);
         if place >= self.places.len() {
             self.places.resize_with(place.saturating_add(1), || None);
