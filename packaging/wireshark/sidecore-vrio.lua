@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 --
--- Wireshark's dissector of Sidecore's remote channel, version 1, on Ethernet and in UDP.
+-- Wireshark's dissector of Sidecore's remote channel, version 1, on Ethernet, in UDP,
+-- and of several frames behind a fake TCP header.
 --
 -- It is written from docs/vrio.md alone, and tables stand in the order of that page. To use it:
 --
@@ -542,5 +543,46 @@ function vrio.dissector(tvb, pinfo, root)
     pinfo.cols.info = line == "" and kind or kind .. " " .. line
 end
 
+-- Several frames behind a fake TCP header.
+local together = Proto("vrio_together", "Sidecore Frames Together")
+local WINDOW = Field.new("tcp.window_size_value")
+local SOURCE_PORT = Field.new("tcp.srcport")
+local FRAMES_PORTS, MESSAGE_PORTS = 0x88, 0x89
+local MESSAGE_BYTES = 16
+local m = {
+    kind = ProtoField.uint8("vrio.link.kind", "Kind", base.DEC, {
+        [1] = "question", [2] = "answer" }),
+    segment = ProtoField.uint8("vrio.link.segment", "Segment"),
+    queue = ProtoField.uint8("vrio.link.queue", "Queue of the question's link"),
+    nonce = ProtoField.uint64("vrio.link.nonce", "Nonce", base.HEX),
+}
+together.fields = m
+
+-- Adds a segment of a message between links.
+local function add_message(tree, segment)
+    if segment:len() < MESSAGE_BYTES then return end
+    tree:add(m.kind, segment:range(0, 1))
+    tree:add(m.segment, segment:range(1, 1))
+    tree:add(m.queue, segment:range(2, 1))
+    tree:add_le(m.nonce, segment:range(8, 8))
+end
+
+function together.dissector(tvb, pinfo, root)
+    local size, ports = WINDOW().value, math.floor(SOURCE_PORT().value / 256)
+    if size == 0 or ports ~= FRAMES_PORTS and ports ~= MESSAGE_PORTS then return 0 end
+    for at = 0, tvb:len() - 1, size do
+        local segment = tvb:range(at, math.min(size, tvb:len() - at))
+        if ports == FRAMES_PORTS then
+            vrio.dissector(segment:tvb(), pinfo, root)
+        else
+            add_message(root:add(together, segment), segment)
+            pinfo.cols.protocol = "vRIO"
+            pinfo.cols.info = "message between links"
+        end
+    end
+    return tvb:len()
+end
+
 DissectorTable.get("ethertype"):add(ETHERTYPE, vrio)
+DissectorTable.get("tcp.port"):add(PORT, together)
 DissectorTable.get("udp.port"):add(PORT, vrio)

@@ -51,7 +51,10 @@ impl Wire {
         let mut text = format!("[[link]]\nname = \"wire\"\ntype = {:?}\n", self.name());
         match self {
             Self::Memory => writeln!(text, "socket = {:?}", directory.join(SOCKET))?,
-            Self::Packet | Self::Xdp => writeln!(text, "interface = {INTERFACE:?}")?,
+            Self::Packet => {
+                writeln!(text, "interface = {INTERFACE:?}\nsegmentation_offload = true")?;
+            }
+            Self::Xdp => writeln!(text, "interface = {INTERFACE:?}")?,
             Self::Udp => writeln!(text, "listen = \"{HOST_IP}:{ETHERTYPE}\"\ncoalesce = true")?,
         }
         Ok(text)
@@ -73,7 +76,7 @@ impl Wire {
                 let path = directory.join(SOCKET);
                 one(&describe(Medium::Memory { path, end: MemoryEnd::Connect }))
             }
-            Some((client, _)) => client.within(|| one(&describe(self.medium(CLIENT_IP)?)))?,
+            Some((client, _)) => client.within(|| one(&describe(self.medium(CLIENT_IP, true)?)))?,
         }
     }
 
@@ -81,8 +84,8 @@ impl Wire {
     /// their addresses.
     pub(super) fn ends(self, cable: &Cable) -> Result<[(Box<dyn Link>, LinkAddress); 2]> {
         let (client, host) = cable.0.as_ref().context("a cable without ends")?;
-        let clients = client.within(|| one(&describe(self.medium(CLIENT_IP)?)))??;
-        let hosts = host.within(|| one(&describe(self.medium(HOST_IP)?)))??;
+        let clients = client.within(|| one(&describe(self.medium(CLIENT_IP, false)?)))??;
+        let hosts = host.within(|| one(&describe(self.medium(HOST_IP, false)?)))??;
         let client = match self {
             Self::Udp => LinkAddress::Udp(format!("{CLIENT_IP}:{ETHERTYPE}").parse()?),
             _ => LinkAddress::Ethernet(CLIENT_MAC.parse::<EthernetAddress>()?),
@@ -90,7 +93,8 @@ impl Wire {
         Ok([(clients, client), (hosts, self.iohost()?)])
     }
 
-    fn medium(self, address: &str) -> Result<Medium> {
+    /// `offload` is of a packet link: the floor is an exchange of single frames.
+    fn medium(self, address: &str, offload: bool) -> Result<Medium> {
         let interface = INTERFACE.to_owned();
         Ok(match self {
             Self::Udp => {
@@ -101,7 +105,7 @@ impl Wire {
                 let mode = Some(XdpMode::Generic);
                 Medium::Xdp { interface, ethertype: ETHERTYPE, mode }
             }
-            _ => Medium::Packet { interface, ethertype: ETHERTYPE, bypass_qdisc: true },
+            _ => Medium::Packet { interface, ethertype: ETHERTYPE, bypass_qdisc: true, offload },
         })
     }
 }

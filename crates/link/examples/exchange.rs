@@ -247,6 +247,7 @@ fn main() {
         interface: end.to_owned(),
         ethertype: ETHERTYPE,
         bypass_qdisc: true,
+        offload: true,
     };
     let xdp = |mode| {
         move |end: &str| Medium::Xdp {

@@ -228,6 +228,7 @@ pub fn check_without_counts(open: Open<'_>) {
     properties_are_sound(open);
     carries_frames_of_every_size(open);
     carries_batches_in_order(open);
+    carries_long_batches_in_order(open);
     aligns_payloads(open);
     lends_no_more_buffers_than_it_has(open);
     sends_in_the_order_of_sending(open);
@@ -312,6 +313,39 @@ pub fn carries_batches_in_order(open: Open<'_>) {
     assert_eq!(left.counts().sent, there.count as u64);
     assert_eq!(right.counts().received, there.count as u64);
     assert!(left.counts().sent_batches <= rounds as u64);
+}
+
+/// Long frames of one size, as the data of a long request are, arrive in the order in which they
+/// were sent, with short ones before, among and behind them. Media may carry such frames together.
+pub fn carries_long_batches_in_order(open: Open<'_>) {
+    let Pair { mut left, mut right } = open();
+    let properties = left.link.properties().clone();
+    let room = properties.transmit_frames.min(right.link.properties().receive_frames);
+    let long = properties.frame_bytes.min(4_178);
+    let mut count = 0;
+    for round in 0..200_usize {
+        // A message that ends with a shorter frame; a short frame; frames of several sizes.
+        let sizes = [long; 20].into_iter().chain([long - 100, 60, 2_000, 1_100, long, long, 1]);
+        let sizes = sizes.map(|len| len.min(long)).skip(round % 20).take(room);
+        let frame = |(at, len): (usize, usize)| {
+            let mut frame = pattern(at + round, len);
+            // Frames for several queues could not be carried together.
+            frame.iter_mut().skip(crate::QUEUE_AT).take(1).for_each(|queue| *queue = 0);
+            frame
+        };
+        let frames: Vec<_> = sizes.enumerate().map(frame).collect();
+        let sent = left.send(&frames);
+        count += sent;
+        let received = right.take(sent);
+        for (at, (received, sent)) in received.iter().zip(&frames).enumerate() {
+            assert!(is_padded(received, sent), "round {round}: frame {at} is damaged or displaced");
+        }
+        // The other way, so that both links have a reason to receive.
+        right.send_one(&pattern(round, 100));
+        assert!(is_padded(&left.take(1)[0], &pattern(round, 100)));
+    }
+    assert_eq!((left.counts().sent, right.counts().received), (count as u64, count as u64));
+    assert_eq!((left.counts().dropped(), right.counts().dropped()), (0, 0));
 }
 
 /// Numbered frames in one direction.
@@ -562,6 +596,35 @@ pub fn exchange(pair: &mut Pair, exchanges: usize) {
     for _ in 0..exchanges {
         one_way(&mut pair.left, &mut pair.right);
         one_way(&mut pair.right, &mut pair.left);
+    }
+}
+
+/// Runs `exchanges` of several long frames each way, as [`exchange`] does with one.
+///
+/// # Panics
+/// A frame does not come within ten seconds.
+pub fn exchange_batches(pair: &mut Pair, exchanges: usize) {
+    for _ in 0..exchanges {
+        batch_one_way(&mut pair.left, &mut pair.right);
+        batch_one_way(&mut pair.right, &mut pair.left);
+    }
+}
+
+fn batch_one_way(from: &mut End, to: &mut End) {
+    let start = Instant::now();
+    let len_bytes = 4000.min(from.link.properties().frame_bytes);
+    from.link.buffers(from.peer, 8, &mut from.buffers);
+    let peer = from.peer;
+    from.buffers.iter_mut().for_each(|buffer| buffer.address(peer, len_bytes));
+    let (now, mut left) = (from.now(), from.buffers.len());
+    from.link.send(now, &mut from.buffers);
+    while left > 0 {
+        let now = to.now();
+        to.link.receive(now, left, &mut to.frames);
+        left -= to.frames.len();
+        to.link.give_back(&mut to.frames);
+        assert!(start.elapsed() < PATIENCE, "{left} frames never came");
+        to.skip();
     }
 }
 

@@ -32,6 +32,8 @@ pub enum Medium {
         ethertype: u16,
         /// As in [`PacketOptions`].
         bypass_qdisc: bool,
+        /// As in [`PacketOptions`].
+        offload: bool,
     },
     /// An Ethernet interface, through an AF_XDP socket for each of its queues.
     Xdp {
@@ -67,11 +69,18 @@ pub fn open(description: &LinkDescription) -> Result<Vec<Box<dyn Link>>, LinkErr
     let LinkDescription { medium, queues, options } = description;
     let link = *options;
     match medium {
-        Medium::Packet { interface, ethertype, bypass_qdisc } => {
-            let (ethertype, bypass_qdisc) = (*ethertype, *bypass_qdisc);
+        Medium::Packet { interface, ethertype, bypass_qdisc, offload } => {
+            let (ethertype, bypass_qdisc, offload) = (*ethertype, *bypass_qdisc, *offload);
             let open = |queue| {
                 let interface = interface.clone();
-                PacketLink::open(&PacketOptions { interface, ethertype, queue, link, bypass_qdisc })
+                PacketLink::open(&PacketOptions {
+                    interface,
+                    ethertype,
+                    queue,
+                    link,
+                    bypass_qdisc,
+                    offload,
+                })
             };
             LinkQueue::all(*queues)?.map(|queue| Ok(boxed(open(queue)?))).collect()
         }

@@ -69,7 +69,9 @@ pub use options::{
     DEFAULT_FRAME_BYTES, FRAME_BYTES_MAX, FRAME_BYTES_MIN, HEADER_BYTES_MAX, LinkError,
     LinkOptions, LinkQueue, Properties, QUEUE_AT, QUEUES_MAX, RING_FRAMES_MAX,
 };
-pub use packet::{PacketLink, PacketOptions};
+pub use packet::{
+    Contents, FAKE_HEADER_BYTES, FakeHeader, OFFLOAD_BYTES_MAX, PacketLink, PacketOptions,
+};
 pub use sidecore_linux::XdpMode;
 pub use simulated::{Faults, Network, NetworkCounts, SimulatedLink};
 pub use stats::{LinkCounts, LinkStats};

@@ -1,7 +1,10 @@
 //! A link on an Ethernet interface, through the rings of a packet socket.
 
+mod fake_header;
+mod offload;
 mod receiving;
 mod ring;
+mod stations;
 mod transmitting;
 
 use std::mem::MaybeUninit;
@@ -23,6 +26,8 @@ use crate::{
     Buffer, EthernetAddress, Frame, Link, LinkAddress, LinkError, LinkOptions, LinkQueue,
     LinkState, LinkStats, Properties, QUEUE_AT, interface,
 };
+pub use fake_header::{Contents, FAKE_HEADER_BYTES, FakeHeader, OFFLOAD_BYTES_MAX};
+use offload::Offload;
 use receiving::{Arrival, Receiving};
 use ring::Ring;
 use transmitting::Transmitting;
@@ -48,6 +53,9 @@ pub struct PacketOptions {
     /// Frames go to the driver's queue at once. If not, they go through the interface's queueing
     /// discipline, whose shapers and filters then see them, and so does tcpdump.
     pub bypass_qdisc: bool,
+    /// Several frames of one size for one station are given to the interface as one packet, if the
+    /// station's link has this option too.
+    pub offload: bool,
 }
 
 impl PacketOptions {
@@ -70,6 +78,7 @@ pub struct PacketLink {
     memory: GuestMemory,
     receiving: Receiving,
     transmitting: Transmitting,
+    offload: Option<Box<Offload>>,
     state: LinkState,
     /// Watches the socket, edge-triggered, while the link is armed: the socket itself is readable
     /// also while a frame is lent, or after an error.
@@ -83,7 +92,8 @@ impl PacketLink {
     /// Opens a link on an interface of this thread's network namespace.
     ///
     /// # Errors
-    /// Options out of range; no such interface, or one with too small an MTU; no CAP_NET_RAW.
+    /// Options out of range; no such interface, or one with too small an MTU; no CAP_NET_RAW; a
+    /// kernel without segmentation offload for packet sockets, if that is an option.
     pub fn open(options: &PacketOptions) -> Result<Self, LinkError> {
         options.link.check()?;
         let socket = interface::packet_socket("CAP_NET_RAW")?;
@@ -102,13 +112,20 @@ impl PacketLink {
             reserve_bytes: as_u32(shape.frame_at.saturating_sub(LEAD_BYTES)),
             bypass_qdisc: options.bypass_qdisc,
         };
-        let memory = socket
+        let mut memory = socket
             .set_up(&setup)
             .map_err(LinkError::kernel("make the rings of a packet socket"))?;
         let address = EthernetAddress(interface.address);
         let ring = Ring::new(&memory, receive.len_bytes(), &transmit)?;
         let transmitting = Transmitting::new(ring, frame_at, frame_len, address, options.ethertype);
         let receiving = Receiving::new(Ring::new(&memory, 0, &receive)?, slot_bytes, frame_len);
+        let mut offload = None;
+        if options.offload {
+            let options = PacketOptions { link, ..options.clone() };
+            let slots = receiving.slots();
+            let (opened, all) = Offload::open(&interface, &options, &memory, slots)?;
+            (offload, memory) = (Some(Box::new(opened)), all);
+        }
         let epoll = epoll::create(CreateFlags::CLOEXEC)
             .map_err(LinkError::kernel("make an epoll descriptor"))?;
         socket
@@ -119,12 +136,17 @@ impl PacketLink {
                 address: LinkAddress::Ethernet(address),
                 frame_bytes,
                 header_bytes: link.header_bytes,
-                payload_align_bytes: shape.payload_align_bytes,
+                // In a packet of several frames only the first one could be aligned.
+                payload_align_bytes: if options.offload { 1 } else { shape.payload_align_bytes },
                 receive_frames: receiving.slots(),
                 transmit_frames: transmitting.slots(),
                 fills_in_order: true,
                 batch_frames: SEND_BATCH,
-                mode: "TPACKET_V2 rings",
+                mode: if options.offload {
+                    "TPACKET_V2 rings, segmentation offload"
+                } else {
+                    "TPACKET_V2 rings"
+                },
             },
             stats: Arc::default(),
             interface: options.interface.clone(),
@@ -132,6 +154,7 @@ impl PacketLink {
             memory,
             receiving,
             transmitting,
+            offload,
             state: LinkState::Up,
             epoll,
             watched: false,
@@ -196,27 +219,94 @@ impl PacketLink {
     }
 
     fn count_drops(&self) {
-        if let Ok(drops) = self.socket.take_drops() {
+        let offload = self.offload.as_ref().map(|offload| offload.socket().take_drops());
+        for drops in [Some(self.socket.take_drops()), offload].into_iter().flatten().flatten() {
             self.stats.dropped_full.add(u64::from(drops));
         }
     }
 
-    /// Takes note of an error of the socket, which would keep it readable.
+    /// Takes note of the errors of the sockets, which would keep them readable.
     fn take_error(&mut self) {
-        if self.socket.take_error().is_some_and(|error| is_down(&error)) {
+        let offload = self.offload.as_ref().and_then(|offload| offload.socket().take_error());
+        if [self.socket.take_error(), offload].into_iter().flatten().any(|error| is_down(&error)) {
             self.state = DOWN;
+        }
+    }
+
+    /// The next arrival at either ring: the earlier one if there are two.
+    fn take(&mut self) -> Option<Arrival> {
+        let Some(offload) = &mut self.offload else { return self.receiving.take(&self.memory) };
+        if offload.is_cutting() {
+            return offload.take(&self.memory);
+        }
+        let mut frame = self.receiving.arrived_at();
+        let packet = offload.arrived_at();
+        if frame.is_none() && packet.is_some() {
+            // Between the two looks an earlier frame may have come.
+            frame = self.receiving.arrived_at();
+        }
+        match (frame, packet) {
+            (Some(frame), packet) if packet.is_none_or(|packet| frame <= packet) => {
+                self.receiving.take(&self.memory)
+            }
+            (_, Some(_)) => offload.take(&self.memory),
+            _ => None,
+        }
+    }
+
+    /// Gives a frame to the transmit ring, or to the frames that are to travel with it.
+    fn transmit(&mut self, now: Nanos, buffer: Buffer, to: EthernetAddress, len_bytes: usize) {
+        let mut buffer = buffer;
+        if let Some(offload) = &mut self.offload {
+            match offload.join(&self.memory, buffer, (to, len_bytes)) {
+                Ok(()) => return,
+                Err(back) => buffer = back,
+            }
+            if !offload.run.frames.is_empty() {
+                self.end_run(now);
+                return self.transmit(now, buffer, to, len_bytes);
+            }
+        }
+        self.transmitting.send(&self.memory, buffer, to, len_bytes);
+    }
+
+    /// Sends the frames that travel together.
+    fn end_run(&mut self, now: Nanos) {
+        let has_run = self.offload.as_ref().is_some_and(|offload| offload.has_run());
+        if has_run && self.transmitting.has_unsent() {
+            // Frames of before leave before.
+            self.flush(now);
+        }
+        let Some(offload) = &mut self.offload else { return };
+        let sent = !self.transmitting.has_unsent() && offload.send_run(now, &self.stats);
+        let to = offload.run.to;
+        for buffer in offload.run.frames.drain(..) {
+            if sent {
+                self.transmitting.cancel(buffer);
+            } else if let Some((_, len_bytes)) = buffer.frame() {
+                self.transmitting.send(&self.memory, buffer, to, len_bytes);
+            }
         }
     }
 
     fn watch(&mut self) {
         let mut events = EventFlags::IN | EventFlags::ET;
         events.set(EventFlags::OUT, self.transmitting.wants_room());
-        self.watched = epoll::add(&self.epoll, &self.socket, EventData::new_u64(0), events).is_ok();
+        let add = |fd: BorrowedFd<'_>, events| {
+            epoll::add(&self.epoll, fd, EventData::new_u64(0), events).is_ok()
+        };
+        self.watched = add(self.socket.as_fd(), events);
+        if let Some(offload) = &self.offload
+            && self.watched
+            && !add(offload.socket().as_fd(), EventFlags::IN | EventFlags::ET)
+        {
+            self.disarm();
+        }
     }
 
     /// Forgets the events so far.
     fn drain_events(&mut self) {
-        let mut events = [MaybeUninit::<Event>::uninit()];
+        let mut events = [const { MaybeUninit::<Event>::uninit() }; 2];
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
         let Ok((events, _)) = epoll::wait(&self.epoll, &mut events[..], Some(&zero)) else {
             return;
@@ -263,8 +353,11 @@ impl Link for PacketLink {
     fn receive(&mut self, now: Nanos, limit: usize, frames: &mut Vec<Frame>) {
         let (mut count, mut bytes) = (0_usize, 0_u64);
         // Slots without a frame for us count as well: a flood of them takes no more than its share.
+        if let Some(offload) = &mut self.offload {
+            offload.begin();
+        }
         for _ in 0..limit {
-            let Some(arrival) = self.receiving.take(&self.memory) else {
+            let Some(arrival) = self.take() else {
                 break;
             };
             let reason = match arrival {
@@ -277,6 +370,7 @@ impl Link for PacketLink {
                 Arrival::Truncated => &self.stats.dropped_truncated,
                 Arrival::Foreign => &self.stats.dropped_foreign,
                 Arrival::Malformed => &self.stats.dropped_malformed,
+                Arrival::Message => continue,
             };
             reason.add(1);
         }
@@ -294,7 +388,13 @@ impl Link for PacketLink {
     }
 
     fn give_back(&mut self, frames: &mut Vec<Frame>) {
-        frames.drain(..).for_each(|frame| self.receiving.give_back(frame.into_slot()));
+        let slots = as_u32(self.receiving.slots());
+        for frame in frames.drain(..) {
+            match (frame.into_slot(), &mut self.offload) {
+                (slot, Some(offload)) if slot >= slots => offload.give_back(slot),
+                (slot, _) => self.receiving.give_back(slot),
+            }
+        }
     }
 
     fn buffers(&mut self, _to: LinkAddress, count: usize, buffers: &mut Vec<Buffer>) {
@@ -303,9 +403,12 @@ impl Link for PacketLink {
 
     fn send(&mut self, now: Nanos, buffers: &mut Vec<Buffer>) {
         let (mut count, mut bytes) = (0_u64, 0_u64);
+        if let Some(offload) = &mut self.offload {
+            offload.begin_send();
+        }
         for buffer in buffers.drain(..) {
             if let Some((LinkAddress::Ethernet(to), len_bytes)) = buffer.frame() {
-                self.transmitting.send(&self.memory, buffer, to, len_bytes);
+                self.transmit(now, buffer, to, len_bytes);
                 count = count.saturating_add(1);
                 bytes = bytes.saturating_add(len_bytes as u64);
             } else {
@@ -317,7 +420,10 @@ impl Link for PacketLink {
             self.stats.sent.add(count);
             self.stats.sent_bytes.add(bytes);
             self.stats.sent_batches.add(1);
-            self.flush(now);
+            self.end_run(now);
+            if self.transmitting.has_unsent() {
+                self.flush(now);
+            }
         }
     }
 
@@ -335,7 +441,8 @@ impl Link for PacketLink {
         }
         // The first event tells the state as it was: it is looked at below.
         self.drain_events();
-        if self.receiving.has_next() || self.transmitting.has_wanted_room() {
+        let has_packet = self.offload.as_ref().is_some_and(|offload| offload.has_next());
+        if has_packet || self.receiving.has_next() || self.transmitting.has_wanted_room() {
             self.disarm();
             return Arm::WorkPending;
         }
@@ -345,6 +452,9 @@ impl Link for PacketLink {
     fn disarm(&mut self) {
         if std::mem::take(&mut self.watched) {
             let _ = epoll::delete(&self.epoll, &self.socket);
+            if let Some(offload) = &self.offload {
+                let _ = epoll::delete(&self.epoll, offload.socket());
+            }
         }
     }
 
@@ -366,8 +476,9 @@ impl Link for PacketLink {
 impl Drop for PacketLink {
     fn drop(&mut self) {
         self.transmitting.clear();
-        // The socket lives as long as a clone of its memory.
-        if let Err(error) = self.socket.receive_nothing() {
+        // A socket lives as long as a clone of its memory.
+        let offload = self.offload.as_ref().map(|offload| offload.socket().receive_nothing());
+        if let Err(error) = self.socket.receive_nothing().and(offload.unwrap_or(Ok(()))) {
             let interface = &self.interface;
             tracing::warn!(%interface, %error, "a packet socket goes on receiving");
         }

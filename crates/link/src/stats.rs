@@ -25,6 +25,10 @@ counters! {
     pub congestions: Counter = "congestions_total",
     /// Frames copied once more, because they were sent in another order than their buffers.
     pub late_copies: Counter = "late_copies_total",
+    /// Frames sent in packets of several, which a `packet` link with segmentation offload makes.
+    pub offloaded: Counter = "offloaded_frames_total",
+    /// Packets of several frames that the interface refused: their frames were sent one by one.
+    pub offload_refusals: Counter = "offload_refusals_total",
     /// Notifications sent to a sleeping peer.
     pub wakes: Counter = "wakes_total",
     /// Times that the kernel found no free receive buffer on an `xdp` link. With zero copy the card

@@ -26,6 +26,7 @@ fn options(interface: &str, frame_bytes: usize) -> PacketOptions {
             ..LinkOptions::new(82)
         },
         bypass_qdisc: true,
+        offload: false,
     }
 }
 

@@ -17,7 +17,12 @@ fn description(medium: Medium, queues: usize) -> LinkDescription {
 }
 
 fn packet(interface: &str) -> Medium {
-    Medium::Packet { interface: interface.to_owned(), ethertype: ETHERTYPE, bypass_qdisc: true }
+    Medium::Packet {
+        interface: interface.to_owned(),
+        ethertype: ETHERTYPE,
+        bypass_qdisc: true,
+        offload: true,
+    }
 }
 
 fn xdp(interface: &str) -> Medium {

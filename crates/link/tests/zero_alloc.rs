@@ -1,7 +1,7 @@
 //! No link allocates for a frame.
 
 use sidecore_counting_alloc::{CountingAllocator, allocations};
-use sidecore_link::contract::{Pair, exchange};
+use sidecore_link::contract::{Pair, exchange, exchange_batches};
 use sidecore_link::{
     EthernetAddress, Faults, LinkOptions, LinkQueue, MemoryLink, Network, PacketLink,
     PacketOptions, UdpLink, UdpOptions, XdpLink, XdpOptions,
@@ -21,8 +21,10 @@ fn options() -> LinkOptions {
 
 fn check(mut pair: Pair) {
     exchange(&mut pair, 200);
+    exchange_batches(&mut pair, 20);
     let before = allocations();
     exchange(&mut pair, 20_000);
+    exchange_batches(&mut pair, 2_000);
     assert_eq!(allocations() - before, 0);
 }
 
@@ -41,18 +43,21 @@ fn a_memory_link_allocates_nothing_for_a_frame() {
 
 #[test]
 fn a_packet_link_allocates_nothing_for_a_frame() {
-    let Some(veth) = Veth::new(9_000) else { return };
-    let link = |end: &str| {
-        let options = PacketOptions {
-            interface: end.to_owned(),
-            ethertype: 0x88b5,
-            queue: LinkQueue::ONLY,
-            link: options(),
-            bypass_qdisc: true,
+    for offload in [false, true] {
+        let Some(veth) = Veth::new(9_000) else { return };
+        let link = |end: &str| {
+            let options = PacketOptions {
+                interface: end.to_owned(),
+                ethertype: 0x88b5,
+                queue: LinkQueue::ONLY,
+                link: options(),
+                bypass_qdisc: true,
+                offload,
+            };
+            veth.within(end, || PacketLink::open(&options).unwrap())
         };
-        veth.within(end, || PacketLink::open(&options).unwrap())
-    };
-    check(Pair::new(link(LEFT), link(RIGHT)));
+        check(Pair::new(link(LEFT), link(RIGHT)));
+    }
 }
 
 #[test]

@@ -10,6 +10,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use sidecore_memory::GuestMemory;
 
+use crate::gather::{Gather, Place};
+
 /// Messages that one system call moves at most.
 const BATCH: usize = 64;
 /// Pieces of memory that the messages of one call consist of at most.
@@ -18,15 +20,6 @@ const VECTORS: usize = 512;
 const MEMINFO_DROPS: usize = 8;
 const MEMINFO_VARS: usize = 9;
 const SO_MEMINFO: libc::c_int = 55;
-
-/// A range of the socket's memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place {
-    /// First byte.
-    pub start: u32,
-    /// Size in bytes.
-    pub len_bytes: u32,
-}
 
 /// A datagram that has arrived, or several of one sender and one size behind each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,18 +53,15 @@ struct Control([u8; 64]);
 /// A UDP socket, and the memory that its datagrams are in.
 pub struct DatagramSocket {
     socket: OwnedFd,
-    /// Keeps the range at `base` mapped.
-    memory: GuestMemory,
-    base: *mut u8,
-    len_bytes: u64,
+    gather: Gather,
     headers: Box<[libc::mmsghdr]>,
     vectors: Box<[libc::iovec]>,
     names: Box<[libc::sockaddr_storage]>,
     controls: Box<[Control]>,
 }
 
-// SAFETY: `base` points into `memory`, and the headers point into the boxes beside them, only while
-// a call runs. None of it belongs to a thread.
+// SAFETY: the headers point into the boxes beside them, and the vectors into the memory of
+// `gather`, only while a call runs. None of it belongs to a thread.
 unsafe impl Send for DatagramSocket {}
 
 impl fmt::Debug for DatagramSocket {
@@ -123,15 +113,13 @@ impl DatagramSocket {
             sockopt::set_socket_reuseport(&socket, true)?;
         }
         rustix::net::bind(&socket, &address)?;
-        let (base, len_bytes) = memory.host_ranges().next().ok_or(io::ErrorKind::InvalidInput)?;
+        let gather = Gather::new(memory)?;
         // SAFETY: zeroed, all of them are valid and name no memory.
         let (header, vector, name): (libc::mmsghdr, libc::iovec, libc::sockaddr_storage) =
             unsafe { (std::mem::zeroed(), std::mem::zeroed(), std::mem::zeroed()) };
         Ok(Self {
             socket,
-            memory,
-            base,
-            len_bytes,
+            gather,
             headers: vec![header; BATCH].into(),
             vectors: vec![vector; VECTORS].into(),
             names: vec![name; BATCH].into(),
@@ -142,7 +130,7 @@ impl DatagramSocket {
     /// The memory that datagrams are in.
     #[must_use]
     pub fn memory(&self) -> &GuestMemory {
-        &self.memory
+        self.gather.memory()
     }
 
     /// The address that it is bound to.
@@ -210,7 +198,7 @@ impl DatagramSocket {
     pub fn receive(&mut self, places: &[Place], mut visit: impl FnMut(Arrived)) -> io::Result<()> {
         let count = places.len().min(BATCH);
         for (index, place) in places.iter().take(count).enumerate() {
-            self.vectors[index] = self.vector(*place)?;
+            self.vectors[index] = self.gather.vector(*place)?;
             self.describe(index, index..index + 1, true);
         }
         // SAFETY: `describe` has set the first `count` headers: each names a vector, a name and a
@@ -257,7 +245,7 @@ impl DatagramSocket {
                 break;
             }
             for (offset, place) in pieces.iter().enumerate() {
-                self.vectors[vectors + offset] = self.vector(*place)?;
+                self.vectors[vectors + offset] = self.gather.vector(*place)?;
             }
             let name_bytes = encode(departure.to, &mut self.names[count]);
             self.describe(count, vectors..vectors + pieces.len(), false);
@@ -273,19 +261,6 @@ impl DatagramSocket {
             libc::sendmmsg(self.socket.as_raw_fd(), headers, count as u32, flags as _)
         };
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
-    }
-
-    fn vector(&self, place: Place) -> io::Result<libc::iovec> {
-        let (start, len) = (u64::from(place.start), u64::from(place.len_bytes));
-        if start + len > self.len_bytes {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "a place outside of the socket's memory",
-            ));
-        }
-        // SAFETY: the range is inside of the mapping.
-        let base = unsafe { self.base.add(place.start as usize) };
-        Ok(libc::iovec { iov_base: base.cast(), iov_len: place.len_bytes as usize })
     }
 
     /// Makes header `index` describe these vectors, and the name and the control buffer of its own.

@@ -31,9 +31,11 @@ mod end_requests;
 mod epoll;
 mod file;
 mod file_size_limit;
+mod gather;
 mod held_signals;
 mod host_file;
 mod memory_file;
+mod offload_socket;
 mod packet_socket;
 mod peer_event;
 mod pin;
@@ -43,19 +45,21 @@ mod xdp_socket;
 
 pub use accounts::{group_id, user_id};
 pub use clock::Clock;
-pub use datagram_socket::{Arrived, DatagramSocket, Departure, Place};
+pub use datagram_socket::{Arrived, DatagramSocket, Departure};
 pub use end_requests::{EndRequest, EndRequests};
 pub use epoll::EpollSleeper;
 
 pub use file::{FileError, FileOptions, FileStore};
 pub use file_size_limit::ignore_file_size_signal;
+pub use gather::Place;
 pub use held_signals::HeldSignals;
 pub use host_file::{
     ExtentFlaw, HostExtent, HostFile, HostFileError, HostFileOptions, LeaseState, lease_break_time,
 };
 pub use memory_file::{MemoryFile, boot_id};
+pub use offload_socket::{OFFLOAD_PLACES_MAX, OffloadSocket};
 pub use packet_socket::{
-    FrameFilter, FrameShare, Interface, PacketRing, PacketSetup, PacketSocket,
+    FrameFilter, FrameShare, Interface, OffloadFilter, PacketRing, PacketSetup, PacketSocket,
 };
 pub use peer_event::peer_event;
 pub use pin::pin_memory;

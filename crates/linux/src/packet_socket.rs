@@ -16,6 +16,8 @@ const BLOCK_BYTES: u32 = 256 << 10;
 /// Offset of the ethertype in a frame.
 const ETHERTYPE_AT: u32 = 12;
 const ETHERNET_BYTES: u32 = 14;
+/// Bytes of packets that an interface may have taken and not sent.
+const OFFLOAD_SEND_BYTES: usize = 16 << 20;
 /// linux/sockios.h.
 const SIOCETHTOOL: libc::c_ulong = 0x8946;
 
@@ -116,6 +118,17 @@ pub struct FrameShare {
     pub index: u8,
     /// The number of sockets.
     pub count: u8,
+}
+
+/// The IPv4 packets with a fake TCP header that a socket receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OffloadFilter {
+    /// Source and destination address.
+    pub addresses: [u32; 2],
+    /// The destination port.
+    pub port: u16,
+    /// As in [`FrameFilter`], of the low byte of the source port.
+    pub share: Option<FrameShare>,
 }
 
 /// A raw packet socket on one interface, for the frames of one protocol.
@@ -229,16 +242,51 @@ impl PacketSocket {
         GuestMemory::map_kernel_rings(self.0.as_fd(), 0, len_bytes).map_err(io::Error::other)
     }
 
+    /// Makes a receive ring for packets with a `struct virtio_net_hdr` in front, and maps it.
+    pub(crate) fn set_up_offload(
+        &self,
+        receive: &PacketRing,
+        bypass_qdisc: bool,
+    ) -> io::Result<GuestMemory> {
+        let yes: libc::c_int = 1;
+        self.set(libc::PACKET_VERSION, &(libc::tpacket_versions::TPACKET_V2 as libc::c_int))?;
+        self.set(libc::PACKET_VNET_HDR, &yes)?;
+        if bypass_qdisc {
+            self.set(libc::PACKET_QDISC_BYPASS, &yes)?;
+        }
+        self.set(libc::PACKET_RX_RING, &receive.request())?;
+        if sockopt::set_socket_send_buffer_size_force(&self.0, OFFLOAD_SEND_BYTES).is_err() {
+            sockopt::set_socket_send_buffer_size(&self.0, OFFLOAD_SEND_BYTES)?;
+        }
+        let len_bytes =
+            usize::try_from(receive.len_bytes()).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        GuestMemory::map_kernel_rings(self.0.as_fd(), 0, len_bytes).map_err(io::Error::other)
+    }
+
+    /// Receives, from now on, packets that pass `filter` and arrive at the interface for this host.
+    pub(crate) fn bind_offload(
+        &self,
+        interface: &Interface,
+        filter: &OffloadFilter,
+    ) -> io::Result<()> {
+        self.attach(&own_packets(filter))?;
+        self.bind_to(interface, libc::ETH_P_IP as u16)
+    }
+
     /// Receives, from now on, frames that pass `filter` and arrive at the interface for this host.
     ///
     /// # Errors
     /// The interface is gone.
     pub fn bind(&self, interface: &Interface, filter: &FrameFilter) -> io::Result<()> {
         self.attach(&own_frames(filter))?;
+        self.bind_to(interface, filter.ethertype)
+    }
+
+    fn bind_to(&self, interface: &Interface, ethertype: u16) -> io::Result<()> {
         // SAFETY: a zeroed address is a valid one.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         address.sll_family = libc::AF_PACKET as u16;
-        address.sll_protocol = filter.ethertype.to_be();
+        address.sll_protocol = ethertype.to_be();
         address.sll_ifindex =
             i32::try_from(interface.index).map_err(|_| io::ErrorKind::InvalidInput)?;
         let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
@@ -338,26 +386,63 @@ fn named(name: &str) -> io::Result<libc::ifreq> {
 
 /// Accepts frames that arrive, are for this host or for several, and pass the filter.
 fn own_frames(filter: &FrameFilter) -> Vec<libc::sock_filter> {
+    let is_equal =
+        [Comparison { load: libc::BPF_H, at: ETHERTYPE_AT, value: filter.ethertype.into() }];
+    let share =
+        filter.share.map(|share| FrameShare { byte_at: ETHERNET_BYTES + share.byte_at, ..share });
+    accept(&is_equal, share)
+}
+
+/// Accepts packets that arrive, are for this host or for several, and pass the filter.
+fn own_packets(filter: &OffloadFilter) -> Vec<libc::sock_filter> {
+    const TRANSPORT_AT: u32 = ETHERNET_BYTES + 20;
+    let [source, destination] = filter.addresses;
+    let compare = |load, at, value| Comparison { load, at, value };
+    let are_equal = [
+        compare(libc::BPF_H, ETHERTYPE_AT, libc::ETH_P_IP as u32),
+        // Version 4, a header without options.
+        compare(libc::BPF_B, ETHERNET_BYTES, 0x45),
+        compare(libc::BPF_B, ETHERNET_BYTES + 9, libc::IPPROTO_TCP as u32),
+        compare(libc::BPF_W, ETHERNET_BYTES + 12, source),
+        compare(libc::BPF_W, ETHERNET_BYTES + 16, destination),
+        compare(libc::BPF_H, TRANSPORT_AT + 2, filter.port.into()),
+    ];
+    let share = filter.share.map(|share| FrameShare { byte_at: TRANSPORT_AT + 1, ..share });
+    accept(&are_equal, share)
+}
+
+/// A part of a frame that has this value.
+struct Comparison {
+    /// Its size, as the instruction has it.
+    load: u32,
+    at: u32,
+    value: u32,
+}
+
+/// Accepts frames that arrive, are for this host or for several, of which all comparisons hold and
+/// whose byte, counted from the frame's start, makes them the socket's.
+fn accept(are_equal: &[Comparison], share: Option<FrameShare>) -> Vec<libc::sock_filter> {
     let packet_type = (libc::SKF_AD_OFF + libc::SKF_AD_PKTTYPE) as u32;
     let equals = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-    let load_byte = libc::BPF_LD | libc::BPF_B | libc::BPF_ABS;
-    // Instructions between the last comparison with the protocol and the rejection.
-    let rest = if filter.share.is_some() { 4 } else { 1 };
+    let load = libc::BPF_LD | libc::BPF_ABS;
+    // Instructions from behind a jump to the rejection, which is the last one.
+    let length = 3 + 2 * are_equal.len() + if share.is_some() { 3 } else { 0 } + 2;
+    let to_end = |at: usize| u8::try_from(length - 2 - at).unwrap_or(u8::MAX);
     let mut program = vec![
-        statement(load_byte, packet_type),
-        jump(equals, u32::from(libc::PACKET_OTHERHOST), rest + 3, 0),
-        jump(equals, u32::from(libc::PACKET_OUTGOING), rest + 2, 0),
-        statement(libc::BPF_LD | libc::BPF_H | libc::BPF_ABS, ETHERTYPE_AT),
-        jump(equals, u32::from(filter.ethertype), 0, rest),
+        statement(load | libc::BPF_B, packet_type),
+        jump(equals, u32::from(libc::PACKET_OTHERHOST), to_end(1), 0),
+        jump(equals, u32::from(libc::PACKET_OUTGOING), to_end(2), 0),
     ];
-    if let Some(share) = filter.share {
+    for Comparison { load: size, at, value } in are_equal {
+        program.push(statement(load | size, *at));
+        program.push(jump(equals, *value, 0, to_end(program.len())));
+    }
+    if let Some(share) = share {
         let modulo = libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K;
-        program.extend([
-            // A frame that is too short for the byte is rejected.
-            statement(load_byte, ETHERNET_BYTES + share.byte_at),
-            statement(modulo, u32::from(share.count.max(1))),
-            jump(equals, u32::from(share.index), 0, 1),
-        ]);
+        // A frame that is too short for the byte is rejected.
+        program.push(statement(load | libc::BPF_B, share.byte_at));
+        program.push(statement(modulo, u32::from(share.count.max(1))));
+        program.push(jump(equals, u32::from(share.index), 0, to_end(program.len())));
     }
     program.extend([
         statement(libc::BPF_RET | libc::BPF_K, u32::MAX),

@@ -13,7 +13,7 @@ use sidecore_vrio::wire::{
 };
 
 mod capture;
-use capture::{Capture, Random, ethernet, udp};
+use capture::{Capture, Random, ethernet, packet, udp};
 
 /// Frames of each kind.
 const ROUNDS: u64 = 40;
@@ -526,6 +526,27 @@ fn the_dissector_shows_each_field_of_each_frame_on_ethernet() {
 fn the_dissector_shows_each_field_of_each_frame_in_udp() {
     let samples = samples(&mut Random::new(0xdead));
     check(&samples, |frame| udp(UDP_PORT, frame));
+}
+
+#[test]
+fn the_dissector_shows_each_frame_of_a_packet() {
+    let random = &mut Random::new(0x7c9);
+    let [first, second] = [ping(random), ping(random)];
+    let size = first.bytes.len().max(second.bytes.len());
+    let padded = [&first, &second].map(|sample| padded(&sample.bytes, size));
+    let mut message = [0; 64];
+    message[..3].copy_from_slice(&[1, 1, 7]);
+    message[8..16].copy_from_slice(&0x0123_4567_89ab_cdef_u64.to_le_bytes());
+    let mut capture = Capture::new();
+    let size = u16::try_from(size).unwrap();
+    capture.add(&packet(0x8800, size, &padded.concat()));
+    capture.add(&packet(0x8907, 32, &message));
+    let dissected = dissect(&capture);
+    let counters = [&first, &second].map(|sample| sample.fields["vrio.counter"].clone());
+    assert_eq!(dissected[0]["vrio.counter"], counters);
+    assert_eq!(dissected[1]["vrio.link.kind"], ["1", "0"]);
+    assert_eq!(dissected[1]["vrio.link.queue"], ["7", "0"]);
+    assert_eq!(dissected[1]["vrio.link.nonce"][0], "0x0123456789abcdef");
 }
 
 #[test]

@@ -154,6 +154,8 @@ impl Wire {
                 queue,
                 link,
                 bypass_qdisc: true,
+                // Each frame has a fate of its own here.
+                offload: false,
             };
             let packet = PacketLink::open(&options)
                 .with_context(|| format!("cannot open the end {interface}"))?;

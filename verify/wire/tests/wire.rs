@@ -34,6 +34,7 @@ fn open(station: &Namespace) -> PacketLink {
         queue: LinkQueue::ONLY,
         link: LinkOptions { frame_bytes: MTU, receive_frames: 2048, ..LinkOptions::new(0) },
         bypass_qdisc: true,
+        offload: false,
     };
     station.within(|| PacketLink::open(&options).unwrap()).unwrap()
 }

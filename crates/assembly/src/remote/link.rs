@@ -38,6 +38,7 @@ fn description(spec: &LinkSpec, side: Side) -> Result<LinkDescription, AssemblyE
             interface: packet.interface.clone(),
             ethertype: REMOTE_PORT,
             bypass_qdisc: packet.bypass_qdisc,
+            offload: packet.segmentation_offload,
         },
         LinkKind::Xdp(xdp) => {
             Medium::Xdp { interface: xdp.interface.clone(), ethertype: REMOTE_PORT, mode: xdp.mode }

@@ -100,6 +100,10 @@ keys! {
                 "give frames to the driver at once; with `false` they pass the interface's \
                  queueing discipline, where \
                  `tc` and tcpdump see them";
+            "segmentation_offload" => segmentation_offload: bool = false, Kind::Flag(false),
+                "`false`",
+                "give long frames for one station to the interface as one packet of up to 64 KiB, \
+                 if the station's link does so too; takes 16 MiB more for each queue";
         }
     }
 }

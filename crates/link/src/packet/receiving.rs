@@ -3,12 +3,9 @@
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 
 use super::ETHERNET_BYTES;
-use super::ring::{Ring, USER, VLAN_VALID};
+use super::ring::{Ring, USER, VLAN_NUMBER, VLAN_VALID};
 use crate::EthernetAddress;
 use crate::frame::Piece;
-
-/// VLAN number 0 marks a priority, and no VLAN.
-const VLAN_NUMBER: u16 = 0xfff;
 
 #[derive(Debug)]
 pub(super) struct Receiving {
@@ -23,10 +20,16 @@ pub(super) struct Receiving {
 /// The contents of a slot that the kernel has filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
-    Frame { slot: u32, piece: Piece, from: EthernetAddress },
+    Frame {
+        slot: u32,
+        piece: Piece,
+        from: EthernetAddress,
+    },
     Truncated,
     Foreign,
     Malformed,
+    /// Not for the link's user: a question or an answer of the other link.
+    Message,
 }
 
 impl Receiving {
@@ -44,6 +47,11 @@ impl Receiving {
         // A slot that is still lent since the last round looks as if it were full again.
         self.lent.get(self.next).is_some_and(|lent| !lent)
             && self.ring.status(self.next) & USER != 0
+    }
+
+    /// When the next arrival came, by the kernel's clock.
+    pub fn arrived_at(&self) -> Option<(u32, u32)> {
+        self.has_next().then(|| self.ring.arrived_at(self.next))
     }
 
     /// The next arrival; a slot without a frame for us goes back to the kernel.

@@ -13,8 +13,14 @@ const LEN: usize = 4;
 const SNAP_LEN: usize = 8;
 /// Where the frame and its payload begin, 16 bits each.
 const OFFSETS: usize = 12;
+/// When the frame arrived, in seconds and nanoseconds.
+const SECONDS: usize = 16;
+const NANOSECONDS: usize = 20;
 /// VLAN tag and its protocol, 16 bits each.
 const VLAN: usize = 24;
+
+/// VLAN number 0 marks a priority, and no VLAN.
+pub(super) const VLAN_NUMBER: u16 = 0xfff;
 
 /// Receive: the frame is ours.
 pub(super) const USER: u32 = 1;
@@ -105,6 +111,11 @@ impl Ring {
             mac_at: u16::from_ne_bytes([mac_low, mac_high]),
             vlan_tag: u16::from_ne_bytes([tag_low, tag_high]),
         }
+    }
+
+    /// When a frame arrived, by the kernel's clock.
+    pub fn arrived_at(&self, slot: usize) -> (u32, u32) {
+        (self.load(slot, SECONDS), self.load(slot, NANOSECONDS))
     }
 
     /// Has the kernel send `len_bytes` from `mac_at` on.

@@ -60,6 +60,22 @@ pub fn udp(port: u16, frame: &[u8]) -> Vec<u8> {
     ethernet(0x0800, &packet)
 }
 
+/// Segments of one size behind a fake TCP header.
+#[allow(dead_code)]
+pub fn packet(source_port: u16, segment_bytes: u16, payload: &[u8]) -> Vec<u8> {
+    let len = u16::try_from(40 + payload.len()).unwrap();
+    let mut packet = vec![0x45, 0];
+    packet.extend(len.to_be_bytes());
+    packet.extend([0, 0, 0x40, 0, 1, 6, 0, 0, 0, 0, 0x88, 0xb5, 0, 0, 0x88, 0xb6]);
+    packet.extend(source_port.to_be_bytes());
+    packet.extend(34_997_u16.to_be_bytes());
+    packet.extend([0, 0, 0, 1, 0, 0, 0, 0, 0x50, 0x18]);
+    packet.extend(segment_bytes.to_be_bytes());
+    packet.extend([0; 4]);
+    packet.extend(payload);
+    ethernet(0x0800, &packet)
+}
+
 /// Values that a seed determines (xorshift64*).
 pub struct Random(u64);
 

@@ -152,6 +152,7 @@ impl Tap {
             queue: LinkQueue::ONLY,
             link: LinkOptions { frame_bytes: FRAME_BYTES, ..LinkOptions::new(0) },
             bypass_qdisc: true,
+            offload: false,
         };
         let link = namespace.within(|| PacketLink::open(&options))?;
         let link = link.with_context(|| format!("cannot open {interface}"))?;
