@@ -33,6 +33,7 @@ const PEER_FACING: &[&str] = &[
     "socket",
     "peer",
     "link",
+    "net",
     "remote",
     "ownership",
     "ublk",

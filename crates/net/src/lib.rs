@@ -1,0 +1,53 @@
+//! Network frames: the seam between stations and the switch, and the switch.
+//!
+//! # Architecture
+//!
+//! A station (the NIC of a guest, an uplink, a TAP) is a *port* of the switch and reaches it
+//! through one or several [`PortQueue`]s. A queue lends the frames that its station sends, where
+//! they are, in the station's memory, and buffers for frames to the station. The switch copies each
+//! frame once, out of the one memory into the other.
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::todo,
+        clippy::unimplemented
+    )
+)]
+
+mod address;
+mod bytes;
+mod config;
+#[cfg(feature = "contract")]
+pub mod contract;
+mod deliver;
+mod floods;
+mod flow;
+mod frames;
+mod guard;
+mod head;
+mod offload;
+mod port;
+mod ports;
+mod stats;
+mod switch;
+mod table;
+mod unit;
+
+pub use address::{MacAddress, NotAMacAddress};
+pub use config::{
+    DEFAULT_VLAN, FloodLimit, Guard, Ipv6Network, PORT_QUEUES_MAX, PORTS_MAX, PortConfig, PortKind,
+    QUEUES_MAX, SwitchError, SwitchOptions, VLAN_MAX, VlanSet, Vlans,
+};
+pub use frames::{BATCH, FRAMES_MAX, Frames};
+pub use head::HEAD_BYTES;
+pub use port::{Loan, NoBuffers, Offloads, PortQueue, Properties, QueueState};
+pub use ports::{PortId, QueueId};
+pub use stats::{DropReason, PortCounts, PortStats};
+pub use switch::{StationEntry, Switch, SwitchEvent, WAIT_TURNS};
+pub use unit::SwitchUnit;

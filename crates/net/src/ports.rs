@@ -1,0 +1,195 @@
+//! Ports and queues as the switch keeps them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use sidecore_units::Nanos;
+
+use crate::config::{PORTS_MAX, QUEUES_MAX};
+use crate::floods::Floods;
+use crate::head::TAG_BYTES;
+use crate::table::Key;
+use crate::{Frames, Loan, PortConfig, PortKind, PortQueue, PortStats, Properties, Vlans};
+
+/// Names a port of a switch. It is invalid once the port is removed, for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PortId {
+    pub(crate) index: u16,
+    pub(crate) generation: u64,
+}
+
+/// Names a queue of a switch. It is invalid once the queue is detached, for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QueueId {
+    pub(crate) index: u16,
+    pub(crate) generation: u64,
+}
+
+/// A set of ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PortSet([u64; PORTS_MAX / 64]);
+
+impl PortSet {
+    pub const NONE: Self = Self([0; PORTS_MAX / 64]);
+
+    #[inline]
+    pub fn add(&mut self, port: u16) {
+        if let Some(word) = self.0.get_mut(usize::from(port >> 6)) {
+            *word |= 1 << (port & 63);
+        }
+    }
+
+    #[inline]
+    pub fn remove(&mut self, port: u16) {
+        if let Some(word) = self.0.get_mut(usize::from(port >> 6)) {
+            *word &= !(1 << (port & 63));
+        }
+    }
+
+    #[inline]
+    pub fn has(&self, port: u16) -> bool {
+        self.0.get(usize::from(port >> 6)).is_some_and(|word| word >> (port & 63) & 1 != 0)
+    }
+
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.0 == Self::NONE.0
+    }
+
+    /// The ports, in ascending order.
+    pub fn iter(&self) -> impl Iterator<Item = u16> + use<> {
+        let words = self.0;
+        (0_u16..).zip(words).flat_map(|(number, word)| {
+            (0..64_u16)
+                .filter(move |bit| word >> bit & 1 != 0)
+                .map(move |bit| number.saturating_mul(64).saturating_add(bit))
+        })
+    }
+}
+
+/// A port.
+pub(crate) struct Port {
+    pub generation: u64,
+    pub name: String,
+    pub config: PortConfig,
+    pub stats: Arc<PortStats>,
+    /// Its queues that carry frames.
+    pub up: Vec<u16>,
+    /// Its queues.
+    pub queues: Vec<u16>,
+    pub blocked_until: Option<Nanos>,
+    pub floods: Floods,
+}
+
+impl Port {
+    /// Whether frames may go to the port, or come from it.
+    #[inline]
+    pub fn is_open(&self) -> bool {
+        self.blocked_until.is_none()
+    }
+
+    pub fn is_uplink(&self) -> bool {
+        self.config.kind == PortKind::Uplink
+    }
+
+    /// The tag of a frame of this VLAN that leaves by the port; `tag` is the one that it came with,
+    /// whose priority stays.
+    #[inline]
+    pub fn tag(&self, vlan: u16, tag: Option<u16>) -> Option<u16> {
+        match &self.config.vlans {
+            Vlans::Access(_) => None,
+            Vlans::Trunk { native, .. } if *native == Some(vlan) => None,
+            Vlans::Trunk { .. } => Some(vlan | (tag.unwrap_or(0) & 0xf000)),
+        }
+    }
+}
+
+/// A queue.
+pub(crate) struct Lane {
+    pub generation: u64,
+    pub port: u16,
+    pub queue: Box<dyn PortQueue>,
+    pub properties: Properties,
+    pub frames: Frames,
+    /// The youngest frames, which no decision was made on yet.
+    pub undecided: usize,
+    /// Frames that wait for buffers.
+    pub waiting: usize,
+    /// Queues whose frames wait for buffers of this one, the next to be served first.
+    pub waiters: VecDeque<u16>,
+    pub loan: Loan,
+    /// Frames were given to or back to the queue since it was last told to publish them.
+    pub is_touched: bool,
+    /// The same, since the turn began.
+    pub is_busy: bool,
+    pub is_up: bool,
+    pub memo: Memo,
+}
+
+/// The stations of a queue's last frame: most frames have the same ones.
+pub(crate) struct Memo {
+    /// The sender, when the table was told of it, and the version of the table.
+    pub source: (Key, Nanos, u64),
+    /// The receiver, its port, and the version of the table.
+    pub target: (Key, u16, u64),
+}
+
+impl Lane {
+    pub fn new(generation: u64, port: u16, queue: Box<dyn PortQueue>) -> Self {
+        let properties = queue.properties();
+        Self {
+            generation,
+            port,
+            queue,
+            properties,
+            frames: Frames::with_capacity(properties.frame_segments),
+            undecided: 0,
+            waiting: 0,
+            waiters: VecDeque::with_capacity(QUEUES_MAX),
+            loan: Loan::with_capacity(properties.buffer_segments),
+            is_touched: false,
+            is_busy: false,
+            is_up: false,
+            memo: Memo { source: (Key::NONE, Nanos::ZERO, 0), target: (Key::NONE, 0, 0) },
+        }
+    }
+
+    /// Whether a frame of this size fits, as long as with a tag.
+    #[inline]
+    pub const fn fits(&self, len_bytes: usize, tag: Option<u16>) -> bool {
+        let with_tag = match tag {
+            Some(_) => len_bytes,
+            None => len_bytes.saturating_add(TAG_BYTES),
+        };
+        with_tag <= self.properties.frame_bytes
+    }
+
+    /// Shows the station what it was given.
+    #[inline]
+    pub fn publish(&mut self) {
+        if std::mem::take(&mut self.is_touched) {
+            self.queue.publish();
+            self.is_busy = true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_has_the_ports_that_were_added() {
+        let mut set = PortSet::NONE;
+        for port in [0, 63, 64, 255, 256, 9999] {
+            set.add(port);
+        }
+        assert_eq!(set.iter().collect::<Vec<_>>(), [0, 63, 64, 255]);
+        assert!(set.has(64) && !set.has(65) && !set.has(9999));
+        set.remove(64);
+        set.remove(9999);
+        assert_eq!(set.iter().collect::<Vec<_>>(), [0, 63, 255]);
+        [0, 63, 255].into_iter().for_each(|port| set.remove(port));
+        assert!(set.is_empty());
+    }
+}
