@@ -30,3 +30,9 @@ pub(crate) fn wait(event: &OwnedFd, end: Instant, what: &'static str) -> Result<
         Err(errno) => Err(ClientError::io(what)(errno)),
     }
 }
+
+/// Whether the event is set; it stays so.
+pub(crate) fn is_set(event: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(event, PollFlags::IN)];
+    matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
+}

@@ -1,5 +1,5 @@
-//! User-space guest drivers: a virtio-blk disk over a vhost-user socket, or an NVMe controller over
-//! a vfio-user socket, with no guest, no kernel and no VMM.
+//! User-space guest drivers: a virtio-blk disk or a virtio-net NIC over a vhost-user socket, or an
+//! NVMe controller over a vfio-user socket, with no guest, no kernel and no VMM.
 //!
 //! The benches load a daemon with it, the tests attack one with it, and an application that wants a
 //! disk's full speed links it. It works with any vhost-user-blk back end, and negotiates down to
@@ -73,6 +73,7 @@ mod error;
 mod event;
 mod front_end;
 mod loopback;
+mod net;
 mod nvme;
 mod options;
 mod queue;
@@ -86,6 +87,7 @@ pub use config_watch::ConfigWatch;
 pub use either::Queue;
 pub use error::ClientError;
 pub use loopback::Loopback;
+pub use net::{NetClient, NetClientOptions, NetQueues};
 pub use nvme::{
     AdminCompletion, DataPointers, DeviceInfo, DmaBuffer, IrqInfo, MappableArea, NvmeAdmin,
     NvmeCapabilities, NvmeClient, NvmeCommand, NvmeCompletion, NvmeControllerInfo, NvmeLoopback,
@@ -95,4 +97,5 @@ pub use nvme::{
 pub use options::{ClientOptions, Notify};
 pub use queue::{BlkQueue, Counters};
 pub use request::{Completion, Operation, Piece, Slot, Status};
+pub use sidecore_spec_virtio::net::PacketHeader;
 pub use sidecore_spec_virtio::vhost_user::protocol;

@@ -3,7 +3,6 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
 use sidecore_memory::copy::CACHE_LINE_BYTES;
 use sidecore_ring::RingLayout;
 use sidecore_ring::driver::{Buffer, DriverRing, RawRing, SharedMemory};
@@ -357,8 +356,7 @@ impl BlkQueue {
     /// Whether the device has said that the queue is broken (VHOST_USER_SET_VRING_ERR).
     #[must_use]
     pub fn is_broken(&self) -> bool {
-        let mut fds = [PollFd::new(&self.error, PollFlags::IN)];
-        matches!(rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
+        event::is_set(&self.error)
     }
 
     /// Takes the interrupts that no wait has taken, and returns their number.

@@ -47,6 +47,7 @@ impl Pair {
             call: Some(call),
             err: Some(error),
             log,
+            is_enabled: true,
         };
         let channel =
             store.open_channel(&CoreContext::default(), usize::from(layout.size)).unwrap();

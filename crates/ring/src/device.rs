@@ -76,6 +76,21 @@ impl DeviceRing {
         }
     }
 
+    /// Gives back the requests of `done` with the bytes written to each, in their order, and
+    /// empties it. The driver sees the first of them only together with all others: a frame in
+    /// several buffers is whole when its first buffer shows (virtio 1.2, 5.1.6.3.1).
+    #[inline]
+    pub fn complete_together(&mut self, done: &mut Vec<(Token, u32)>) {
+        match &mut self.format {
+            Format::Split(ring) => {
+                for (token, written_bytes) in done.drain(..) {
+                    ring.complete(&token, written_bytes);
+                }
+            }
+            Format::Packed(ring) => ring.complete_together(done),
+        }
+    }
+
     /// Forgets a request without answering it: the driver broke the rules with
     /// it, and an answer without a status could be taken for a good one.
     #[allow(clippy::needless_pass_by_value)] // abandoning ends the token

@@ -199,8 +199,26 @@ impl PackedDevice {
 
     #[inline]
     pub(crate) fn complete(&mut self, token: &Token, written_bytes: u32) {
-        let flags = if self.next_used.wrap { AVAIL | USED } else { 0 };
-        let word = usize::from(self.next_used.index).wrapping_mul(2).wrapping_add(1);
+        self.write_used(self.next_used, token, written_bytes);
+        self.returned(token);
+    }
+
+    #[inline]
+    pub(crate) fn complete_together(&mut self, done: &mut Vec<(Token, u32)>) {
+        let mut position = self.next_used;
+        done.iter().for_each(|(token, _)| position.advance(token.entries, self.size));
+        // The driver looks at the first one first, so that is written last.
+        for (token, written_bytes) in done.iter().rev() {
+            position.retreat(token.entries, self.size);
+            self.write_used(position, token, *written_bytes);
+        }
+        done.drain(..).for_each(|(token, _)| self.returned(&token));
+    }
+
+    #[inline(always)]
+    fn write_used(&self, position: Position, token: &Token, written_bytes: u32) {
+        let flags = if position.wrap { AVAIL | USED } else { 0 };
+        let word = usize::from(position.index).wrapping_mul(2).wrapping_add(1);
         let tail = Tail { len_bytes: written_bytes, id: token.id, flags };
         if let Some(slot) = self.descriptors.get(word) {
             // Release: status and data are visible before the flags.
@@ -209,6 +227,11 @@ impl PackedDevice {
                 descriptors.mark(word.wrapping_mul(size_of::<u64>()), size_of::<u64>());
             }
         }
+    }
+
+    /// Moves past the entries of a request that the driver has got back.
+    #[inline(always)]
+    fn returned(&mut self, token: &Token) {
         self.next_used.advance(token.entries, self.size);
         self.in_flight_entries = self.in_flight_entries.saturating_sub(token.entries);
         self.in_flight = self.in_flight.saturating_sub(1);

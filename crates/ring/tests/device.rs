@@ -138,12 +138,16 @@ fn requests_that_are_put_back_are_taken_again_in_their_order() {
                 rig.device.put_back(token);
             }
             assert_eq!((rig.device.state(), rig.device.in_flight()), (base, 0), "{format:?} {lap}");
+            let mut taken = Vec::new();
             for slot in 0..3 {
-                let token = rig.pop().unwrap().unwrap();
-                assert_eq!(rig.chain.writable()[0].address.0, DATA + slot * 64);
-                rig.device.complete(token, 16);
-                rig.device.publish();
-                assert_eq!(u64::from(driver.pop().unwrap().unwrap().slot), slot);
+                taken.push((rig.pop().unwrap().unwrap(), 16 + slot));
+                assert_eq!(rig.chain.writable()[0].address.0, DATA + u64::from(slot) * 64);
+            }
+            rig.device.complete_together(&mut taken);
+            rig.device.publish();
+            for slot in 0..3 {
+                let used = driver.pop().unwrap().unwrap();
+                assert_eq!((u32::from(used.slot), used.written_bytes), (slot, 16 + slot));
             }
             assert!(rig.pop().unwrap().is_none());
         }

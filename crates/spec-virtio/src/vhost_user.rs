@@ -46,8 +46,12 @@ pub mod protocol {
     pub const MQ: u64 = 1 << 0;
     /// VHOST_USER_PROTOCOL_F_LOG_SHMFD: the log of written pages is in a file.
     pub const LOG_SHMFD: u64 = 1 << 1;
+    /// VHOST_USER_PROTOCOL_F_RARP: the back end announces a guest on its network.
+    pub const RARP: u64 = 1 << 2;
     /// VHOST_USER_PROTOCOL_F_REPLY_ACK: any request may ask for an acknowledgement.
     pub const REPLY_ACK: u64 = 1 << 3;
+    /// VHOST_USER_PROTOCOL_F_MTU: the front end sets the MTU of a network device.
+    pub const NET_MTU: u64 = 1 << 4;
     /// VHOST_USER_PROTOCOL_F_BACKEND_REQ: the back end may send requests of its own, on a socket
     /// that the front end hands over.
     pub const BACKEND_REQ: u64 = 1 << 5;

@@ -76,7 +76,9 @@ fn messages_of_vhost_user() {
 fn features_of_vhost_user() {
     assert_eq!(PROTOCOL_FEATURES, 0x4000_0000);
     assert_eq!(protocol::MQ, 0x1);
+    assert_eq!(protocol::RARP, 0x4);
     assert_eq!(protocol::REPLY_ACK, 0x8);
+    assert_eq!(protocol::NET_MTU, 0x10);
     assert_eq!(protocol::BACKEND_REQ, 0x20);
     assert_eq!(protocol::CONFIG, 0x200);
     assert_eq!(protocol::RESET_DEVICE, 0x2000);

@@ -294,7 +294,9 @@ impl Reader<'_> {
             | R::SetVringKick
             | R::SetVringCall
             | R::SetVringErr
-            | R::SetStatus => self.u64().map(Body::U64),
+            | R::SetStatus
+            | R::SendRarp
+            | R::NetSetMtu => self.u64().map(Body::U64),
             R::SetVringNum | R::SetVringBase | R::GetVringBase | R::SetVringEnable => {
                 self.vring_state()
             }

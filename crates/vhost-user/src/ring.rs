@@ -285,12 +285,21 @@ impl Ring {
         Ok(())
     }
 
+    /// Enables or disables the ring. A disabled ring stops, unless it is a network device's.
     pub(crate) fn set_enabled(&mut self, enabled: bool) {
         self.enabled = Some(enabled);
+        if self.device.is_network() {
+            if self.is_running() {
+                self.device.set_enabled(self.index, enabled);
+            }
+        } else if !enabled {
+            self.stop();
+        }
     }
 
     /// Starts the ring if it is enabled, has all its settings, and does not run. A ring whose
-    /// writes are to be logged waits for the log.
+    /// writes are to be logged waits for the log. The ring of a network device starts while it is
+    /// disabled, too.
     pub(crate) fn start(
         &mut self,
         memory: &GuestMemory,
@@ -300,7 +309,8 @@ impl Ring {
         if features & LOG_ALL != 0 && !log.is_set() {
             return Ok(());
         }
-        if self.is_running() || !self.enabled.unwrap_or(features & PROTOCOL_FEATURES == 0) {
+        let is_enabled = self.enabled.unwrap_or(features & PROTOCOL_FEATURES == 0);
+        if self.is_running() || !(is_enabled || self.device.is_network()) {
             return Ok(());
         }
         let kick = match &self.kick {
@@ -344,6 +354,7 @@ impl Ring {
                 call,
                 err,
                 log,
+                is_enabled,
             };
             self.device.start_queue(self.index, resources, state)
         });

@@ -25,7 +25,7 @@ use crate::write_log::WriteLog;
 pub use error::ProtocolError;
 use log::check_log;
 
-/// The protocol features that a [`Session`] offers.
+/// The protocol features that a [`Session`] offers of a device with a configuration space.
 pub(crate) const OFFERED_PROTOCOL: u64 = protocol::MQ
     | protocol::LOG_SHMFD
     | protocol::REPLY_ACK
@@ -34,6 +34,15 @@ pub(crate) const OFFERED_PROTOCOL: u64 = protocol::MQ
     | protocol::RESET_DEVICE
     | protocol::CONFIGURE_MEM_SLOTS
     | protocol::STATUS;
+
+/// The protocol features that a [`Session`] offers of this device.
+fn offered_protocol(device: &dyn VirtioDevice) -> u64 {
+    // QEMU has a network device's configuration itself, and warns of another one. What the switch
+    // writes to its guest is not logged, so that its VMM refuses a live migration.
+    let config = protocol::CONFIG | protocol::BACKEND_REQ | protocol::LOG_SHMFD;
+    let network = protocol::NET_MTU | protocol::RARP;
+    if device.is_network() { OFFERED_PROTOCOL & !config | network } else { OFFERED_PROTOCOL }
+}
 
 /// The state of one connection to a VMM: the negotiated features, the guest's memory, and the
 /// rings.
@@ -212,10 +221,10 @@ impl Session {
         let Message { body, fds, .. } = message;
         let reply = match (request, body) {
             (Request::GetFeatures, Body::Empty) => Some(Body::U64(self.offered())),
-            (Request::GetProtocolFeatures, Body::Empty) => Some(Body::U64(OFFERED_PROTOCOL)),
-            (Request::GetQueueNum, Body::Empty) => {
-                Some(Body::U64(self.device.queue_count().into()))
+            (Request::GetProtocolFeatures, Body::Empty) => {
+                Some(Body::U64(offered_protocol(&*self.device)))
             }
+            (Request::GetQueueNum, Body::Empty) => Some(Body::U64(self.announced_queues().into())),
             (Request::GetMaxMemSlots, Body::Empty) => Some(Body::U64(MAX_REGIONS as u64)),
             (Request::GetStatus, Body::Empty) => Some(Body::U64(self.status().into())),
             (Request::GetConfig, Body::Config(config)) => Some(self.read_config(config)),
@@ -231,6 +240,13 @@ impl Session {
             }
         };
         Ok(reply)
+    }
+
+    /// The answer to GET_QUEUE_NUM. QEMU compares its pairs of a network device with it
+    /// (`net/vhost-user.c`).
+    fn announced_queues(&self) -> u16 {
+        let count = self.device.queue_count();
+        if self.device.is_network() { count / 2 } else { count }
     }
 
     /// Serves the requests whose only reply is an acknowledgement.
@@ -271,6 +287,13 @@ impl Session {
             (Request::SetVringKick, Body::U64(value)) => self.set_kick(value, fds),
             (Request::SetVringCall, Body::U64(value)) => self.set_call(value, fds),
             (Request::SetVringErr, Body::U64(value)) => self.set_err(value, fds),
+            (Request::NetSetMtu, Body::U64(mtu)) => self.set_mtu(mtu),
+            // The address in the message is the guest's word: the switch announces the one that the
+            // port is configured with.
+            (Request::SendRarp, Body::U64(_)) => {
+                self.device.announce();
+                Ok(())
+            }
             (request, Body::Other(_)) => Err(ProtocolError::NotOffered { request }),
             (request, _) => Err(ProtocolError::UnexpectedBody { request }),
         }
@@ -283,6 +306,8 @@ impl Session {
             Request::GetStatus | Request::SetStatus => protocol::STATUS,
             Request::SetBackendReqFd => protocol::BACKEND_REQ,
             Request::SetLogBase | Request::SetLogFd => protocol::LOG_SHMFD,
+            Request::NetSetMtu => protocol::NET_MTU,
+            Request::SendRarp => protocol::RARP,
             Request::GetMaxMemSlots | Request::AddMemReg | Request::RemMemReg => {
                 protocol::CONFIGURE_MEM_SLOTS
             }
@@ -298,7 +323,8 @@ impl Session {
     // Features and status.
 
     fn offered(&self) -> u64 {
-        self.device.features() | PROTOCOL_FEATURES | LOG_ALL
+        let log = if self.device.is_network() { 0 } else { LOG_ALL };
+        self.device.features() | PROTOCOL_FEATURES | log
     }
 
     fn set_features(&mut self, bits: u64) -> Result<(), ProtocolError> {
@@ -322,7 +348,7 @@ impl Session {
     }
 
     fn set_protocol_features(&mut self, bits: u64) -> Result<(), ProtocolError> {
-        let unoffered = bits & !OFFERED_PROTOCOL;
+        let unoffered = bits & !offered_protocol(&*self.device);
         if unoffered != 0 {
             return Err(ProtocolError::FeaturesNotOffered {
                 request: Request::SetProtocolFeatures,
@@ -392,6 +418,12 @@ impl Session {
             return Err(ProtocolError::BadValue { request: Request::SetConfig, value });
         }
         Ok(self.device.write_config(config_offset(config.offset_bytes), &config.data)?)
+    }
+
+    fn set_mtu(&self, mtu: u64) -> Result<(), ProtocolError> {
+        let request = Request::NetSetMtu;
+        let is_set = self.device.set_mtu(mtu);
+        is_set.then_some(()).ok_or(ProtocolError::BadValue { request, value: mtu })
     }
 
     fn set_backend_channel(&mut self, fds: Vec<OwnedFd>) -> Result<(), ProtocolError> {
@@ -562,7 +594,6 @@ impl Session {
         match state.num {
             0 => {
                 ring.set_enabled(false);
-                ring.stop();
                 Ok(())
             }
             1 => {

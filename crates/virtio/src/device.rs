@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use sidecore_memory::{DirtyLog, GuestMemory, MemoryError};
-use sidecore_ring::{RingError, RingLayout, RingState};
+use sidecore_ring::{DeviceRing, RingError, RingLayout, RingState};
 
 /// All that a device needs to serve one queue.
 #[derive(Debug)]
@@ -23,6 +23,9 @@ pub struct QueueResources {
     pub err: Option<OwnedFd>,
     /// Where writes to guest memory are logged, while the guest migrates.
     pub log: Option<QueueLog>,
+    /// Whether the front end has enabled the queue. A disabled one is started only on a
+    /// [network device](VirtioDevice::is_network).
+    pub is_enabled: bool,
 }
 
 /// The log of a queue's writes to guest memory. Its VMM copies the logged pages to the migration's
@@ -104,6 +107,36 @@ pub enum ConfigError {
     },
 }
 
+/// Takes up a ring where `state` says, for a queue that is polled from now on.
+pub(crate) fn open_ring(
+    index: u16,
+    memory: &GuestMemory,
+    layout: &RingLayout,
+    state: RingState,
+) -> Result<DeviceRing, StartError> {
+    let mut ring = DeviceRing::new(memory, layout, state).map_err(|error| match error {
+        // The ring's description may be right and its memory not there yet.
+        RingError::Memory(error) => StartError::Memory { index, error },
+        error => StartError::Ring { index, error },
+    })?;
+    ring.suppress_kicks();
+    Ok(ring)
+}
+
+/// Copies a part of the configuration space `config` to `data`.
+pub(crate) fn read_config(
+    config: &[u8],
+    offset_bytes: u32,
+    data: &mut [u8],
+) -> Result<(), ConfigError> {
+    let len_bytes = u32::try_from(data.len()).unwrap_or(u32::MAX);
+    let out_of_range = ConfigError::OutOfRange { offset_bytes, len_bytes };
+    let start = usize::try_from(offset_bytes).unwrap_or(usize::MAX);
+    let source = config.get(start..).and_then(|rest| rest.get(..data.len())).ok_or(out_of_range)?;
+    data.copy_from_slice(source);
+    Ok(())
+}
+
 /// A virtio device as its transport sees it.
 ///
 /// The transport's thread calls it; the queues run on sidecores. Starting and stopping therefore
@@ -115,6 +148,24 @@ pub trait VirtioDevice: Send + Sync {
 
     /// How many queues it has; they are numbered from zero.
     fn queue_count(&self) -> u16;
+
+    /// Whether it is a network device. Such a device differs on vhost-user: a queue that is started
+    /// and disabled is served, but carries no frames; the front end counts pairs of queues, and has
+    /// a configuration space of its own.
+    fn is_network(&self) -> bool {
+        false
+    }
+
+    /// Enables or disables a running queue of a network device.
+    fn set_enabled(&self, _index: u16, _is_enabled: bool) {}
+
+    /// Sets the MTU of a network device. False if it cannot have that one.
+    fn set_mtu(&self, _mtu: u64) -> bool {
+        false
+    }
+
+    /// Announces the guest of a network device on its network, after a migration.
+    fn announce(&self) {}
 
     /// The virtio feature bits it offers (without vhost-user's own bit 30).
     fn features(&self) -> u64;

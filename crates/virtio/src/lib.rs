@@ -22,5 +22,9 @@
 
 pub mod blk;
 mod device;
+mod health;
+pub mod net;
+mod notices;
 
 pub use device::{ConfigError, QueueLog, QueueResources, StartError, VirtioDevice};
+pub use health::Health;

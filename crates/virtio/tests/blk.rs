@@ -107,6 +107,7 @@ impl Rig {
             call: duplicate(&call),
             err: duplicate(&err),
             log: None,
+            is_enabled: true,
         };
         let layout_for_driver = RingLayout { indirect: false, ..layout };
         let driver = DriverRing::new(&memory, &layout_for_driver, 2, 4, None).unwrap();
@@ -580,6 +581,7 @@ fn a_queue_that_cannot_be_started_says_why() {
             call: None,
             err: None,
             log: None,
+            is_enabled: true,
         };
         let channel = store.open_channel(&CoreContext::default(), size.into()).unwrap();
         let state = RingState::fresh(RingFormat::Split);

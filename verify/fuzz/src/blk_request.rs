@@ -43,6 +43,7 @@ fuzz_target!(|input: &[u8]| {
         call: None,
         err: None,
         log: None,
+        is_enabled: true,
     };
     let Ok(channel) = store.open_channel(&CoreContext::default(), layout.size.into()) else {
         return;

@@ -128,6 +128,7 @@ impl Guest {
             call: duplicate(&self.call),
             err: None,
             log: None,
+            is_enabled: true,
         }
     }
 

@@ -1,18 +1,19 @@
 //! The state that all queues of a disk share with each other and the control path.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use sidecore_block::{Geometry, QueueStats};
-use sidecore_spec_virtio::blk::{Config, WRITEBACK_OFFSET};
+use sidecore_spec_virtio::blk::WRITEBACK_OFFSET;
 
 use super::BlkOptions;
 use crate::ConfigError;
+use crate::device::read_config;
+use crate::health::Health;
 
 /// A virtio-blk device: configuration, cache mode, counters, health.
 #[derive(Debug)]
 pub struct BlkDevice {
-    name: String,
     options: BlkOptions,
     /// As it was at first; the capacity is in `capacity_bytes`.
     geometry: Geometry,
@@ -22,8 +23,7 @@ pub struct BlkDevice {
     /// The cache mode that the driver chose (5.2.5.2): true is write-back.
     writeback: AtomicBool,
     stats: Box<[Arc<QueueStats>]>,
-    broken: AtomicBool,
-    reason: Mutex<Option<String>>,
+    health: Health,
 }
 
 impl BlkDevice {
@@ -32,15 +32,13 @@ impl BlkDevice {
     pub fn new(name: &str, options: BlkOptions, geometry: Geometry) -> Self {
         let geometry = Geometry { read_only: geometry.read_only || options.read_only, ..geometry };
         Self {
-            name: name.to_owned(),
             features: options.features(&geometry),
             capacity_bytes: AtomicU64::new(geometry.capacity_bytes),
             geometry,
             config_generation: AtomicU32::new(0),
             writeback: AtomicBool::new(options.write_cache),
             stats: (0..options.queues).map(|_| Arc::default()).collect(),
-            broken: AtomicBool::new(false),
-            reason: Mutex::new(None),
+            health: Health::new(name),
             options,
         }
     }
@@ -48,7 +46,7 @@ impl BlkDevice {
     /// Its name in the configuration.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.name
+        self.health.device()
     }
 
     /// How it presents itself.
@@ -111,15 +109,7 @@ impl BlkDevice {
     /// The range is not all inside.
     pub fn read_config(&self, offset_bytes: u32, data: &mut [u8]) -> Result<(), ConfigError> {
         let config = self.options.config(&self.geometry(), self.writeback());
-        let out_of_range = ConfigError::OutOfRange {
-            offset_bytes,
-            len_bytes: u32::try_from(data.len()).unwrap_or(u32::MAX),
-        };
-        let start = usize::try_from(offset_bytes).unwrap_or(Config::BYTES);
-        let source =
-            config.get(start..).and_then(|rest| rest.get(..data.len())).ok_or(out_of_range)?;
-        data.copy_from_slice(source);
-        Ok(())
+        read_config(&config, offset_bytes, data)
     }
 
     /// Writes the configuration space: only `writeback` takes it (5.2.4).
@@ -138,28 +128,20 @@ impl BlkDevice {
 
     /// Declares the device broken; the first reason stays.
     pub fn break_with(&self, reason: &str) {
-        let mut slot = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
-        if slot.is_none() {
-            tracing::error!(device = self.name, "device stopped: {reason}");
-            *slot = Some(reason.to_owned());
-            self.broken.store(true, Ordering::Release);
-        }
+        self.health.break_with(reason);
     }
 
     /// Whether it is broken.
     #[must_use]
     #[inline]
     pub fn is_broken(&self) -> bool {
-        self.broken.load(Ordering::Acquire)
+        self.health.is_broken()
     }
 
     /// Why it is broken, if it is.
     #[must_use]
     pub fn broken(&self) -> Option<String> {
-        if !self.is_broken() {
-            return None;
-        }
-        self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.health.reason()
     }
 
     /// Back to the state before a driver came; no queue is running.
@@ -168,10 +150,6 @@ impl BlkDevice {
     /// guest and does not repeat what the driver wrote to the configuration,
     /// and a driver that starts afresh reads the mode from there.
     pub fn reset(&self) {
-        let mut slot = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
-        if slot.take().is_some() {
-            tracing::info!(device = self.name, "device reset");
-        }
-        self.broken.store(false, Ordering::Release);
+        self.health.reset();
     }
 }

@@ -94,7 +94,7 @@ impl BlkQueue {
         let Some(stats) = device.queue_stats(index).cloned() else {
             return Err(StartError::NoSuchQueue { index, queue_count: device.options().queues });
         };
-        let QueueResources { memory, layout, features, kick, call, err, log } = resources;
+        let QueueResources { memory, layout, features, kick, call, err, log, .. } = resources;
         let mut ring = DeviceRing::new(&memory, &layout, state).map_err(|error| match error {
             // The ring's description may be right and its memory not there yet.
             RingError::Memory(error) => StartError::Memory { index, error },

@@ -89,6 +89,7 @@ impl SaturatingGuest {
             call: None,
             err: None,
             log: None,
+            is_enabled: true,
         }
     }
 
