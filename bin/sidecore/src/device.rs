@@ -23,7 +23,7 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve another disk, until it is removed or the daemon ends.
+    /// Serve another disk or NIC, until it is removed or the daemon ends.
     Add(Box<AddArguments>),
     /// Stop serving a disk. Its guest sees the disk go away.
     Remove {
@@ -53,8 +53,8 @@ struct AddArguments {
     #[arg(
         long,
         value_name = "NAME",
-        required_unless_present_any = ["store", "iohost"],
-        conflicts_with_all = ["store", "iohost"]
+        required_unless_present_any = ["store", "iohost", "switch"],
+        conflicts_with_all = ["store", "iohost", "switch"]
     )]
     volume: Option<String>,
     /// The volume's controller; not needed if there is only one.
@@ -87,6 +87,7 @@ pub(crate) fn run(client: &Client, arguments: Arguments) -> Result<()> {
             }
             let size = match report.state {
                 DeviceState::Opening => String::new(),
+                _ if report.switch.is_some() => String::new(),
                 _ => format!(" of {}", size::show(report.capacity_bytes)),
             };
             let on = match report.socket.as_str() {
@@ -126,7 +127,9 @@ fn device(client: &Client, add: AddArguments) -> Result<NewDevice> {
     if let Some(iohost) = add.iohost {
         return Ok(device.of_iohost(&iohost, &add.remote_device.unwrap_or(add.device)));
     }
-    let Some(volume) = add.volume else { return Ok(device.with("store", add.store)) };
+    let Some(volume) = add.volume else {
+        return Ok(if add.store.is_some() { device.with("store", add.store) } else { device });
+    };
     let controller = pick::controller(client, add.controller.as_deref())?.name;
     let mut function = add.volume_keys.0;
     function.extend([

@@ -163,7 +163,9 @@ fn flag(key: &'static Key) -> Arg {
             let path = std::path::absolute(text).map_err(|error| error.to_string())?;
             path.into_os_string().into_string().map_err(|_| "it is not UTF-8".to_owned())
         }),
-        Kind::Ranges => flag.value_name("TEXT"),
+        Kind::Ranges => flag.value_name("[[FIRST, LAST], ...]").value_parser(|text: &str| {
+            serde_json::from_str::<Value>(text).map_err(|error| error.to_string())
+        }),
     }
 }
 
@@ -198,6 +200,7 @@ fn values(matches: &ArgMatches, keys: impl Iterator<Item = &'static Key>) -> Map
                 (flag != usual).then_some(flag)?.into()
             }
             Kind::Number(..) | Kind::Size => (*matches.get_one::<u64>(name(key))?).into(),
+            Kind::Ranges => matches.get_one::<Value>(name(key))?.clone(),
             Kind::Sections(..) => matches.get_many::<Value>(name(key))?.cloned().collect(),
             Kind::Texts => matches.get_many::<String>(name(key))?.cloned().collect(),
             _ => matches.get_one::<String>(name(key))?.as_str().into(),

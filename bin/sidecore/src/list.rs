@@ -65,16 +65,13 @@ pub(crate) fn run(client: &Client, json: bool) -> Result<()> {
                 disconnect.reason
             ));
         }
-        let mut size = size::show(device.capacity_bytes);
-        if device.read_only {
-            size.push_str(" ro");
-        }
+        let [store, store_type, size] = behind(&device);
         table.row([
             device.name,
             device.state.word().to_owned(),
             device.front_end,
-            device.store,
-            device.store_type,
+            store,
+            store_type,
             size,
             format!("{}/{}", device.queues_running, device.queues),
             device.idle,
@@ -86,4 +83,14 @@ pub(crate) fn run(client: &Client, json: bool) -> Result<()> {
         reasons.push_str(&format!("{warning}\n"));
     }
     Ok(print(&(table.render() + &reasons))?)
+}
+
+/// The store or the switch behind a device, its type, and the size.
+fn behind(device: &DeviceReport) -> [String; 3] {
+    if let Some(switch) = &device.switch {
+        return [switch.clone(), "switch".to_owned(), String::new()];
+    }
+    let read_only = if device.read_only { " ro" } else { "" };
+    let size = size::show(device.capacity_bytes);
+    [device.store.clone(), device.store_type.clone(), format!("{size}{read_only}")]
 }

@@ -1,4 +1,4 @@
-//! The command line: `sidecore list|stats|top|device|volume|controller|remote|luks|check|plan|
+//! The command line: `sidecore list|stats|top|device|volume|controller|remote|net|luks|check|plan|
 //! keep`. See docs/sidecore.md.
 #![forbid(unsafe_code)]
 
@@ -14,6 +14,7 @@ mod interrupt;
 mod keep;
 mod list;
 mod luks;
+mod net;
 mod own;
 mod pick;
 mod plan;
@@ -106,6 +107,8 @@ enum Command {
     Controller(controller::Arguments),
     /// Show links and remote devices, and manage the clients that use devices of this host.
     Remote(remote::Arguments),
+    /// Show switches, their ports, and the addresses that they know.
+    Net(net::Arguments),
     /// Make and check headers of encrypted disks.
     Luks(luks::Arguments),
     /// Check a configuration without starting anything, and list all faults.
@@ -152,6 +155,7 @@ fn main() -> ExitCode {
         Command::Stats(stats) => with(&arguments.socket, |client| stats::run(client, &stats)),
         Command::Top { interval } => with(&arguments.socket, |client| top::run(client, interval)),
         Command::Device(device) => with(&arguments.socket, |client| device::run(client, device)),
+        Command::Net(net) => with(&arguments.socket, |client| net::run(client, net)),
         Command::Remote(remote) => with(&arguments.socket, |client| remote::run(client, remote)),
         Command::Controller(controller) => controller::run(&arguments.socket, controller),
         Command::Keep(keep) => match keep::run(&keep) {

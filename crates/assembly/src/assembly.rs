@@ -22,6 +22,7 @@ use crate::plan::{check, find_store};
 use crate::remote::GivenUp;
 use crate::report::{
     ClosedControllerReport, DeviceReport, DeviceState, RemoteReport, SidecoreReport, Stats,
+    SwitchReport,
 };
 use crate::spec::{DeviceSpec, Spec, StoreSpec};
 use crate::stores::Progress;
@@ -227,7 +228,7 @@ impl Assembly {
         if graph.ends {
             return Err(AssemblyError::Ending);
         }
-        if device.sidecores.is_empty() {
+        if device.sidecores.is_empty() && device.front_end.switch().is_none() {
             device.sidecores.extend(self.least_loaded());
         }
         let wanted = self.lists.wanted();
@@ -313,6 +314,13 @@ impl Assembly {
                 .collect(),
             devices,
         }
+    }
+
+    /// Reports the switches with the counters of their ports. If it `asks`, it waits for their
+    /// sidecores, and has the states of the ports and the known addresses as well.
+    #[must_use]
+    pub fn switches(&self, asks: bool) -> Vec<SwitchReport> {
+        self.lists.switches.reports(asks)
     }
 
     /// Reports the devices, in the order of the configuration.

@@ -19,8 +19,8 @@ use crate::spec::{DeviceSpec, FrontEndSpec, StoreKind, StoreSpec, VolumeSpec};
 /// A device of an assembly, with its front end.
 pub(crate) struct Disk {
     pub(crate) spec: DeviceSpec,
-    /// The store at the bottom of the device's configured store.
-    configured: StoreSpec,
+    /// The store at the bottom of the device's configured store; `None` of a NIC.
+    configured: Option<StoreSpec>,
     below: Mutex<Below>,
     /// For its warnings only: the front end keeps the store open.
     store: Weak<dyn BlockDevice>,
@@ -60,12 +60,17 @@ impl Disk {
             }
             FrontEndSpec::Vrio(own) => Box::new(Vrio::new(spec, own, store, remote)),
             FrontEndSpec::Ublk(own) => Box::new(Ublk::new(spec, own, store, serving)),
+            // A NIC has no store, see `Disk::nic`.
+            FrontEndSpec::VirtioNet(_) => {
+                let name = spec.name.clone();
+                return Err(AssemblyError::Device { name, why: "a NIC has no store" });
+            }
             FrontEndSpec::Nvme(own) => {
                 Box::new(Nvme::new((spec, own), store, serving, parts(service)?)?)
             }
         };
         let below = Mutex::new(Below { bottom: Some(bottom.clone()), as_configured: true });
-        let (spec, configured) = (spec.clone(), bottom);
+        let (spec, configured) = (spec.clone(), Some(bottom));
         let is_served = AtomicBool::new(false);
         Ok(Self {
             spec,
@@ -78,6 +83,23 @@ impl Disk {
             front_end,
             is_served,
         })
+    }
+
+    /// Creates a NIC without a socket.
+    pub(crate) fn nic(spec: &DeviceSpec, front_end: Box<dyn FrontEnd>) -> Self {
+        let below = Mutex::new(Below { bottom: None, as_configured: true });
+        let store: Weak<dyn BlockDevice> = Weak::<sidecore_block::NullStore>::new();
+        Self {
+            spec: spec.clone(),
+            configured: None,
+            below,
+            store,
+            store_type: "",
+            stages: Vec::new(),
+            outlives: true,
+            front_end,
+            is_served: AtomicBool::new(false),
+        }
     }
 
     /// Serves the clients of the device's socket, which is made if it does not listen already, or
@@ -150,9 +172,9 @@ impl Disk {
         self.bottom()?.kind.volume().cloned()
     }
 
-    /// The store at the bottom of the device's configured store.
-    pub(crate) fn configured(&self) -> &StoreSpec {
-        &self.configured
+    /// The store at the bottom of the device's configured store; `None` of a NIC.
+    pub(crate) fn configured(&self) -> Option<&StoreSpec> {
+        self.configured.as_ref()
     }
 
     /// Replaces the store that is served; `None` detaches the device.
@@ -226,16 +248,20 @@ impl Disk {
             store: spec.store.clone(),
             store_type: self.store_type.to_owned(),
             stages: self.stages.clone(),
-            controller: self.configured.kind.controller().map(str::to_owned),
+            controller: self
+                .configured()
+                .and_then(|store| store.kind.controller())
+                .map(str::to_owned),
             volume: self.volume().map(|volume| volume.volume),
+            switch: spec.front_end.switch().map(str::to_owned),
             socket: self.front_end.node().as_ref().unwrap_or(&spec.socket).display().to_string(),
             capacity_bytes: geometry.capacity_bytes,
             block_bytes: geometry.block_bytes,
             read_only: geometry.read_only,
             queues: spec.queues,
             queues_running,
-            sidecores: spec.sidecores.clone(),
-            idle: idle_word(spec.idle).to_owned(),
+            sidecores: self.front_end.sidecores().unwrap_or_else(|| spec.sidecores.clone()),
+            idle: idle_word(self.front_end.idle().unwrap_or(spec.idle)).to_owned(),
             state,
             reason,
             warnings: self.warnings(),

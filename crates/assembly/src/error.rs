@@ -28,6 +28,14 @@ pub enum AssemblyError {
         /// The name of the missing part.
         name: String,
     },
+    /// A switch, or a port of it, cannot be made.
+    #[error("switch \"{name}\": {why}")]
+    Switch {
+        /// The switch.
+        name: String,
+        /// Why not.
+        why: String,
+    },
     /// Another part has the name.
     #[error("there is a {kind} \"{name}\" already; choose another name")]
     Duplicate {
@@ -342,6 +350,7 @@ impl AssemblyError {
             Self::Pin { .. } | Self::Sidecore { .. } | Self::HostFunction { .. } => {
                 ErrorKind::Failed
             }
+            Self::Switch { .. } => ErrorKind::Failed,
             Self::Link { .. } | Self::Client { .. } | Self::Iohost { .. } | Self::Remote { .. } => {
                 ErrorKind::Invalid
             }

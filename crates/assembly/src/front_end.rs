@@ -4,6 +4,7 @@ mod nvme;
 mod socket;
 mod ublk;
 mod virtio_blk;
+mod virtio_net;
 mod vrio;
 
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use sidecore_block::Geometry;
+use sidecore_reactor::IdleMode;
 use sidecore_sidecore::Sidecore;
 
 use crate::AssemblyError;
@@ -22,6 +24,7 @@ pub(crate) use nvme::{Nvme, NvmeParts, NvmeThreads};
 pub(crate) use socket::Place;
 pub(crate) use ublk::Ublk;
 pub(crate) use virtio_blk::VirtioBlk;
+pub(crate) use virtio_net::VirtioNet;
 pub(crate) use vrio::Vrio;
 
 /// A device model with its transport and its queues on sidecores.
@@ -68,6 +71,16 @@ pub(crate) trait FrontEnd: Send + Sync {
 
     /// The NVMe function, if the front end is one.
     fn nvme(&self) -> Option<&Nvme> {
+        None
+    }
+
+    /// The sidecores of a NIC, which are those of its switch.
+    fn sidecores(&self) -> Option<Vec<String>> {
+        None
+    }
+
+    /// The way in which a NIC's switch spends idle time.
+    fn idle(&self) -> Option<IdleMode> {
         None
     }
 

@@ -1,6 +1,7 @@
 //! The parts of a running assembly, and the actions of a plan carried out on them.
 
 mod listen;
+mod network;
 mod open;
 mod serve;
 mod writers;
@@ -26,8 +27,9 @@ use crate::left::LeftDevice;
 use crate::operation::{ErrorKind, OperationError};
 use crate::plan::{Action, Part, Parts, Phase, State, Verb, bottom, plan, subject};
 use crate::remote::{Remote, RemoteParts};
-use crate::spec::{DeviceSpec, SidecoreSpec, Spec, StoreKind, StoreSpec};
+use crate::spec::{DeviceSpec, FrontEndSpec, SidecoreSpec, Spec, StoreKind, StoreSpec};
 use crate::stores::{Progress, Stores, Unflushed};
+use crate::switches::Switches;
 use crate::volume_service::Volumes;
 use crate::wanted::Wanted;
 
@@ -48,6 +50,7 @@ pub(crate) struct Lists {
     pub(crate) subsystems: Arc<Subsystems>,
     /// Links, clients and IOhosts.
     pub(crate) remote: Arc<Remote>,
+    pub(crate) switches: Arc<Switches>,
 }
 
 impl Lists {
@@ -57,6 +60,7 @@ impl Lists {
             wanted: Arc::new(Mutex::new(Wanted::new(spec))),
             controllers: Arc::new(Controllers::new(&spec.controllers)),
             subsystems: Arc::default(),
+            switches: Arc::new(Switches::new(clock.clone())),
             remote: Arc::new(Remote::new(
                 clock.clone(),
                 spec.key_directory.clone(),
@@ -66,7 +70,9 @@ impl Lists {
         let disks = Arc::downgrade(&lists.disks);
         lists.remote.follow_sizes(move |store| {
             let disks = disks.upgrade().map(|disks| lock(&disks).clone()).unwrap_or_default();
-            let on_it = disks.iter().filter(|disk| disk.configured().name == store);
+            let is_on_it =
+                |disk: &&Arc<Disk>| disk.configured().is_some_and(|below| below.name == store);
+            let on_it = disks.iter().filter(is_on_it);
             on_it.for_each(|disk| disk.refresh());
         });
         lists
@@ -196,6 +202,7 @@ impl Graph {
             links,
             clients,
             iohosts,
+            switches: self.lists.switches.parts(),
             stores: self.stores.parts(),
             controllers: self.lists.controllers.parts(),
             devices: refused.map(|spec| device(spec, Phase::Refused)).chain(served).collect(),
@@ -302,7 +309,9 @@ impl Graph {
         actions.retain(|action| {
             let remote =
                 matches!(action.verb, Verb::StopClient | Verb::StopIohost | Verb::StopLink);
-            remote || matches!(action.verb, Verb::StopDevice | Verb::CloseStore)
+            let local =
+                matches!(action.verb, Verb::StopDevice | Verb::CloseStore | Verb::StopSwitch);
+            remote || local
         });
         // To stop and to close cannot fail.
         let _ = self.apply(&actions, &Parts::of(&next), Occasion::Late);
@@ -340,6 +349,9 @@ impl Graph {
                     names.iter().for_each(|name| self.lists.remote.stop_iohost(name));
                 }
                 Verb::StopLink => names.iter().for_each(|name| self.lists.remote.stop_link(name)),
+                Verb::StopSwitch | Verb::StartSwitch => {
+                    self.change_switches(group[0].verb, &names, next)?;
+                }
                 Verb::StartLink | Verb::StartClient | Verb::StartIohost => {
                     names
                         .iter()
@@ -492,6 +504,9 @@ impl Graph {
         (next, writers): (&Parts<'_>, &mut Writers),
         occasion: Occasion,
     ) -> Result<(), AssemblyError> {
+        if let FrontEndSpec::VirtioNet(own) = &device.front_end {
+            return self.start_nic(device, own, occasion);
+        }
         let Some(store) = self.stores.get(&device.store).cloned() else {
             if occasion == Occasion::Addition {
                 return Err(self.obstacle(device, next.spec()));
@@ -515,6 +530,16 @@ impl Graph {
             Err(error) => return Err(error),
         }
         Ok(())
+    }
+
+    /// The service of all sockets, which the first device starts.
+    fn service(&mut self) -> Result<Arc<Service>, AssemblyError> {
+        if let Some(service) = &self.service {
+            return Ok(Arc::clone(service));
+        }
+        let service =
+            Service::start(std::num::NonZeroUsize::MIN).map_err(AssemblyError::Threads)?;
+        Ok(Arc::clone(self.service.insert(Arc::new(service))))
     }
 
     fn refuse_device(&mut self, device: &str, reason: String) {
@@ -549,14 +574,7 @@ impl Graph {
         let kind = next.store(&device.store).ok_or_else(unknown)?.word();
         let bottom = next.bottom(&device.store).ok_or_else(unknown)?.clone();
         let outlives = outlives(&bottom, next);
-        let service = match &self.service {
-            Some(service) => Arc::clone(service),
-            None => {
-                let service =
-                    Service::start(std::num::NonZeroUsize::MIN).map_err(AssemblyError::Threads)?;
-                Arc::clone(self.service.insert(Arc::new(service)))
-            }
-        };
+        let service = self.service()?;
         let sidecores: Vec<Sidecore> = self.sidecores().collect();
         let remote = Arc::clone(&self.lists.remote);
         let parts = |service| self.nvme_parts(device, &bottom, service);

@@ -60,6 +60,7 @@ pub mod report;
 mod served;
 pub mod spec;
 mod stores;
+mod switches;
 mod volume_service;
 mod wanted;
 

@@ -17,7 +17,7 @@ use std::fmt;
 use crate::AssemblyError;
 use crate::spec::{
     ClientSpec, ControllerSpec, DeviceSpec, IohostSpec, LinkSpec, SidecoreSpec, Spec, StageSpec,
-    StoreKind, StoreSpec,
+    StoreKind, StoreSpec, SwitchSpec,
 };
 
 pub(crate) use check::check;
@@ -52,6 +52,7 @@ pub(crate) struct State {
     pub(crate) clients: BTreeMap<String, ClientSpec>,
     /// Each with its link.
     pub(crate) iohosts: BTreeMap<String, (IohostSpec, LinkSpec)>,
+    pub(crate) switches: BTreeMap<String, SwitchSpec>,
     pub(crate) stores: BTreeMap<String, Part<StoreSpec>>,
     pub(crate) controllers: BTreeMap<String, Part<ControllerSpec>>,
     /// Never in [`Phase::Opening`]: a device is absent until its store is open.
@@ -76,8 +77,10 @@ impl fmt::Display for Action {
             Verb::StopClient => "stop client",
             Verb::StopLink => "stop link",
             Verb::StopIohost => "stop iohost",
+            Verb::StopSwitch => "stop switch",
             Verb::StopSidecore => "stop sidecore",
             Verb::StartSidecore => "start sidecore",
+            Verb::StartSwitch => "start switch",
             Verb::StartLink => "start link",
             Verb::StartClient => "start client",
             Verb::StartIohost => "start iohost",
@@ -102,8 +105,10 @@ pub(crate) enum Verb {
     StopLink,
     /// The sessions with an IOhost, and the link to it.
     StopIohost,
+    StopSwitch,
     StopSidecore,
     StartSidecore,
+    StartSwitch,
     /// A link to clients.
     StartLink,
     StartClient,
@@ -200,7 +205,11 @@ impl State {
             Verb::StopClient => drop(self.clients.remove(name)),
             Verb::StopLink => drop(self.links.remove(name)),
             Verb::StopIohost => drop(self.iohosts.remove(name)),
+            Verb::StopSwitch => drop(self.switches.remove(name)),
             Verb::StopSidecore => drop(self.sidecores.remove(name)),
+            Verb::StartSwitch => {
+                self.switches.extend(next.switch(name).map(|spec| (named(), spec.clone())));
+            }
             Verb::StartLink => {
                 self.links.extend(next.link(name).map(|spec| (named(), spec.clone())));
             }

@@ -5,6 +5,7 @@
 
 mod closed;
 mod controller;
+mod net;
 mod remote;
 mod repair;
 
@@ -22,6 +23,7 @@ pub use controller::{
     CheckReport, ControllerReport, EventReport, ExtentReport, ExtentsReport, FunctionReport,
     SpaceReport, TreeMemoryReport, TreeReport, VolumeReport,
 };
+pub use net::{PortReport, StationReport, SwitchReport};
 pub use remote::{
     ClientReport, ExecutorReport, ExportReport, IohostReport, LinkReport, RefusedDeviceReport,
     RemoteDeviceReport, RemoteReport, ServeReport,
@@ -31,6 +33,7 @@ pub use sidecore_block::QueueCounts;
 pub use sidecore_controller::{FunctionStats, HypervisorCounts};
 pub use sidecore_extent::TranslationCounts;
 pub use sidecore_link::LinkCounts;
+pub use sidecore_net::PortCounts;
 pub use sidecore_reactor::ReactorCounts;
 pub use sidecore_remote::export::ExecutorCounts;
 pub use sidecore_telemetry::{Counts, Latency, LatencyCounts};
@@ -198,9 +201,9 @@ show_counts! {
 pub struct DeviceReport {
     /// The device's name in the configuration.
     pub name: String,
-    /// The guest's view: `virtio-blk` or `nvme`; or `vrio`, or `ublk`.
+    /// The guest's view: `virtio-blk`, `nvme` or `virtio-net`; or `vrio`, or `ublk`.
     pub front_end: String,
-    /// The name of the device's store.
+    /// The name of the device's store; empty for a NIC.
     pub store: String,
     /// The type of that store.
     #[serde(rename = "type")]
@@ -214,6 +217,9 @@ pub struct DeviceReport {
     /// The volume, if the function is a virtual one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume: Option<String>,
+    /// The switch, if the device is a NIC.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub switch: Option<String>,
     /// The path of the socket, or of the block device of this host.
     pub socket: String,
     /// The size in bytes.

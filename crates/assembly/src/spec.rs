@@ -9,6 +9,7 @@ use std::path::PathBuf;
 mod controller;
 mod device;
 mod link;
+mod net;
 mod remote;
 mod rules;
 mod stage;
@@ -22,6 +23,7 @@ pub use device::{
 pub use link::{
     LINK, LinkKind, LinkSpec, MemoryLinkSpec, PacketLinkSpec, REMOTE_PORT, UdpLinkSpec, XdpLinkSpec,
 };
+pub use net::{QUEUE_PAIRS_MAX, SWITCH, SwitchSpec, VirtioNetSpec};
 pub use remote::{
     CLIENT, CLIENT_NAME_MAX, ClientSpec, DEVICE_IN_PATH, IOHOST, IohostSpec,
     REMOTE_DEVICE_NAME_MAX, RemoteKind, RemotePart, RemoteSpec, SERVE, ServeSpec,
@@ -67,7 +69,9 @@ pub struct Spec {
     pub iohosts: Vec<IohostSpec>,
     /// The ways to serve devices that IOhosts have, by their names.
     pub serves: Vec<ServeSpec>,
-    /// The disks that guests see, and those exported to clients.
+    /// The switches between NICs.
+    pub switches: Vec<SwitchSpec>,
+    /// The disks and NICs that guests see, and the devices exported to clients.
     pub devices: Vec<DeviceSpec>,
 }
 

@@ -93,7 +93,8 @@ impl VolumeService for Volumes {
     fn functions(&self) -> Vec<Function> {
         let Some(controller) = self.controller.upgrade() else { return Vec::new() };
         let function = |disk: &Arc<Disk>| {
-            let is_its = disk.configured().kind.controller() == Some(controller.name());
+            let of = disk.configured().and_then(|store| store.kind.controller());
+            let is_its = of == Some(controller.name());
             Some(Function {
                 device: disk.spec.name.clone(),
                 state: disk.nvme().filter(|_| is_its)?.state()?,
@@ -180,7 +181,7 @@ impl VolumeService for Volumes {
 
 /// The configured volume of a function, if no stage lies in between.
 fn configured_volume(disk: &Disk) -> Option<VolumeSpec> {
-    let configured = disk.configured();
+    let configured = disk.configured()?;
     let is_direct = configured.name == disk.spec.store && configured.stages.is_empty();
     configured.kind.volume().filter(|_| is_direct && disk.nvme().is_some()).cloned()
 }

@@ -96,6 +96,7 @@ impl Wanted {
             (Some(_), Some(_)) => DeviceState::Broken,
         };
         let waits = || match closed {
+            _ if device.front_end.switch().is_some() => "its switch has not started".to_owned(),
             Some(closed) => format!(
                 "controller \"{}\" is not open yet; the device is served when it is",
                 closed.name
@@ -118,6 +119,7 @@ impl Wanted {
                 .filter(|_| controller.is_some())
                 .and_then(|kind| Some(kind.volume()?.volume.clone())),
             controller,
+            switch: device.front_end.switch().map(str::to_owned),
             socket: device.socket.display().to_string(),
             capacity_bytes: 0,
             block_bytes: 0,

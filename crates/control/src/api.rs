@@ -26,7 +26,8 @@ use axum::{Json, Router};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sidecore_assembly::report::{
-    ClosedControllerReport, ControllerReport, DeviceReport, SidecoreReport, Stats, VolumeReport,
+    ClosedControllerReport, ControllerReport, DeviceReport, SidecoreReport, Stats, SwitchReport,
+    VolumeReport,
 };
 use sidecore_assembly::spec::SocketAccess;
 use sidecore_assembly::{AccountError, AssemblyError};
@@ -59,6 +60,13 @@ pub struct Sidecores {
     pub sidecores: Vec<SidecoreReport>,
 }
 
+/// The answer to `GET /v1/switches`.
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
+pub struct Switches {
+    /// By their names.
+    pub switches: Vec<SwitchReport>,
+}
+
 /// The answer to `GET /v1/controllers`.
 #[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct Controllers {
@@ -87,6 +95,7 @@ const BACKLOG: i32 = 128;
 
 pub(crate) const DEVICES_PATH: &str = "/v1/devices";
 pub(crate) const SIDECORES_PATH: &str = "/v1/sidecores";
+pub(crate) const SWITCHES_PATH: &str = "/v1/switches";
 pub(crate) const STATS_PATH: &str = "/v1/stats";
 pub(crate) const CONTROLLERS_PATH: &str = "/v1/controllers";
 pub(crate) const REMOTE_PATH: &str = "/v1/remote";
@@ -274,6 +283,11 @@ async fn sidecores(State(source): State<Arc<dyn Source>>) -> Json<Sidecores> {
     Json(Sidecores { sidecores: source.stats().sidecores })
 }
 
+async fn switches(State(source): State<Arc<dyn Source>>) -> Result<Json<Switches>, Refusal> {
+    let switches = off_thread(move || Ok::<_, Refusal>(source.switches(true))).await?;
+    Ok(Json(Switches { switches }))
+}
+
 async fn stats(State(source): State<Arc<dyn Source>>) -> Json<Stats> {
     Json(source.stats())
 }
@@ -305,6 +319,7 @@ async fn prometheus(
         &source.devices(),
         &controllers,
         &source.remote(),
+        &source.switches(false),
         query.per_queue == 1,
     );
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], page))
@@ -314,6 +329,7 @@ async fn unknown(uri: Uri) -> Refusal {
     let paths = [
         DEVICES_PATH,
         SIDECORES_PATH,
+        SWITCHES_PATH,
         STATS_PATH,
         CONTROLLERS_PATH,
         REMOTE_PATH,

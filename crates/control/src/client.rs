@@ -12,13 +12,13 @@ use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sidecore_assembly::report::{DeviceReport, RemoteReport, SidecoreReport, Stats};
+use sidecore_assembly::report::{DeviceReport, RemoteReport, SidecoreReport, Stats, SwitchReport};
 use sidecore_assembly::spec::RemoteKind;
 use tokio::net::UnixStream;
 
 use crate::api::{
     DEVICES_PATH, Devices, Invitation, METRICS_PATH, NewDevice, REMOTE_PATH, SIDECORES_PATH,
-    STATS_PATH, Sidecores,
+    STATS_PATH, SWITCHES_PATH, Sidecores, Switches,
 };
 
 /// The time limit of a request: a daemon that takes longer has a problem that waiting will not
@@ -139,6 +139,14 @@ impl Client {
     /// See [`ClientError`].
     pub fn remote(&self) -> Result<RemoteReport, ClientError> {
         self.json(REMOTE_PATH)
+    }
+
+    /// Returns the switches with their ports and known addresses.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn switches(&self) -> Result<Vec<SwitchReport>, ClientError> {
+        self.json::<Switches>(SWITCHES_PATH).map(|answer| answer.switches)
     }
 
     /// Makes a key for a client of the daemon.

@@ -5,11 +5,13 @@
 
 mod controllers;
 mod remote;
+mod switches;
 
 use std::fmt::{self, Write as _};
 
 use sidecore_assembly::report::{
-    ControllerReport, DeviceReport, DeviceState, QueueCounters, RemoteReport, SidecoreReport, Stats,
+    ControllerReport, DeviceReport, DeviceState, QueueCounters, RemoteReport, SidecoreReport,
+    Stats, SwitchReport,
 };
 use sidecore_telemetry::{Counts, HistogramMetric, Kind, Metric, Value};
 
@@ -69,6 +71,7 @@ pub(crate) fn render(
     devices: &[DeviceReport],
     controllers: &[ControllerReport],
     remote: &RemoteReport,
+    switches: &[SwitchReport],
     per_queue: bool,
 ) -> String {
     let mut page = Page(String::new());
@@ -94,6 +97,7 @@ pub(crate) fn render(
     }
     page.controllers(controllers);
     page.remote(remote);
+    page.switches(switches);
     page.0
 }
 

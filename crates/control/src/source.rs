@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use sidecore_assembly::report::{ClosedControllerReport, DeviceReport, RemoteReport, Stats};
+use sidecore_assembly::report::{
+    ClosedControllerReport, DeviceReport, RemoteReport, Stats, SwitchReport,
+};
 use sidecore_assembly::spec::{DeviceSpec, RemoteKind, RemotePart, StoreSpec};
 use sidecore_assembly::{Assembly, AssemblyError, ControllerHandle, OperationError};
 
@@ -26,6 +28,10 @@ pub trait Source: Send + Sync + 'static {
 
     /// Returns the links, the clients and the IOhosts as of now.
     fn remote(&self) -> RemoteReport;
+
+    /// Returns the switches with the counters of their ports; with `asks` also what only their
+    /// sidecores know, which waits for them.
+    fn switches(&self, asks: bool) -> Vec<SwitchReport>;
 
     /// Makes a key for a client, and returns the text of its invitation.
     ///
@@ -114,6 +120,10 @@ impl Source for Assembly {
 
     fn closed_controllers(&self) -> Vec<ClosedControllerReport> {
         Self::closed_controllers(self)
+    }
+
+    fn switches(&self, asks: bool) -> Vec<SwitchReport> {
+        Self::switches(self, asks)
     }
 
     fn remote(&self) -> RemoteReport {

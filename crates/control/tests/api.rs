@@ -10,7 +10,7 @@ use sidecore_assembly::spec::{DeviceSpec, RemoteKind, RemotePart, SocketAccess, 
 use sidecore_assembly::{AssemblyError, ControllerHandle, ErrorKind, OperationError};
 use sidecore_control::report::{
     ClosedControllerReport, DeviceReport, DeviceState, DeviceStats, QueueCounters, QueueCounts,
-    ReactorCounts, RemoteReport, SidecoreReport, Stats,
+    ReactorCounts, RemoteReport, SidecoreReport, Stats, SwitchReport,
 };
 use sidecore_control::{Api, BindError, Client, ClientError, Socket, Source};
 
@@ -47,6 +47,7 @@ impl Source for StandIn {
             stages: Vec::new(),
             controller: None,
             volume: None,
+            switch: None,
             socket: "/run/vd0.sock".to_owned(),
             capacity_bytes: 1 << 20,
             block_bytes: 512,
@@ -74,6 +75,10 @@ impl Source for StandIn {
 
     fn remote(&self) -> RemoteReport {
         RemoteReport::default()
+    }
+
+    fn switches(&self, _: bool) -> Vec<SwitchReport> {
+        Vec::new()
     }
 
     fn invite(&self, client: &str) -> Result<String, OperationError> {

@@ -90,7 +90,10 @@ impl Assembly {
         unflushed.extend(closed.unwrap_or_default());
         let (lost, left): (Vec<_>, Vec<_>) = left.into_iter().partition(|left| {
             let disk = disks.iter().find(|disk| disk.spec.name == left.name);
-            disk.is_none_or(|disk| graph.has_lost_writes(disk.configured(), &unflushed))
+            disk.is_none_or(|disk| {
+                let store = disk.configured();
+                store.is_some_and(|store| graph.has_lost_writes(store, &unflushed))
+            })
         });
         for left in lost {
             tracing::error!(

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::{Parts, subject};
 use crate::AssemblyError;
-use crate::spec::{DeviceSpec, QUEUES_MAX, Spec};
+use crate::spec::{DeviceSpec, QUEUE_PAIRS_MAX, QUEUES_MAX, Spec};
 
 /// Refuses a specification whose parts do not fit together: duplicate names and sockets, names of
 /// missing parts, stores that lead to themselves, and impossible numbers of queues.
@@ -28,8 +28,9 @@ impl<'a> Checker<'a> {
         let next = self.parts.spec();
         self.check_duplicates(next)?;
         self.check_links(next)?;
+        self.check_switches(next)?;
         next.devices.iter().try_for_each(|device| self.check_queues(device))?;
-        for device in &next.devices {
+        for device in next.devices.iter().filter(|device| device.front_end.switch().is_none()) {
             self.check_below(subject(device), &device.store)?;
         }
         next.controllers.iter().try_for_each(|spec| {
@@ -89,7 +90,29 @@ impl<'a> Checker<'a> {
         check_users_of_links(next)
     }
 
+    /// Refuses NICs of missing switches, and switches on missing sidecores.
+    fn check_switches(&self, next: &Spec) -> Result<(), AssemblyError> {
+        let is_missing = |name: &str| self.parts.sidecore(name).is_none();
+        if let Some(spec) = next.switches.iter().find(|switch| is_missing(&switch.sidecore)) {
+            return Err(unknown(format!("switch \"{}\"", spec.name), "sidecore", &spec.sidecore));
+        }
+        for device in &next.devices {
+            if let Some(switch) = device.front_end.switch()
+                && self.parts.switch(switch).is_none()
+            {
+                return Err(unknown(subject(device), "switch", switch));
+            }
+        }
+        Ok(())
+    }
+
     fn check_queues(&self, device: &DeviceSpec) -> Result<(), AssemblyError> {
+        if device.front_end.switch().is_some() {
+            let is_possible = (1..=QUEUE_PAIRS_MAX).contains(&device.queues);
+            let why = "it needs 1 to 16 pairs of queues";
+            let name = device.name.clone();
+            return is_possible.then_some(()).ok_or(AssemblyError::Device { name, why });
+        }
         if device.front_end.client().is_some() {
             let mut clients = device.front_end.clients();
             let missing = clients.find(|client| self.parts.client(client).is_none());

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::spec::{
     ClientSpec, ControllerSpec, DeviceSpec, IohostSpec, LinkSpec, SidecoreSpec, Spec, StoreSpec,
+    SwitchSpec,
 };
 
 /// The parts of a specification by their names, so that a check and a plan take n log n steps for n
@@ -17,6 +18,7 @@ pub(crate) struct Parts<'a> {
     links: BTreeMap<&'a str, &'a LinkSpec>,
     clients: BTreeMap<&'a str, &'a ClientSpec>,
     iohosts: BTreeMap<&'a str, &'a IohostSpec>,
+    switches: BTreeMap<&'a str, &'a SwitchSpec>,
     devices: BTreeMap<&'a str, &'a DeviceSpec>,
     /// Parts that were looked up or visited, for tests that their number does not grow with the
     /// square of the parts.
@@ -34,6 +36,7 @@ impl<'a> Parts<'a> {
             links: by_name(&spec.links, |link| &link.name),
             clients: by_name(&spec.clients, |client| &client.name),
             iohosts: by_name(&spec.iohosts, |iohost| &iohost.name),
+            switches: by_name(&spec.switches, |switch| &switch.name),
             devices: by_name(&spec.devices, |device| &device.name),
             #[cfg(test)]
             steps: std::cell::Cell::new(0),
@@ -78,6 +81,11 @@ impl<'a> Parts<'a> {
     pub(crate) fn iohost(&self, name: &str) -> Option<&'a IohostSpec> {
         self.step();
         self.iohosts.get(name).copied()
+    }
+
+    pub(crate) fn switch(&self, name: &str) -> Option<&'a SwitchSpec> {
+        self.step();
+        self.switches.get(name).copied()
     }
 
     pub(crate) fn device(&self, name: &str) -> Option<&'a DeviceSpec> {

@@ -80,6 +80,7 @@ impl<'a> Planner<'a> {
             self.act(Verb::StopIohost, name);
         }
         stale.links.iter().for_each(|name| self.act(Verb::StopLink, name));
+        stale.switches.iter().for_each(|name| self.act(Verb::StopSwitch, name));
         let links = self.state.iohosts.values().map(|(_, link)| link);
         let used: BTreeSet<_> = links.flat_map(|link| link.sidecores.iter().cloned()).collect();
         for name in stale.sidecores.difference(&used) {
@@ -182,6 +183,11 @@ impl<'a> Planner<'a> {
         for sidecore in &spec.sidecores {
             if !self.state.sidecores.contains_key(&sidecore.name) {
                 self.act(Verb::StartSidecore, &sidecore.name);
+            }
+        }
+        for switch in &spec.switches {
+            if !self.state.switches.contains_key(&switch.name) && self.runs(&switch.sidecore) {
+                self.act(Verb::StartSwitch, &switch.name);
             }
         }
         let links = links_to_clients(spec);
@@ -304,6 +310,12 @@ impl<'a> Planner<'a> {
                 || !device.sidecores.iter().all(runs)
                 || !device.front_end.clients().all(serves)
             {
+                continue;
+            }
+            if let Some(switch) = device.front_end.switch() {
+                if self.state.switches.contains_key(switch) {
+                    self.act(Verb::StartDevice, &device.name);
+                }
                 continue;
             }
             match self.phase(&device.store) {

@@ -13,6 +13,7 @@ pub(super) struct Stale {
     pub(super) links: BTreeSet<String>,
     pub(super) clients: BTreeSet<String>,
     pub(super) iohosts: BTreeSet<String>,
+    pub(super) switches: BTreeSet<String>,
     pub(super) stores: BTreeSet<String>,
     pub(super) controllers: BTreeSet<String>,
     pub(super) devices: BTreeSet<String>,
@@ -25,6 +26,11 @@ impl Stale {
         for (name, spec) in &state.sidecores {
             if next.sidecore(name) != Some(spec) {
                 stale.sidecores.insert(name.clone());
+            }
+        }
+        for (name, switch) in &state.switches {
+            if stale.sidecores.contains(&switch.sidecore) || next.switch(name) != Some(switch) {
+                stale.switches.insert(name.clone());
             }
         }
         stale.remote(state, next);
@@ -57,6 +63,7 @@ impl Stale {
     fn changes_device(&self, spec: &DeviceSpec, next: &Parts<'_>) -> bool {
         spec.sidecores.iter().any(|sidecore| self.sidecores.contains(sidecore))
             || spec.front_end.clients().any(|name| self.clients.contains(name))
+            || spec.front_end.switch().is_some_and(|name| self.switches.contains(name))
             || next.device(&spec.name) != Some(spec)
     }
 

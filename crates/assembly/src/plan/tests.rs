@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::uses::{Name, uses};
 use super::*;
-use crate::spec::{FileOptions, FrontEndSpec, RemoteSpec, VolumeSpec, VrioSpec};
+use crate::spec::{FileOptions, FrontEndSpec, RemoteSpec, VirtioNetSpec, VolumeSpec, VrioSpec};
 
 fn store(name: &str, kind: StoreKind) -> StoreSpec {
     StoreSpec::new(name, kind)
@@ -503,6 +503,42 @@ fn is_founded(state: &State, kind: &StoreKind, next: &Spec) -> bool {
         && kind.remote().is_none_or(leads)
 }
 
+/// A NIC needs its switch and no store; the switch needs its sidecore.
+#[test]
+fn a_nic_comes_and_goes_with_its_switch() {
+    let nic = VirtioNetSpec { switch: "lan".to_owned(), ..VirtioNetSpec::default() };
+    let mut spec = Spec {
+        sidecores: vec![SidecoreSpec { name: "sc0".to_owned(), cpu: None }],
+        switches: vec![SwitchSpec {
+            name: "lan".to_owned(),
+            sidecore: "sc0".to_owned(),
+            ..SwitchSpec::default()
+        }],
+        devices: vec![DeviceSpec {
+            name: "nic".to_owned(),
+            front_end: FrontEndSpec::VirtioNet(Box::new(nic)),
+            ..DeviceSpec::default()
+        }],
+        ..Spec::default()
+    };
+    check(&spec).unwrap();
+    let words = |state: &State, next: &Spec| -> Vec<String> {
+        plan(state, next).iter().map(Action::to_string).collect()
+    };
+    let mut state = State::default();
+    let starts = ["start sidecore \"sc0\"", "start switch \"lan\"", "start device \"nic\""];
+    assert_eq!(words(&state, &spec), starts);
+    come_to(&mut state, &spec, None);
+    spec.switches[0].age_s = 7;
+    let renewed = ["stop device \"nic\"", "stop switch \"lan\"", starts[1], starts[2]];
+    assert_eq!(words(&state, &spec), renewed);
+    come_to(&mut state, &spec, None);
+    let stops = ["stop device \"nic\"", "stop switch \"lan\"", "stop sidecore \"sc0\""];
+    assert_eq!(words(&state, &Spec::default()), stops);
+    spec.switches.clear();
+    assert!(check(&spec).unwrap_err().to_string().contains("switch \"lan\""));
+}
+
 /// Whether a part above is open, or being opened.
 fn is_used(state: &State, part: Name<'_>) -> bool {
     uses(state).any(|each| each.is_open && each.below == part)
@@ -519,6 +555,10 @@ fn check_order(state: &State, action: &Action, next: &Spec) {
         Verb::OpenController | Verb::StartDevice => {
             let device =
                 next.devices.iter().find(|spec| *verb == Verb::StartDevice && spec.name == *name);
+            if let Some(switch) = device.and_then(|device| device.front_end.switch()) {
+                assert!(state.switches.contains_key(switch), "{action:?}");
+                return;
+            }
             let controller = next.controllers.iter().find(|spec| spec.name == *name);
             let store = device.map_or_else(|| &controller.unwrap().store, |device| &device.store);
             let part = &state.stores[store];
@@ -558,6 +598,14 @@ fn check_order(state: &State, action: &Action, next: &Spec) {
             let link = link.or_else(|| Parts::of(next).link(&iohost?.link)).unwrap();
             let runs = |name: &String| state.sidecores.contains_key(name);
             assert!(link.sidecores.iter().all(runs), "{action:?}");
+        }
+        Verb::StopSwitch => {
+            let on = |part: &Part<DeviceSpec>| part.spec.front_end.switch() == Some(name);
+            assert!(!state.devices.values().any(on), "{action:?}");
+        }
+        Verb::StartSwitch => {
+            let switch = next.switches.iter().find(|switch| switch.name == *name).unwrap();
+            assert!(state.sidecores.contains_key(&switch.sidecore), "{action:?}");
         }
         Verb::StartClient => {
             let client = next.clients.iter().find(|client| client.name == *name).unwrap();

@@ -33,7 +33,8 @@ pub(super) fn uses(state: &State) -> impl Iterator<Item = Use<'_>> {
     let is_attached = |name: &String| !state.detached.contains(name);
     let devices = state.devices.iter().filter_map(move |(name, Part { spec, phase })| {
         let (below, above) = (Name::Store(&spec.store), Name::Device(name));
-        (*phase == Phase::Open && is_attached(name)).then_some(Use { below, above, is_open: true })
+        let uses = *phase == Phase::Open && is_attached(name) && spec.front_end.switch().is_none();
+        uses.then_some(Use { below, above, is_open: true })
     });
     stores.chain(controllers).chain(devices)
 }

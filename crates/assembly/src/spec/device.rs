@@ -8,7 +8,7 @@ use sidecore_reactor::IdleMode;
 use sidecore_units::Nanos;
 
 use super::rules::{NAME, is_mode, is_socket_path};
-use super::{QUEUES_MAX, SERIAL_MAX_BYTES, SocketAccess};
+use super::{QUEUE_PAIRS_MAX, QUEUES_MAX, SERIAL_MAX_BYTES, SocketAccess, VirtioNetSpec};
 
 /// Longer spinning or delaying than a minute is a slip of the unit.
 pub const MINUTE_US: u64 = 60_000_000;
@@ -17,7 +17,7 @@ pub const MINUTE_US: u64 = 60_000_000;
 pub const DEFAULT_SPIN_US: u64 = 50;
 
 keys! {
-    /// A disk that a guest sees.
+    /// A disk or a NIC that a guest sees.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct DeviceSpec {
         plain {
@@ -25,7 +25,7 @@ keys! {
             name: String = String::new();
             /// The guest's view, with the settings that this front end alone has.
             front_end: FrontEndSpec = FrontEndSpec::VirtioBlk(VirtioBlkSpec::default());
-            /// The store behind it.
+            /// The store behind it; none of a NIC.
             store: String = String::new();
             /// The socket that it is served on: of vhost-user for virtio-blk, of vfio-user for
             /// NVMe.
@@ -55,13 +55,13 @@ pub const STRUCTURE: &[Key] = &[
     NAME,
     Key::new(
         "front_end",
-        Kind::Word(&["virtio-blk", "nvme", "vrio", "ublk"]),
+        Kind::Word(&["virtio-blk", "nvme", "virtio-net", "vrio", "ublk"]),
         "`\"virtio-blk\"`",
-        "what the guest sees, `virtio-blk` or `nvme`; or `vrio` to export the device to a \
-         client, or `ublk` for a block device of this host; each has \
+        "what the guest sees, `virtio-blk`, `nvme` or `virtio-net`; or `vrio` to export the device \
+         to a client, or `ublk` for a block device of this host; each has \
          [keys](#front_end--virtio-blk) of its own",
     ),
-    Key::required("store", Kind::Text, "\"the name of a [[store]]\"", "the store behind it"),
+    Key::new("store", Kind::Text, "required, except with `virtio-net`", "the store behind it"),
     Key::new(
         "socket",
         Kind::Path,
@@ -95,9 +95,10 @@ pub const STRUCTURE: &[Key] = &[
     Key::new(
         "queues",
         Kind::Number(1, QUEUES_MAX as u64),
-        "1; 64 for `nvme`",
+        "1; 64 for `nvme`; 16 for `virtio-net`",
         "how many request queues it offers, 1 to 64; for `nvme`, pairs of I/O queues that the \
-         driver may create",
+         driver may create; for `virtio-net`, pairs of queues that the VMM may ask for, at most \
+         16",
     ),
     Key::new(
         "sidecore",
@@ -237,6 +238,8 @@ pub enum FrontEndSpec {
     Vrio(VrioSpec),
     /// A block device of this host's kernel.
     Ublk(UblkSpec),
+    /// A NIC on a switch.
+    VirtioNet(Box<VirtioNetSpec>),
 }
 
 impl FrontEndSpec {
@@ -245,6 +248,7 @@ impl FrontEndSpec {
     pub const KINDS: &'static [(&'static str, &'static [Key])] = &[
         ("virtio-blk", VirtioBlkSpec::KEYS),
         ("nvme", NvmeSpec::KEYS),
+        ("virtio-net", VirtioNetSpec::KEYS),
         ("vrio", VrioSpec::KEYS),
         ("ublk", UblkSpec::KEYS),
     ];
@@ -256,6 +260,7 @@ impl FrontEndSpec {
             "nvme" => Self::Nvme(NvmeSpec::default()),
             "vrio" => Self::Vrio(VrioSpec::default()),
             "ublk" => Self::Ublk(UblkSpec::default()),
+            "virtio-net" => Self::VirtioNet(Box::default()),
             _ => Self::VirtioBlk(VirtioBlkSpec::default()),
         }
     }
@@ -268,6 +273,7 @@ impl FrontEndSpec {
             Self::Nvme(_) => "nvme",
             Self::Vrio(_) => "vrio",
             Self::Ublk(_) => "ublk",
+            Self::VirtioNet(_) => "virtio-net",
         }
     }
 
@@ -278,6 +284,7 @@ impl FrontEndSpec {
             Self::Nvme(spec) => spec.set(values),
             Self::Vrio(spec) => spec.set(values),
             Self::Ublk(spec) => spec.set(values),
+            Self::VirtioNet(spec) => spec.set(values),
         }
     }
 
@@ -289,6 +296,7 @@ impl FrontEndSpec {
             Self::Nvme(_) => NvmeSpec::KEYS,
             Self::Vrio(_) => VrioSpec::KEYS,
             Self::Ublk(_) => UblkSpec::KEYS,
+            Self::VirtioNet(_) => VirtioNetSpec::KEYS,
         }
     }
 
@@ -319,10 +327,19 @@ impl FrontEndSpec {
         }
     }
 
+    /// The switch that the device is a port of, if it is a NIC.
+    #[must_use]
+    pub fn switch(&self) -> Option<&str> {
+        match self {
+            Self::VirtioNet(spec) => Some(&spec.switch),
+            _ => None,
+        }
+    }
+
     /// Whether VMMs connect to a socket.
     #[must_use]
     pub const fn has_socket(&self) -> bool {
-        matches!(self, Self::VirtioBlk(_) | Self::Nvme(_))
+        matches!(self, Self::VirtioBlk(_) | Self::Nvme(_) | Self::VirtioNet(_))
     }
 
     /// How many queues a device has unless told otherwise.
@@ -332,6 +349,9 @@ impl FrontEndSpec {
             Self::VirtioBlk(_) | Self::Vrio(_) | Self::Ublk(_) => 1,
             // A driver creates as many as it has CPUs.
             Self::Nvme(_) => QUEUES_MAX,
+            // A VMM that wants fewer leaves the others alone. QEMU compares its pairs with this
+            // number, Cloud Hypervisor its queues.
+            Self::VirtioNet(_) => QUEUE_PAIRS_MAX,
         }
     }
 }

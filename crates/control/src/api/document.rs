@@ -35,7 +35,9 @@ impl JsonSchema for NewDevice {
         if let Value::Object(schema) = &mut schema {
             schema.insert(
                 "oneOf".to_owned(),
-                ["store", "volume", "remote"].map(|key| json!({ "required": [key] })).into(),
+                ["store", "volume", "remote", "switch"]
+                    .map(|key| json!({ "required": [key] }))
+                    .into(),
             );
         }
         schema.try_into().unwrap_or_default()

@@ -11,7 +11,8 @@ use crate::config::json;
 /// A device to add: `POST /v1/devices`. A device has the keys of a `[[device]]` in the
 /// configuration file and, instead of `store`, may have a `volume`: an object with the keys of a
 /// store of type `volume`, except for `size` and `quota`. Or a `remote`: an object with the keys of
-/// a store of type `remote`, whose `device` is called as this one if it is missing.
+/// a store of type `remote`, whose `device` is called as this one if it is missing. A NIC has a
+/// `switch` and none of these.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NewDevice(pub Map<String, Value>);

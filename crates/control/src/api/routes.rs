@@ -15,7 +15,7 @@ use super::requests::{
 };
 use super::{
     Controllers, Devices, Invitation, NewClient, NewDevice, NewIohost, NewLink, NewServe,
-    Sidecores, Volumes, remote, volumes,
+    Sidecores, Switches, Volumes, remote, volumes,
 };
 use crate::Source;
 
@@ -92,6 +92,8 @@ routes! {
         "Serve clients although answered writes may be missing", Nothing;
     get "/v1/sidecores" => super::sidecores, "The polling threads", json!(200, Sidecores);
     get "/v1/stats" => super::stats, "All counters", json!(200, Stats);
+    get "/v1/switches" => super::switches,
+        "The switches, their ports, and the addresses that they know", json!(200, Switches);
     get "/v1/remote" => remote::report, "Links, clients and IOhosts", json!(200, RemoteReport);
     post "/v1/remote/clients/{client}/invite" => remote::invite, "Make a key for a client",
         json!(200, Invitation);

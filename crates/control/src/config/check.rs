@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::Path;
 
-use sidecore_assembly::spec::{DeviceSpec, StoreKind};
+use sidecore_assembly::spec::{DeviceSpec, FrontEndSpec, QUEUE_PAIRS_MAX, StoreKind};
 
 use super::draft::{Draft, Part, StoreDraft};
 use super::functions;
@@ -29,10 +29,12 @@ pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
     unique_names("client", draft.clients.iter().map(|client| &client.head), problems);
     unique_names("serve", draft.serves.iter().map(|serve| &serve.head), problems);
     unique_names("iohost", draft.iohosts.iter().map(|iohost| &iohost.head), problems);
+    unique_names("switch", draft.switches.iter().map(|switch| &switch.head), problems);
     unique_names("device", draft.devices.iter().map(|device| &device.head), problems);
     sidecores(draft, problems);
     stores(draft, problems);
     devices(draft, problems);
+    switches(draft, problems);
     sockets(draft, problems);
     writers(draft, problems);
     functions::check(draft, problems);
@@ -58,6 +60,7 @@ fn unique_names<'a>(
 fn sidecores(draft: &Draft, problems: &mut Collector<'_>) {
     let device = draft.devices.first().map(|device| &device.head);
     let served = device.or_else(|| Some(&draft.links.first()?.head));
+    let served = served.or_else(|| Some(&draft.switches.first()?.head));
     if let (Some(head), true) = (served, draft.sidecores.is_empty()) {
         let message = "nothing serves it; add a section [[sidecore]] with `name = \"sc0\"`";
         problems.add(head.heading.clone(), &head.subject, message);
@@ -119,6 +122,35 @@ fn devices(draft: &Draft, problems: &mut Collector<'_>) {
                 );
                 problems.add(place, subject, message);
             }
+        }
+    }
+}
+
+/// Checks the sidecores of switches, and the switches and addresses of NICs.
+fn switches(draft: &Draft, problems: &mut Collector<'_>) {
+    let sidecores = draft.sidecores.iter().filter_map(|sidecore| sidecore.head.name());
+    for Part { spec, head } in &draft.switches {
+        if let Some(sidecore) = refers(head, "sidecore", Some(&spec.sidecore)) {
+            known("sidecore", sidecore, sidecores.clone(), &head.subject, problems);
+        }
+    }
+    let there = draft.switches.iter().filter_map(|switch| switch.head.name());
+    let mut macs = HashMap::new();
+    for Part { spec, head } in &draft.devices {
+        let FrontEndSpec::VirtioNet(own) = &spec.front_end else { continue };
+        if let Some(switch) = refers(head, "switch", Some(&own.switch)) {
+            known("switch", switch, there.clone(), &head.subject, problems);
+        }
+        if spec.queues > QUEUE_PAIRS_MAX
+            && let Some(place) = head.place("queues")
+        {
+            let message = format!("a NIC has at most {QUEUE_PAIRS_MAX} pairs of queues");
+            problems.add(place, &head.subject, message);
+        }
+        let Some(place) = head.place("mac") else { continue };
+        if let Some(other) = macs.insert((&own.switch, own.mac()), &head.subject) {
+            let message = format!("this address is that of {other}; give each its own");
+            problems.add(place, &head.subject, message);
         }
     }
 }

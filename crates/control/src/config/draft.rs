@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use sidecore_assembly::spec::{
     ClientSpec, ControllerSpec, DEFAULT_SPIN_US, DEVICE_IN_PATH, DeviceSpec, FormatSpec,
     FrontEndSpec, IOHOST, IdleMode, IohostSpec, Key, LINK, LinkKind, LinkSpec, Nanos, ServeSpec,
-    SidecoreSpec, SocketAccess, StageSpec, StoreKind, Values,
+    SidecoreSpec, SocketAccess, StageSpec, StoreKind, SwitchSpec, Values,
 };
 use toml::de::DeTable;
 
@@ -39,6 +39,10 @@ const OF_GUESTS: &[&str] = &[
     "spin_us",
 ];
 
+/// The keys of devices that are disks.
+const OF_DISKS: &[&str] =
+    &["store", "sidecore", "sidecores", "idle", "spin_us", "read_only", "serial"];
+
 /// A section: what it means, as far as its values obey their rules, and where it is.
 pub(super) struct Part<T> {
     pub(super) head: Head,
@@ -59,6 +63,7 @@ pub(super) struct Draft {
     pub(super) clients: Vec<Part<ClientSpec>>,
     pub(super) iohosts: Vec<Part<IohostSpec>>,
     pub(super) serves: Vec<Part<ServeSpec>>,
+    pub(super) switches: Vec<Part<SwitchSpec>>,
     pub(super) devices: Vec<Part<DeviceSpec>>,
 }
 
@@ -98,9 +103,18 @@ pub(super) fn read(text: &str, problems: &mut Collector<'_>) -> Option<Draft> {
     }
     let mut top = Section::new(document.get_ref(), 0..0, "", problems);
     let values = top.all(keys::CONTROL);
-    let [sidecores, stores, controllers, links, clients, iohosts, serves, devices] =
-        ["sidecore", "store", "controller", "link", "client", "iohost", "serve", "device"]
-            .map(|key| top.tables(key, key));
+    let [sidecores, stores, controllers, links, clients, iohosts, serves, switches, devices] = [
+        "sidecore",
+        "store",
+        "controller",
+        "link",
+        "client",
+        "iohost",
+        "serve",
+        "switch",
+        "device",
+    ]
+    .map(|key| top.tables(key, key));
     let head = top.finish();
     let control_socket: PathBuf =
         values.get("control_socket").unwrap_or_else(|| DEFAULT_CONTROL_SOCKET.into());
@@ -124,6 +138,7 @@ pub(super) fn read(text: &str, problems: &mut Collector<'_>) -> Option<Draft> {
         clients: each("client", clients, problems, client),
         iohosts: each("iohost", iohosts, problems, iohost),
         serves: each("serve", serves, problems, serve),
+        switches: each("switch", switches, problems, switch),
         devices: each("device", devices, problems, |mut section| Part {
             spec: device(&mut section),
             head: section.finish(),
@@ -255,6 +270,13 @@ pub(super) fn link(mut section: Section<'_, '_, '_>) -> Part<LinkSpec> {
     Part { spec, head: section.finish() }
 }
 
+fn switch(mut section: Section<'_, '_, '_>) -> Part<SwitchSpec> {
+    let values = section.all(keys::switch());
+    let mut spec = SwitchSpec::from_section(&values);
+    spec.idle = idle(&mut section, &values);
+    Part { spec, head: section.finish() }
+}
+
 pub(super) fn client(mut section: Section<'_, '_, '_>) -> Part<ClientSpec> {
     let values = section.all(keys::client());
     let spec = ClientSpec::from_values(&values);
@@ -283,6 +305,10 @@ pub(super) fn serve(mut section: Section<'_, '_, '_>) -> Part<ServeSpec> {
     let device = device_of(&mut section, &values);
     if device.front_end.client().is_some() {
         let message = "front_end = \"vrio\" has no meaning here: the IOhost exports its devices";
+        section.complain_about("front_end", message);
+    } else if device.front_end.switch().is_some() {
+        let message = "front_end = \"virtio-net\" has no meaning here: the devices of an IOhost \
+                       are disks";
         section.complain_about("front_end", message);
     } else if device.front_end.number().is_some() {
         let message = "front_end = \"ublk\" has no meaning here: each block device of the kernel \
@@ -335,6 +361,7 @@ fn device_of(section: &mut Section<'_, '_, '_>, values: &Values) -> DeviceSpec {
     } else if !section.has("socket") {
         section.complain_of_missing("socket", "\"/run/sidecore/disk.sock\"");
     }
+    nic(section, &front_end);
     let queues = values.get("queues").unwrap_or(front_end.queues());
     let mut spec = DeviceSpec {
         name: values.get("name").unwrap_or_default(),
@@ -349,6 +376,23 @@ fn device_of(section: &mut Section<'_, '_, '_>, values: &Values) -> DeviceSpec {
     spec.set(&section.all(DeviceSpec::KEYS));
     front_end.set(&section.all(front_end.keys()));
     DeviceSpec { front_end, ..spec }
+}
+
+/// Reports keys that a NIC, or a disk, has not.
+fn nic(section: &mut Section<'_, '_, '_>, front_end: &FrontEndSpec) {
+    if front_end.switch().is_none() {
+        if !section.has("store") {
+            section.complain_of_missing("store", "\"the name of a [[store]]\"");
+        }
+        return;
+    }
+    for key in OF_DISKS.iter().filter(|key| section.has(key)).collect::<Vec<_>>() {
+        let message = format!(
+            "`{key}` has no meaning with front_end = \"virtio-net\": its switch has the sidecore \
+             and the idle mode, and a NIC has no store; leave it out"
+        );
+        section.complain_about(key, message);
+    }
 }
 
 /// The way to spend idle time. A device or link without `spin_us` gets its sidecores' later.

@@ -34,9 +34,12 @@ pub(crate) fn device(
         false => format!("{}/{}@{name}", of("volume", "controller"), of("volume", "volume")),
     };
     let stores = ["store", "volume", "remote"];
-    let has_one = stores.iter().filter(|key| keys.contains_key(**key)).count() == 1;
+    let is_nic = keys.get("front_end").is_some_and(|word| word == "virtio-net");
+    let has_one = is_nic || stores.iter().filter(|key| keys.contains_key(**key)).count() == 1;
     keys.entry("name").or_insert(name.into());
-    keys.entry("store").or_insert_with(|| store.clone().into());
+    if !is_nic {
+        keys.entry("store").or_insert_with(|| store.clone().into());
+    }
     read(&keys, |table, problems| {
         let mut section = Section::open("device", table, 0..0, problems);
         if !has_one {

@@ -2,11 +2,11 @@
 
 pub use sidecore_assembly::spec::{
     FormatSpec, FrontEndSpec, IOHOST, Key, Kind, LINK, LinkKind, LinkSpec, SERVE, SIDECORE, STAGE,
-    STORE, STRUCTURE, StageSpec, StoreKind, VOLUME, Value, Values, Variant,
+    STORE, STRUCTURE, SWITCH, StageSpec, StoreKind, VOLUME, Value, Values, Variant,
 };
 
 use sidecore_assembly::spec::{
-    CLIENT, CONTROLLER, ControllerSpec, DeviceSpec, LimitsSpec, is_mode, is_socket_path,
+    CLIENT, CONTROLLER, ControllerSpec, DeviceSpec, LimitsSpec, SwitchSpec, is_mode, is_socket_path,
 };
 
 /// The keys at the top of the file.
@@ -68,6 +68,11 @@ pub fn client() -> impl Iterator<Item = &'static Key> {
 /// The keys of every link.
 pub fn link() -> impl Iterator<Item = &'static Key> {
     LINK.iter().chain(LinkSpec::KEYS)
+}
+
+/// The keys of every switch.
+pub fn switch() -> impl Iterator<Item = &'static Key> {
+    SWITCH.iter().chain(SwitchSpec::KEYS)
 }
 
 /// The keys of links of a certain type.

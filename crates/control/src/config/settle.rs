@@ -29,6 +29,17 @@ pub(super) fn settle(draft: Draft) -> Config {
         spec
     });
     let links = links.collect();
+    let switches = draft.switches.into_iter().map(|Part { mut spec, head }| {
+        if spec.sidecore.is_empty() {
+            spec.sidecore.extend(first.clone());
+        }
+        if head.place("spin_us").is_none() {
+            let serving = std::slice::from_ref(&spec.sidecore);
+            settle_spin(&mut spec.idle, serving, &draft.sidecores);
+        }
+        spec
+    });
+    let switches = switches.collect();
     let serves = draft.serves.into_iter().map(|Part { mut spec, head }| {
         if head.place("spin_us").is_none() {
             settle_spin(&mut spec.device.idle, &spec.device.sidecores, &draft.sidecores);
@@ -45,6 +56,7 @@ pub(super) fn settle(draft: Draft) -> Config {
         clients: draft.clients.into_iter().map(|client| client.spec).collect(),
         iohosts: draft.iohosts.into_iter().map(|iohost| iohost.spec).collect(),
         serves,
+        switches,
         devices,
         sidecores: draft.sidecores.into_iter().map(|sidecore| sidecore.spec.spec).collect(),
     };
@@ -58,7 +70,7 @@ fn settle_device(
 ) -> Option<DeviceSpec> {
     let says_spin = device.head.place("spin_us").is_some();
     let mut spec = device.spec;
-    if spec.front_end.client().is_some() {
+    if spec.front_end.client().is_some() || spec.front_end.switch().is_some() {
         return Some(spec);
     }
     if spec.sidecores.is_empty() {

@@ -5,11 +5,31 @@ use std::collections::BTreeSet;
 
 use sidecore_assembly::report::{
     ClientReport, DeviceStats, ExecutorReport, FunctionReport, FunctionStats, HypervisorCounts,
-    IohostReport, Latency, LatencyCounts, LinkReport, QueueCounts, ReactorCounts,
+    IohostReport, Latency, LatencyCounts, LinkReport, PortReport, QueueCounts, ReactorCounts,
     RemoteDeviceReport, ServeReport, SpaceReport, TranslationCounts, TreeMemoryReport, TreeReport,
 };
 
 use super::*;
+
+fn sidecore() -> SidecoreReport {
+    SidecoreReport {
+        name: "sc0".to_owned(),
+        cpu: Some(1),
+        counts: ReactorCounts {
+            turns: 16,
+            busy_turns: 17,
+            busy_ns: 500_000_000,
+            sleeps: 18,
+            asleep_ns: 1_500_000_000,
+            yields: 21,
+            messages: 19,
+            queues: 20,
+            ..ReactorCounts::default()
+        },
+        utilisation: 0.25,
+        warning: None,
+    }
+}
 
 /// Every number different, so that a value in the wrong place shows.
 fn example() -> (Stats, Vec<DeviceReport>) {
@@ -34,23 +54,6 @@ fn example() -> (Stats, Vec<DeviceReport>) {
     counts.latency_ns =
         Latency::of(LatencyCounts { buckets: vec![(191, 1), (1023, 2), (1087, 1)], sum_ns: 3_000 });
     let queue = QueueCounters { index: 3, counts, bytes: 29 };
-    let sidecore = SidecoreReport {
-        name: "sc0".to_owned(),
-        cpu: Some(1),
-        counts: ReactorCounts {
-            turns: 16,
-            busy_turns: 17,
-            busy_ns: 500_000_000,
-            sleeps: 18,
-            asleep_ns: 1_500_000_000,
-            yields: 21,
-            messages: 19,
-            queues: 20,
-            ..ReactorCounts::default()
-        },
-        utilisation: 0.25,
-        warning: None,
-    };
     let device = DeviceReport {
         name: "vd0".to_owned(),
         front_end: "virtio-blk".to_owned(),
@@ -59,6 +62,7 @@ fn example() -> (Stats, Vec<DeviceReport>) {
         stages: Vec::new(),
         controller: None,
         volume: None,
+        switch: None,
         socket: "/run/vd0.sock".to_owned(),
         capacity_bytes: 1 << 30,
         block_bytes: 512,
@@ -77,10 +81,16 @@ fn example() -> (Stats, Vec<DeviceReport>) {
     let stats = Stats {
         uptime_ns: 2_000_000_000,
         interval_ns: None,
-        sidecores: vec![sidecore],
+        sidecores: vec![sidecore()],
         devices: vec![DeviceStats { name: "vd0".to_owned(), queues: vec![queue] }],
     };
     (stats, vec![device])
+}
+
+/// A switch with a port.
+fn switches() -> Vec<SwitchReport> {
+    let port = PortReport { name: "nic".to_owned(), ..PortReport::default() };
+    vec![SwitchReport { name: "lan".to_owned(), ports: vec![port], ..SwitchReport::default() }]
 }
 
 /// The same for each part of the remote channel.
@@ -185,7 +195,7 @@ fn controllers() -> Vec<ControllerReport> {
 #[test]
 fn numbers_carry_their_labels_and_units() {
     let (stats, devices) = example();
-    let page = render(&stats, &devices, &controllers(), &remote(), true);
+    let page = render(&stats, &devices, &controllers(), &remote(), &switches(), true);
     for line in [
         "sidecore_uptime_seconds 2",
         "sidecore_reactor_turns_total{sidecore=\"sc0\"} 16",
@@ -222,7 +232,7 @@ fn numbers_carry_their_labels_and_units() {
 fn a_page_is_valid_whatever_names_are_in_it() {
     let (mut stats, mut devices) = example();
     for per_queue in [false, true] {
-        let page = render(&stats, &devices, &controllers(), &remote(), per_queue);
+        let page = render(&stats, &devices, &controllers(), &remote(), &switches(), per_queue);
         let families = exposition::parse(&page).unwrap();
         assert_eq!(families["sidecore_device_latency_seconds"].kind, "histogram");
     }
@@ -230,7 +240,8 @@ fn a_page_is_valid_whatever_names_are_in_it() {
     odd.clone_into(&mut stats.devices[0].name);
     odd.clone_into(&mut devices[0].name);
     let families =
-        exposition::parse(&render(&stats, &devices, &[], &RemoteReport::default(), true)).unwrap();
+        exposition::parse(&render(&stats, &devices, &[], &RemoteReport::default(), &[], true))
+            .unwrap();
     let (_, labels, _) = &families["sidecore_queue_kicks_total"].samples[0];
     assert_eq!(labels[0], ("device".to_owned(), odd.to_owned()));
 }
@@ -239,9 +250,9 @@ fn a_page_is_valid_whatever_names_are_in_it() {
 fn queues_have_series_on_request_only() {
     let (stats, devices) = example();
     let series = |page: &str| page.lines().filter(|line| !line.starts_with('#')).count();
-    let page = render(&stats, &devices, &[], &RemoteReport::default(), false);
+    let page = render(&stats, &devices, &[], &RemoteReport::default(), &[], false);
     assert!(!page.contains("sidecore_queue_"), "{page}");
-    let each = render(&stats, &devices, &[], &RemoteReport::default(), true);
+    let each = render(&stats, &devices, &[], &RemoteReport::default(), &[], true);
     let lines: BTreeSet<&str> = each.lines().collect();
     assert!(page.lines().all(|line| lines.contains(line)), "the rest stays the same");
     // The counters, and of the latency the maximum and a histogram of 28 buckets, sum and count.
@@ -251,7 +262,7 @@ fn queues_have_series_on_request_only() {
 #[test]
 fn the_documented_metrics_are_those_there_are() {
     let (stats, devices) = example();
-    let page = render(&stats, &devices, &controllers(), &remote(), true);
+    let page = render(&stats, &devices, &controllers(), &remote(), &switches(), true);
     let rendered: BTreeSet<(&str, &str)> =
         page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
     // The manual says of a queue's metrics that they are the device's by another name.
@@ -283,7 +294,7 @@ fn every_counter_of_a_queue_shows_its_own_value() {
     let counts: serde_json::Map<_, _> =
         numbered.clone().map(|(field, number)| (field.to_owned(), number.into())).collect();
     stats.devices[0].queues[0].counts = serde_json::from_value(counts.into()).unwrap();
-    let page = render(&stats, &[], &[], &RemoteReport::default(), true);
+    let page = render(&stats, &[], &[], &RemoteReport::default(), &[], true);
     for (metric, (field, number)) in QueueCounts::METRICS.iter().zip(numbered) {
         let name = metric.name.unwrap();
         for line in [

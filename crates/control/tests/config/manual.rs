@@ -28,6 +28,7 @@ fn keys_of(table: &str) -> Vec<&'static Key> {
         ("sidecore", _) => keys::SIDECORE.iter().collect(),
         ("store", _) => keys::STORE.iter().collect(),
         ("link", _) => keys::link().collect(),
+        ("switch", _) => keys::switch().collect(),
         ("client", _) => keys::client().collect(),
         ("iohost", _) => keys::IOHOST.iter().collect(),
         ("serve", _) => keys::SERVE.iter().collect(),
@@ -100,7 +101,7 @@ fn the_tables_of_the_manual_are_those_of_the_keys() {
         std::fs::write(FILE, right).unwrap();
         return;
     }
-    assert_eq!(right.matches(BEGIN).count(), 22 + FrontEndSpec::KINDS.len());
+    assert_eq!(right.matches(BEGIN).count(), 23 + FrontEndSpec::KINDS.len());
     assert!(manual == right, "run `cargo xtask keys`: docs/config.md is not as the keys are");
 }
 

@@ -1,0 +1,127 @@
+//! `sidecore net`: switches, their ports, and the addresses that they know.
+
+use anyhow::{Context, Result};
+use clap::Subcommand;
+use sidecore_control::Client;
+use sidecore_control::report::{Counts, PortCounts, PortReport, SwitchReport};
+
+use crate::print;
+use crate::table::Table;
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List the switches with their ports: frames, bytes and drops.
+    List {
+        /// Print the control API's JSON instead of text.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show the addresses that a switch knows.
+    Table {
+        /// The switch.
+        switch: String,
+    },
+    /// Show why frames from and to a port were dropped.
+    Drops {
+        /// The port: the name of its device.
+        port: String,
+    },
+}
+
+pub(crate) fn run(client: &Client, arguments: Arguments) -> Result<()> {
+    let switches = client.switches()?;
+    match arguments.command {
+        Command::List { json: true } => {
+            Ok(print(&(serde_json::to_string_pretty(&switches)? + "\n"))?)
+        }
+        Command::List { json: false } => Ok(print(&list(&switches))?),
+        Command::Table { switch } => Ok(print(&table(find(&switches, &switch)?))?),
+        Command::Drops { port } => Ok(print(&drops(&switches, &port)?)?),
+    }
+}
+
+fn find<'a>(switches: &'a [SwitchReport], name: &str) -> Result<&'a SwitchReport> {
+    let found = switches.iter().find(|switch| switch.name == name);
+    found.with_context(|| format!("there is no switch \"{name}\"; see `sidecore net list`"))
+}
+
+fn list(switches: &[SwitchReport]) -> String {
+    let mut table = Table::new(&[
+        "SWITCH",
+        "PORT",
+        "STATE",
+        ">IN",
+        ">IN BYTES",
+        ">OUT",
+        ">OUT BYTES",
+        ">DROPPED",
+        "SIDECORE",
+    ]);
+    for switch in switches {
+        for port in &switch.ports {
+            let counts = &port.counters;
+            table.row([
+                switch.name.clone(),
+                port.name.clone(),
+                state(port).to_owned(),
+                counts.in_frames.to_string(),
+                counts.in_octets.to_string(),
+                counts.out_frames.to_string(),
+                counts.out_octets.to_string(),
+                counts.in_discards().saturating_add(counts.out_discards()).to_string(),
+                switch.sidecore.clone(),
+            ]);
+        }
+    }
+    table.render()
+}
+
+const fn state(port: &PortReport) -> &'static str {
+    match (port.is_blocked, port.is_up) {
+        (true, _) => "blocked",
+        (false, true) => "up",
+        (false, false) => "down",
+    }
+}
+
+fn table(switch: &SwitchReport) -> String {
+    let mut table = Table::new(&["ADDRESS", ">VLAN", "PORT", "KIND", ">SILENT"]);
+    for station in &switch.stations {
+        let (kind, silent) = if station.is_fixed {
+            ("configured", String::new())
+        } else {
+            ("learnt", format!("{} s", station.silent_s))
+        };
+        table.row([
+            station.mac.clone(),
+            station.vlan.to_string(),
+            station.port.clone(),
+            kind.to_owned(),
+            silent,
+        ]);
+    }
+    table.render()
+}
+
+/// The counters of drops that are not zero, with their explanations.
+fn drops(switches: &[SwitchReport], port: &str) -> Result<String> {
+    let found = switches.iter().flat_map(|switch| &switch.ports).find(|found| found.name == port);
+    let found =
+        found.with_context(|| format!("there is no port \"{port}\"; see `sidecore net list`"))?;
+    let mut table = Table::new(&[">FRAMES", "REASON", "MEANING"]);
+    for metric in PortCounts::METRICS {
+        let count = (metric.value)(&found.counters).to_string();
+        if let Some(reason) = metric.field.strip_prefix("dropped_")
+            && count != "0"
+        {
+            table.row([count, reason.to_owned(), metric.help.to_owned()]);
+        }
+    }
+    Ok(table.render())
+}

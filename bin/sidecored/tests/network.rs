@@ -1,0 +1,245 @@
+//! NICs on a switch of a daemon: frames between drivers, addresses that are not theirs, VLANs, and
+//! hostile rings.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::Daemon;
+use sidecore_control::NewDevice;
+use sidecore_control::report::{DeviceState, PortCounts};
+use sidecore_driver::{NetClient, NetClientOptions, NetQueues, PacketHeader};
+use sidecore_kit::wait;
+
+const SOON: Duration = Duration::from_secs(20);
+const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
+
+fn mac(station: u8) -> [u8; 6] {
+    [0x52, 0x54, 0, 0, 0, station]
+}
+
+/// Three NICs in one VLAN, and one in another.
+fn config() -> String {
+    let mut text = "control_socket = \"control.sock\"\n[[sidecore]]\nname = \"sc0\"\n\
+                    [[switch]]\nname = \"lan\"\n"
+        .to_owned();
+    for (station, more) in [(1, ""), (2, ""), (3, "mtu = 9000\n"), (4, "vlan = 10\n")] {
+        text += &format!(
+            "[[device]]\nname = \"nic{station}\"\nfront_end = \"virtio-net\"\nswitch = \"lan\"\n\
+             socket = \"nic{station}.sock\"\nmac = \"52:54:00:00:00:0{station}\"\npacked = true\n\
+             queues = 8\n{more}"
+        );
+    }
+    text
+}
+
+struct Rig {
+    daemon: Daemon,
+}
+
+impl Rig {
+    fn new() -> Self {
+        Self { daemon: Daemon::start(tempfile::tempdir().unwrap(), &config()) }
+    }
+
+    fn connect(&self, station: u8, options: &NetClientOptions) -> NetClient {
+        let path = self.daemon.directory.path().join(format!("nic{station}.sock"));
+        NetClient::connect(path, options).unwrap()
+    }
+
+    fn counts(&self, station: u8) -> PortCounts {
+        let name = format!("nic{station}");
+        let switches = self.daemon.client().switches().unwrap();
+        let port = switches[0].ports.iter().find(|port| port.name == name);
+        port.unwrap().counters.clone()
+    }
+}
+
+/// A frame whose payload says who sent it and which one it is, and can be checked.
+fn frame(to: [u8; 6], from: [u8; 6], number: u32, len_bytes: usize) -> Vec<u8> {
+    let mut frame = [&to[..], &from, &ETHERTYPE, &number.to_be_bytes()].concat();
+    let head = frame.len();
+    frame.extend(
+        (head..len_bytes).map(|at| (at as u32).wrapping_mul(31).wrapping_add(number) as u8),
+    );
+    frame
+}
+
+fn send(queues: &mut NetQueues, frame: &[u8]) {
+    wait::until("there is a free slot", SOON, || {
+        queues.publish().unwrap();
+        queues.send(&PacketHeader::default(), frame).unwrap()
+    });
+    queues.publish().unwrap();
+}
+
+/// The next frame that a NIC gets.
+fn receive(queues: &mut NetQueues) -> Vec<u8> {
+    let (mut frame, end) = (Vec::new(), Instant::now() + SOON);
+    while queues.receive(&mut frame).unwrap().is_none() {
+        queues.wait(SOON).unwrap();
+        assert!(Instant::now() < end, "no frame came");
+    }
+    queues.publish().unwrap();
+    frame
+}
+
+#[test]
+fn frames_arrive_whole_and_in_order_with_every_kind_of_ring() {
+    for packed in [false, true] {
+        for indirect in [false, true] {
+            let rig = Rig::new();
+            let options = NetClientOptions { packed, indirect, ..NetClientOptions::default() };
+            let (mut one, mut two) = (rig.connect(1, &options), rig.connect(2, &options));
+            let (one, two) = (one.pair(0).unwrap(), two.pair(0).unwrap());
+            for number in 0..500 {
+                let len_bytes = 60 + (number as usize * 37) % 1455;
+                let sent = frame(mac(2), mac(1), number, len_bytes);
+                send(one, &sent);
+                assert_eq!(receive(two), sent, "frame {number}, packed {packed}");
+            }
+            assert_eq!(rig.counts(1).in_frames, 500);
+            assert_eq!((rig.counts(2).out_frames, rig.counts(2).out_discards()), (500, 0));
+        }
+    }
+}
+
+/// 9000 bytes in buffers of 2048: all of them show at once, or none.
+#[test]
+fn a_frame_that_is_larger_than_a_buffer_is_in_several() {
+    for packed in [false, true] {
+        let rig = Rig::new();
+        let small = NetClientOptions { packed, ..NetClientOptions::default() };
+        let large = NetClientOptions { buffer_bytes: 16 << 10, ..small.clone() };
+        // NIC 3 has an MTU of 9000, NIC 1 one of 1500.
+        let (mut three, mut one) = (rig.connect(3, &large), rig.connect(1, &small));
+        let (three, one) = (three.pair(0).unwrap(), one.pair(0).unwrap());
+        send(three, &frame(mac(1), mac(3), 1, 9014));
+        wait::until("the MTU is counted", SOON, || rig.counts(1).dropped_mtu == 1);
+        send(three, &frame(mac(1), mac(3), 2, 1514));
+        assert_eq!(receive(one), frame(mac(1), mac(3), 2, 1514));
+        send(one, &frame(mac(3), mac(1), 3, 1514));
+        assert_eq!(receive(three), frame(mac(3), mac(1), 3, 1514));
+    }
+}
+
+#[test]
+fn another_vlan_and_a_borrowed_address_are_dropped_with_a_reason() {
+    let rig = Rig::new();
+    let options = NetClientOptions::default();
+    let mut clients = [1, 2, 4].map(|station| rig.connect(station, &options));
+    let [one, two, four] = clients.each_mut().map(|client| client.pair(0).unwrap());
+    send(one, &frame(mac(2), mac(2), 1, 64));
+    wait::until("the spoofed frame is counted", SOON, || rig.counts(1).dropped_spoofed_mac == 1);
+    // In this VLAN the address of NIC 4 is one that the switch does not know.
+    send(one, &frame(mac(4), mac(1), 2, 64));
+    assert_eq!(receive(two)[14..18], 2_u32.to_be_bytes(), "to all ports, and nothing before it");
+    send(one, &frame([0xff; 6], mac(1), 3, 64));
+    assert_eq!(receive(two)[14..18], 3_u32.to_be_bytes(), "the broadcast");
+    send(four, &frame([0xff; 6], mac(4), 4, 64));
+    send(one, &frame(mac(2), mac(1), 5, 64));
+    assert_eq!(receive(two)[14..18], 5_u32.to_be_bytes(), "nothing of the other VLAN");
+    assert_eq!(rig.counts(4).out_frames, 0);
+}
+
+/// Runts, giants and lying headers cost their sender the frame; the port lives on.
+#[test]
+fn hostile_frames_are_dropped_and_counted_and_the_next_one_arrives() {
+    let rig = Rig::new();
+    let options = NetClientOptions { buffer_bytes: 4096, ..NetClientOptions::default() };
+    let (mut one, mut two) = (rig.connect(1, &options), rig.connect(2, &options));
+    let (one, two) = (one.pair(0).unwrap(), two.pair(0).unwrap());
+    let good = frame(mac(2), mac(1), 9, 64);
+    for bytes in [&[1][..], &[0; 12], &[0; 20]] {
+        assert!(one.send_bytes(bytes).unwrap());
+    }
+    assert!(one.send(&PacketHeader::default(), &frame(mac(2), mac(1), 1, 3000)).unwrap());
+    let lies = [
+        PacketHeader { gso_type: 1, ..PacketHeader::default() },
+        PacketHeader { gso_type: 0x7f, gso_size: 100, ..PacketHeader::default() },
+        PacketHeader { flags: 1, csum_start: 0xfff0, ..PacketHeader::default() },
+        PacketHeader { flags: 1, csum_start: 60, csum_offset: 60, ..PacketHeader::default() },
+    ];
+    for lie in lies {
+        assert!(one.send(&lie, &good).unwrap());
+    }
+    send(one, &good);
+    assert_eq!(receive(two), good);
+    let counts = rig.counts(1);
+    assert_eq!(counts.dropped_runt, 3);
+    assert_eq!((counts.dropped_too_long, counts.dropped_bad_offload), (1, 4));
+    assert_eq!(rig.counts(2).out_frames, 1);
+    assert!(!one.is_broken());
+}
+
+/// vhost-user, "Ring states": a disabled ring is processed without side effects.
+#[test]
+fn a_disabled_ring_is_drained_and_an_enabled_one_works_again() {
+    let rig = Rig::new();
+    let options = NetClientOptions::default();
+    let (mut one, mut two) = (rig.connect(1, &options), rig.connect(2, &options));
+    one.enable_ring(1, false).unwrap();
+    send(one.pair(0).unwrap(), &frame(mac(2), mac(1), 1, 64));
+    wait::until("the frame comes back", SOON, || {
+        let _ = one.pair(0).unwrap().reclaim().unwrap();
+        one.pair(0).unwrap().in_flight() == 0
+    });
+    one.enable_ring(1, true).unwrap();
+    send(one.pair(0).unwrap(), &frame(mac(2), mac(1), 2, 64));
+    assert_eq!(receive(two.pair(0).unwrap())[14..18], 2_u32.to_be_bytes());
+    assert_eq!(rig.counts(1).dropped_disabled, 1);
+    let base = one.stop_ring(1).unwrap();
+    one.start_ring(1, base).unwrap();
+    send(one.pair(0).unwrap(), &frame(mac(2), mac(1), 3, 64));
+    assert_eq!(receive(two.pair(0).unwrap())[14..18], 3_u32.to_be_bytes(), "where it stood");
+    one.set_mtu(1000).unwrap();
+    assert!(one.set_mtu(1501).is_err(), "more than the configuration allows");
+    one.announce(mac(1)).unwrap();
+    assert_eq!(receive(two.pair(0).unwrap())[6..12], mac(1), "a RARP of NIC 1");
+}
+
+#[test]
+fn eight_pairs_of_queues_carry_frames() {
+    let rig = Rig::new();
+    let options = NetClientOptions { pairs: 8, slots: 16, ..NetClientOptions::default() };
+    let (mut one, mut two) = (rig.connect(1, &options), rig.connect(2, &options));
+    let mut seen = 0_u32;
+    for pair in 0..8 {
+        send(one.pair(pair).unwrap(), &frame(mac(2), mac(1), u32::from(pair), 64));
+    }
+    wait::until("all frames have come", SOON, || {
+        for pair in 0..8 {
+            let (queues, mut frame) = (two.pair(pair).unwrap(), Vec::new());
+            while queues.receive(&mut frame).unwrap().is_some() {
+                seen |= 1 << frame[17];
+            }
+        }
+        seen == 0xff
+    });
+}
+
+#[test]
+fn nics_come_and_go_while_the_daemon_runs() {
+    let rig = Rig::new();
+    let control = rig.daemon.client();
+    let path = rig.daemon.directory.path().join("nic5.sock");
+    let nic = NewDevice::new("nic5", &path)
+        .with("front_end", "virtio-net")
+        .with("switch", "lan")
+        .with("mac", "52:54:00:00:00:05");
+    assert_eq!(control.add_device(&nic).unwrap().state, DeviceState::Waiting);
+    let options = NetClientOptions::default();
+    let (mut one, mut five) = (rig.connect(1, &options), rig.connect(5, &options));
+    send(five.pair(0).unwrap(), &frame(mac(1), mac(5), 1, 64));
+    assert_eq!(receive(one.pair(0).unwrap())[6..12], mac(5));
+    let again = control.add_device(&nic.clone().with("name", "nic6").with("socket", "/tmp/x.sock"));
+    assert!(again.unwrap_err().to_string().contains("52:54:00:00:00:05"), "the address is taken");
+    control.remove_device("nic5").unwrap();
+    assert!(control.switches().unwrap()[0].ports.iter().all(|port| port.name != "nic5"));
+    assert!(
+        control
+            .metrics(false)
+            .unwrap()
+            .contains("sidecore_port_in_frames_total{switch=\"lan\",port=\"nic1\"} 0\n")
+    );
+}

@@ -1,0 +1,176 @@
+//! Switches, the NICs on them, and their keys.
+
+use std::net::Ipv4Addr;
+
+use sidecore_keys::{Key, Kind, Value, Values, keys};
+use sidecore_net::MacAddress;
+use sidecore_reactor::IdleMode;
+use sidecore_units::Nanos;
+
+use super::device::{DEFAULT_SPIN_US, MINUTE_US, is_power_of_two};
+use super::rules::NAME;
+
+/// The most queue pairs of a NIC.
+pub const QUEUE_PAIRS_MAX: u16 = 16;
+
+/// The largest number of a VLAN (IEEE 802.1Q, 9.6).
+const VLAN_MAX: u64 = 4094;
+
+/// The least MTU of a device (virtio 1.2, 5.1.4.1), and the largest of Ethernet in use.
+const MTU: (u64, u64) = (68, 9_216);
+
+/// The keys of every switch that are more than a field.
+pub const SWITCH: &[Key] = &[
+    NAME,
+    Key::new(
+        "sidecore",
+        Kind::Text,
+        "the first sidecore",
+        "the sidecore that serves the switch with all of its ports",
+    ),
+    Key::new(
+        "idle",
+        Kind::Word(&["poll", "adaptive", "interrupt"]),
+        "`\"adaptive\"`",
+        "what it does without frames: `poll` never sleeps, `adaptive` spins for a while and then \
+         sleeps until a guest kicks, `interrupt` sleeps at once",
+    ),
+    Key::new(
+        "spin_us",
+        Kind::Number(0, MINUTE_US),
+        "that of its sidecore",
+        "how long it spins, with `idle = \"adaptive\"`; 0 to 60000000",
+    ),
+];
+
+keys! {
+    /// A switch between NICs of guests.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct SwitchSpec {
+        plain {
+            /// Unique among the switches.
+            name: String = String::new();
+            /// The sidecore that serves it.
+            sidecore: String = String::new();
+            /// How it spends idle time.
+            idle: IdleMode = IdleMode::Adaptive { spin: Nanos::from_micros(DEFAULT_SPIN_US) };
+        }
+        keys {
+            "stations" => stations: u32 = 8_192, Kind::Number(16, 1 << 20), "8192",
+                "the most addresses that it remembers, 16 to 1048576; frames for others go to all \
+                 ports";
+            "age_s" => age_s: u32 = 300, Kind::Number(1, 1_000_000), "300",
+                "after how many seconds of silence it forgets an address, 1 to 1000000";
+        }
+    }
+}
+
+keys! {
+    /// A NIC of a guest, on a switch.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct VirtioNetSpec {
+        plain {}
+        keys {
+            #[required = "\"the name of a [[switch]]\""]
+            "switch" => switch: String = String::new(), Kind::Text, "required",
+                "the switch that it is a port of";
+            #[required = "\"52:54:00:00:00:01\""]
+            "mac" => mac: String = String::new(), Kind::Text, "required",
+                "its address, which the VMM must give the guest as well: frames with another \
+                 source are dropped",
+                is_mac;
+            "ipv4" => ipv4: Option<Vec<String>> = None, Kind::Texts, "any",
+                "the IPv4 addresses that the guest may use, in ARP as well; others are dropped",
+                are_ipv4;
+            "any_source" => any_source: bool = false, Kind::Flag(false), "`false`",
+                "the guest may send from any address, for instance as a bridge or a router; with \
+                 `true`, `ipv4` has no meaning";
+            "vlan" => vlan: u16 = 1, Kind::Number(1, VLAN_MAX), "1",
+                "the VLAN of its frames, which have no tag on the NIC, 1 to 4094; with `trunk`, of \
+                 those without a tag";
+            "trunk" => trunk: Option<Vec<(u64, u64)>> = None, Kind::Ranges, "none",
+                "the VLANs of its tagged frames, as `[[10, 19], [30, 30]]`",
+                are_vlans;
+            "isolated" => is_isolated: bool = false, Kind::Flag(false), "`false`",
+                "isolated NICs of a switch exchange no frames with each other";
+            "mtu" => mtu: u16 = 1_500, Kind::Number(MTU.0, MTU.1), "1500",
+                "the largest packet in bytes, 68 to 9216; a frame that is too large for its \
+                 receiver is dropped";
+            "offloads" => offloads: bool = true, Kind::Flag(true), "`true`",
+                "offer checksum and segmentation offloads, both ways";
+            "queue_size_max" => queue_size_max: u16 = 1_024, Kind::Number(1, 32_768), "1024",
+                "the largest ring that it accepts, in entries; a power of two up to \
+                 32768", is_power_of_two;
+            "packed" => packed: bool = false, Kind::Flag(false), "`false`",
+                "offer packed rings (VIRTIO_F_RING_PACKED) as well";
+        }
+    }
+}
+
+impl VirtioNetSpec {
+    /// The address. The key was checked.
+    #[must_use]
+    pub fn mac(&self) -> MacAddress {
+        self.mac.parse().unwrap_or_default()
+    }
+
+    /// The IPv4 addresses of the guest; `None` for any.
+    #[must_use]
+    pub fn ipv4(&self) -> Option<Vec<Ipv4Addr>> {
+        let addresses = self.ipv4.as_ref()?;
+        Some(addresses.iter().filter_map(|address| address.parse().ok()).collect())
+    }
+
+    /// The VLANs of tagged frames; `None` without a trunk.
+    pub fn trunk(&self) -> Option<impl Iterator<Item = u16> + '_> {
+        let ranges = self.trunk.as_ref()?.iter();
+        let numbers = ranges.flat_map(|(first, last)| *first..=(*last).min(VLAN_MAX));
+        Some(numbers.filter_map(|vlan| u16::try_from(vlan).ok()))
+    }
+}
+
+fn is_mac(key: &str, value: &Value) -> Result<(), String> {
+    let text = value.text();
+    match text.parse::<MacAddress>() {
+        Ok(mac) if mac.is_station() => Ok(()),
+        _ => Err(format!(
+            "{key} = \"{text}\" is not the address of a NIC; write for instance \
+             \"52:54:00:00:00:01\""
+        )),
+    }
+}
+
+fn are_ipv4(key: &str, value: &Value) -> Result<(), String> {
+    let Value::Texts(texts) = value else { return Ok(()) };
+    match texts.iter().find(|text| text.parse::<Ipv4Addr>().is_err()) {
+        Some(text) => Err(format!(
+            "\"{text}\" in `{key}` is no IPv4 address; write for instance \"10.0.0.2\""
+        )),
+        None => Ok(()),
+    }
+}
+
+fn are_vlans(key: &str, value: &Value) -> Result<(), String> {
+    let Value::Ranges(ranges) = value else { return Ok(()) };
+    let is_wrong = |(first, last): &&(u64, u64)| *first == 0 || *last > VLAN_MAX || first > last;
+    match ranges.iter().find(is_wrong) {
+        Some((first, last)) => Err(format!(
+            "[{first}, {last}] in `{key}` is no range of VLANs, which are 1 to {VLAN_MAX}"
+        )),
+        None => Ok(()),
+    }
+}
+
+impl SwitchSpec {
+    /// The name, the sidecore and the fields with these values of their keys.
+    #[must_use]
+    pub fn from_section(values: &Values) -> Self {
+        let mut spec = Self {
+            name: values.get("name").unwrap_or_default(),
+            sidecore: values.get("sidecore").unwrap_or_default(),
+            ..Self::default()
+        };
+        spec.set(values);
+        spec
+    }
+}

@@ -1,0 +1,198 @@
+//! The switches of an assembly, and their ports.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use sidecore_linux::Clock;
+use sidecore_net::{PortConfig, PortId, PortStats, Switch, SwitchError, SwitchOptions, SwitchUnit};
+use sidecore_reactor::IdleMode;
+use sidecore_sidecore::{Handle, NotStarted, Sidecore, Stopped};
+use sidecore_telemetry::CounterSet;
+use sidecore_units::Nanos;
+
+use crate::AssemblyError;
+use crate::report::{PortReport, StationReport, SwitchReport};
+use crate::spec::SwitchSpec;
+
+/// A switch has nothing in flight: only a sidecore that is stuck takes longer to stop it.
+const STOP_PATIENCE: Duration = Duration::from_secs(5);
+
+const NANOS_PER_S: u64 = 1_000_000_000;
+
+/// The running switches by their names.
+pub(crate) struct Switches {
+    clock: Clock,
+    running: Mutex<BTreeMap<String, Arc<RunningSwitch>>>,
+}
+
+/// A switch that runs on its sidecore.
+pub(crate) struct RunningSwitch {
+    spec: SwitchSpec,
+    pub(crate) sidecore: Sidecore,
+    clock: Clock,
+    unit: Mutex<Option<Handle<SwitchUnit>>>,
+    ports: Mutex<Vec<RunningPort>>,
+}
+
+/// A port, with its counters.
+#[derive(Clone)]
+struct RunningPort {
+    id: PortId,
+    name: String,
+    stats: Arc<PortStats>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Switches {
+    pub(crate) fn new(clock: Clock) -> Self {
+        Self { clock, running: Mutex::default() }
+    }
+
+    /// The specifications of the running switches.
+    pub(crate) fn parts(&self) -> BTreeMap<String, SwitchSpec> {
+        let running = lock(&self.running);
+        running.iter().map(|(name, switch)| (name.clone(), switch.spec.clone())).collect()
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<Arc<RunningSwitch>> {
+        lock(&self.running).get(name).cloned()
+    }
+
+    /// Starts a switch without ports.
+    pub(crate) fn start(
+        &self,
+        spec: &SwitchSpec,
+        sidecores: &[Sidecore],
+    ) -> Result<(), AssemblyError> {
+        let failed = |why: String| AssemblyError::Switch { name: spec.name.clone(), why };
+        let sidecore = sidecores.iter().find(|sidecore| sidecore.name() == spec.sidecore);
+        let Some(sidecore) = sidecore.cloned() else {
+            return Err(failed(format!("there is no sidecore \"{}\"", spec.sidecore)));
+        };
+        // The standard library's hash keys are the process's random numbers.
+        let mut options = SwitchOptions::new(RandomState::new().hash_one(&spec.name));
+        options.stations = usize::try_from(spec.stations).unwrap_or(options.stations);
+        options.age = Nanos(u64::from(spec.age_s).saturating_mul(NANOS_PER_S));
+        let (name, idle) = (spec.name.clone(), spec.idle);
+        let unit = sidecore.start(move |_| SwitchUnit::new(&name, Switch::new(options), idle));
+        let unit = unit.map_err(|error| match error {
+            NotStarted::Unit(error) | NotStarted::Watch(error) => failed(error.to_string()),
+            NotStarted::Gone => failed("its sidecore has ended".to_owned()),
+        })?;
+        let switch = RunningSwitch {
+            spec: spec.clone(),
+            sidecore,
+            clock: self.clock.clone(),
+            unit: Mutex::new(Some(unit)),
+            ports: Mutex::default(),
+        };
+        lock(&self.running).insert(spec.name.clone(), Arc::new(switch));
+        tracing::info!(switch = spec.name, sidecore = spec.sidecore, "switch started");
+        Ok(())
+    }
+
+    /// Stops a switch. Its NICs have stopped before.
+    pub(crate) fn stop(&self, name: &str) {
+        let stopped = lock(&self.running).remove(name);
+        let unit = stopped.and_then(|switch| lock(&switch.unit).take());
+        let Some(stopping) = unit.map(Handle::stop) else { return };
+        while stopping.wait(STOP_PATIENCE) == Stopped::StillInFlight {
+            tracing::warn!(switch = name, "stopping: its sidecore does not answer");
+        }
+        tracing::info!(switch = name, "switch stopped");
+    }
+
+    /// Reports all switches, in the order of their names.
+    pub(crate) fn reports(&self, asks: bool) -> Vec<SwitchReport> {
+        let running: Vec<_> = lock(&self.running).values().cloned().collect();
+        running.iter().map(|switch| switch.report(asks)).collect()
+    }
+}
+
+impl RunningSwitch {
+    pub(crate) fn idle(&self) -> IdleMode {
+        self.spec.idle
+    }
+
+    /// Asks the switch, on its sidecore; `None` if it has stopped.
+    pub(crate) fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut SwitchUnit) -> T + Send + 'static,
+    ) -> Option<T> {
+        // Locked until the answer: a switch is asked in the order of the questions.
+        let unit = lock(&self.unit);
+        unit.as_ref()?.ask(question).ok().flatten()
+    }
+
+    pub(crate) fn now(&self) -> Nanos {
+        self.clock.now()
+    }
+
+    /// Adds a port; `None` if the switch has stopped.
+    pub(crate) fn add_port(
+        &self,
+        name: &str,
+        config: PortConfig,
+    ) -> Option<Result<PortId, SwitchError>> {
+        let stats = Arc::<PortStats>::default();
+        let (now, of_port) = (self.now(), Arc::clone(&stats));
+        let named = name.to_owned();
+        let added =
+            self.ask(move |unit| unit.switch_mut().add_port(now, &named, config, of_port))?;
+        if let Ok(id) = &added {
+            lock(&self.ports).push(RunningPort { id: *id, name: name.to_owned(), stats });
+        }
+        Some(added)
+    }
+
+    /// Removes a port, whose queues have stopped.
+    pub(crate) fn remove_port(&self, id: PortId) {
+        lock(&self.ports).retain(|port| port.id != id);
+        self.ask(move |unit| drop(unit.remove_port(id)));
+    }
+
+    fn report(&self, asks: bool) -> SwitchReport {
+        let (now, ports) = (self.now(), lock(&self.ports).clone());
+        let ids: Vec<PortId> = ports.iter().map(|port| port.id).collect();
+        let tables = move |unit: &mut SwitchUnit| {
+            let switch = unit.switch_mut();
+            let states: Vec<(bool, bool)> =
+                ids.iter().map(|id| (switch.is_up(*id), switch.is_blocked(*id))).collect();
+            (states, switch.stations().collect::<Vec<_>>())
+        };
+        let seen = if asks { self.ask(tables) } else { None };
+        let (states, stations) = seen.unwrap_or_default();
+        let port_of = |id| ports.iter().find(|port| port.id == id).map(|port| port.name.clone());
+        let mut stations: Vec<_> = stations
+            .into_iter()
+            .filter_map(|station| {
+                Some(StationReport {
+                    mac: station.mac.to_string(),
+                    vlan: station.vlan,
+                    port: port_of(station.port)?,
+                    is_fixed: station.is_fixed,
+                    silent_s: now.since(station.seen_at).0 / NANOS_PER_S,
+                })
+            })
+            .collect();
+        stations.sort_by(|one, other| (one.vlan, &one.mac).cmp(&(other.vlan, &other.mac)));
+        let states = states.into_iter().chain(std::iter::repeat((false, false)));
+        let ports = ports.iter().zip(states).map(|(port, (is_up, is_blocked))| PortReport {
+            name: port.name.clone(),
+            is_up,
+            is_blocked,
+            counters: port.stats.counts(),
+        });
+        SwitchReport {
+            name: self.spec.name.clone(),
+            sidecore: self.spec.sidecore.clone(),
+            ports: ports.collect(),
+            stations,
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Guests' NICs are served over a restart of the daemon, on the same connections.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use sidecore_assembly::spec::{
+    DeviceSpec, FrontEndSpec, SidecoreSpec, Spec, SwitchSpec, VirtioNetSpec,
+};
+use sidecore_assembly::{Assembly, LeftDevice};
+use sidecore_driver::{NetClient, NetClientOptions, PacketHeader};
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn spec(directory: &Path) -> Spec {
+    let nic = |station: u8| DeviceSpec {
+        name: format!("nic{station}"),
+        front_end: FrontEndSpec::VirtioNet(Box::new(VirtioNetSpec {
+            switch: "lan".to_owned(),
+            mac: format!("52:54:00:00:00:0{station}"),
+            packed: station == 2,
+            ..VirtioNetSpec::default()
+        })),
+        socket: directory.join(format!("nic{station}.sock")),
+        queues: 2,
+        ..DeviceSpec::default()
+    };
+    let switch =
+        SwitchSpec { name: "lan".to_owned(), sidecore: "sc0".to_owned(), ..SwitchSpec::default() };
+    Spec {
+        sidecores: vec![SidecoreSpec { name: "sc0".to_owned(), cpu: None }],
+        switches: vec![switch],
+        devices: vec![nic(1), nic(2)],
+        ..Spec::default()
+    }
+}
+
+/// Sends a frame with this number from the one NIC to the other.
+fn pass(from: &mut NetClient, to: &mut NetClient, stations: [u8; 2], number: u8) {
+    let [sender, receiver] = stations.map(|station| [0x52, 0x54, 0, 0, 0, station]);
+    let frame = [&receiver[..], &sender, &[0x88, 0xb5], &[number; 50]].concat();
+    let (from, to) = (from.pair(0).unwrap(), to.pair(0).unwrap());
+    assert!(from.send(&PacketHeader::default(), &frame).unwrap());
+    from.publish().unwrap();
+    let (mut got, end) = (Vec::new(), Instant::now() + SOON);
+    while to.receive(&mut got).unwrap().is_none() {
+        to.wait(SOON).unwrap();
+        assert!(Instant::now() < end, "frame {number} does not come");
+    }
+    to.publish().unwrap();
+    assert_eq!(got, frame);
+}
+
+#[test]
+fn frames_pass_before_and_after_restarts() {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = spec(directory.path());
+    let mut assembly = Assembly::start(&spec).unwrap();
+    let connect = |station: usize| {
+        let options = NetClientOptions { packed: station == 2, ..NetClientOptions::default() };
+        NetClient::connect(&spec.devices[station - 1].socket, &options).unwrap()
+    };
+    let (mut one, mut two) = (connect(1), connect(2));
+    pass(&mut one, &mut two, [1, 2], 1);
+    for restart in 0..3 {
+        let mut left = assembly.hand_over();
+        drop(assembly);
+        assert_eq!(left.len(), 2);
+        // No more than a service manager keeps.
+        let keep = |LeftDevice { name, state, fds }| LeftDevice { name, state, fds };
+        let mut left: Vec<_> = left.drain(..).map(keep).collect();
+        assembly = Assembly::take_over(&spec, &mut left).unwrap();
+        assert!(left.is_empty());
+        pass(&mut one, &mut two, [1, 2], 10 + restart);
+        pass(&mut two, &mut one, [2, 1], 20 + restart);
+    }
+    let reports = assembly.switches(true);
+    assert!(reports[0].ports.iter().all(|port| port.is_up && port.counters.out_frames == 1));
+    assert_eq!(reports[0].stations.len(), 2);
+}
