@@ -668,31 +668,3 @@ fn each_frame_to_a_client_names_its_link_queue() {
         assert!(kinds.contains(&kind), "{kind:?}");
     }
 }
-
-#[test]
-fn a_restarted_iohost_is_found_within_a_second_though_frames_are_lost() {
-    let mut rig = rig();
-    // So long that the client asks as rarely as it ever does.
-    let away_until = rig.now.after(Nanos::from_millis(3_000));
-    while rig.now < away_until {
-        rig.poll_client();
-        rig.to_host.frames.clear();
-        rig.step();
-    }
-    rig.restart(false);
-    let started_at = rig.now;
-    let mut to_lose = vec![Kind::Hello, Kind::Challenge, Kind::Hello, Kind::Welcome, Kind::Welcome];
-    while !(rig.client.is_ready(0) && to_lose.is_empty()) {
-        rig.poll_client();
-        rig.poll_host();
-        for frames in [&mut rig.to_host.frames, &mut rig.to_client.frames] {
-            frames.retain(|frame| {
-                let lost = to_lose.iter().position(|lost| *lost == kind(frame));
-                lost.map(|lost| to_lose.remove(lost)).is_none()
-            });
-        }
-        rig.step();
-        let taken = rig.now.since(started_at);
-        assert!(taken < Nanos::from_millis(1_000), "after {taken:?}, {to_lose:?} were not lost");
-    }
-}

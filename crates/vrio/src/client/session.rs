@@ -3,9 +3,9 @@
 use sidecore_block::BlockError;
 use sidecore_units::Nanos;
 
-use super::Core;
 use super::device::Executor;
 use super::pings::{Keepalive, WIDEN_MIN, Widening};
+use super::{Core, Timing};
 use crate::channel::{Channel, message};
 use crate::greeting::{padded_bytes, send_greeting, split_greeting};
 use crate::handshake::{ClientHandshake, MESSAGE_MAX};
@@ -342,7 +342,7 @@ impl Core {
 
     /// The IOhost asks for a HELLO with its cookie.
     fn challenged(&mut self, now: Nanos, newest: (u64, u64)) -> Result<(), Reason> {
-        let patience = self.hellos.patience;
+        let (patience, Timing { first_timeout, .. }) = (self.hellos.patience, self.options.timing);
         let Phase::Hello { challenge, since, next_at, tries, timeout, .. } = &mut self.phase else {
             return Ok(());
         };
@@ -357,6 +357,9 @@ impl Core {
         if cookie == 0 {
             // The IOhost is there: a lost HELLO is repeated soon.
             (*next_at, *timeout) = (now, Nanos::ZERO);
+        } else if cookie != newest.1 && now.since(*since) >= first_timeout {
+            // The cookie was that of an IOhost which this one has succeeded.
+            *next_at = now;
         }
         if cookie != newest.1 {
             *since = now;
