@@ -331,7 +331,11 @@ pub(super) fn serve(mut section: Section<'_, '_, '_>) -> Part<ServeSpec> {
 /// Reads a device from an opened section.
 pub(super) fn device(section: &mut Section<'_, '_, '_>) -> DeviceSpec {
     let values = section.all(STRUCTURE);
-    device_of(section, &values)
+    let device = device_of(section, &values);
+    if device.front_end.switch().is_none() && !section.has("store") {
+        section.complain_of_missing("store", "\"the name of a [[store]]\"");
+    }
+    device
 }
 
 /// Reads a device of which the section's structure was read.
@@ -378,12 +382,9 @@ fn device_of(section: &mut Section<'_, '_, '_>, values: &Values) -> DeviceSpec {
     DeviceSpec { front_end, ..spec }
 }
 
-/// Reports keys that a NIC, or a disk, has not.
+/// Reports keys that a NIC has not.
 fn nic(section: &mut Section<'_, '_, '_>, front_end: &FrontEndSpec) {
     if front_end.switch().is_none() {
-        if !section.has("store") {
-            section.complain_of_missing("store", "\"the name of a [[store]]\"");
-        }
         return;
     }
     for key in OF_DISKS.iter().filter(|key| section.has(key)).collect::<Vec<_>>() {

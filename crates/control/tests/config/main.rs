@@ -3,6 +3,7 @@
 
 mod faults;
 mod manual;
+mod network;
 mod remote;
 mod stages;
 mod ublk;

@@ -1,0 +1,75 @@
+//! Switches, and the NICs on them.
+
+use std::path::Path;
+
+use sidecore_assembly::spec::{FrontEndSpec, IdleMode, Nanos, Spec};
+use sidecore_control::{Config, Depth};
+
+const TEXT: &str = r#"
+[[sidecore]]
+name = "sc0"
+spin_us = 7
+[[switch]]
+name = "lan"
+[[device]]
+name = "one"
+front_end = "virtio-net"
+switch = "lan"
+mac = "52:54:00:00:00:01"
+socket = "/run/one.sock"
+[[device]]
+name = "two"
+front_end = "virtio-net"
+switch = "lan"
+mac = "52:54:00:00:00:02"
+socket = "/run/two.sock"
+vlan = 5
+trunk = [[10, 12]]
+ipv4 = ["10.0.0.2"]
+queues = 4
+"#;
+
+fn parsed(text: &str) -> Result<Spec, String> {
+    let config = Config::parse(Path::new("/disks.toml"), text, Depth::Text);
+    config.map(|config| config.spec).map_err(|problems| problems.to_string())
+}
+
+#[test]
+fn a_nic_is_on_a_switch_whose_sidecore_serves_it() {
+    let spec = parsed(TEXT).unwrap();
+    let switch = &spec.switches[0];
+    assert_eq!((switch.sidecore.as_str(), switch.stations), ("sc0", 8192));
+    assert_eq!(switch.idle, IdleMode::Adaptive { spin: Nanos::from_micros(7) });
+    let [one, two] = [&spec.devices[0], &spec.devices[1]];
+    assert_eq!((one.queues, two.queues, one.sidecores.len()), (16, 4, 0));
+    let FrontEndSpec::VirtioNet(own) = &two.front_end else { panic!("{two:?}") };
+    assert_eq!(own.mac().0, [0x52, 0x54, 0, 0, 0, 2]);
+    assert_eq!(own.trunk().unwrap().collect::<Vec<_>>(), [10, 11, 12]);
+    assert_eq!(own.ipv4().unwrap(), [std::net::Ipv4Addr::new(10, 0, 0, 2)]);
+}
+
+#[test]
+fn each_fault_of_a_switch_or_a_nic_is_named() {
+    for (good, bad, message) in [
+        ("switch = \"lan\"\n", "", "`switch` is missing"),
+        ("switch = \"lan\"\n", "switch = \"lam\"\n", "did you mean \"lan\"?"),
+        ("mac = \"52:54:00:00:00:01\"\n", "", "`mac` is missing"),
+        ("00:00:00:01\"", "00:00:00:02\"", "this address is that of"),
+        ("\"52:54:00:00:00:01\"", "\"53:54:00:00:00:01\"", "is not the address of a NIC"),
+        ("vlan = 5\n", "vlan = 4095\n", "from 1 to 4094"),
+        ("[[10, 12]]", "[[4000, 4095]]", "no range of VLANs"),
+        ("\"10.0.0.2\"", "\"10.0.0\"", "no IPv4 address"),
+        ("queues = 4\n", "queues = 17\n", "at most 16 pairs"),
+        ("vlan = 5\n", "mtu = 67\n", "from 68 to 9216"),
+        ("vlan = 5\n", "store = \"x\"\n", "`store` has no meaning"),
+        ("vlan = 5\n", "sidecore = \"sc0\"\n", "`sidecore` has no meaning"),
+        ("name = \"lan\"\n", "name = \"lan\"\nsidecore = \"sc1\"\n", "no sidecore \"sc1\""),
+        ("name = \"lan\"\n", "name = \"lan\"\nage_s = 0\n", "from 1 to 1000000"),
+    ] {
+        assert!(TEXT.contains(good), "{good}");
+        let problems = parsed(&TEXT.replacen(good, bad, 1)).unwrap_err();
+        assert!(problems.contains(message), "{message}: {problems}");
+    }
+    let without_store = TEXT.replacen("front_end = \"virtio-net\"\n", "", 1);
+    assert!(parsed(&without_store).unwrap_err().contains("`store` is missing"));
+}
