@@ -115,6 +115,7 @@ fn one_round(partner: &Partner, clock: &Clock, requests: usize) -> Result<Round>
         call: Some(call),
         err: Some(error),
         log: None,
+        is_enabled: true,
     };
     let stop = Arc::new(AtomicBool::new(false));
     let (their_stop, their_clock) = (Arc::clone(&stop), clock.clone());

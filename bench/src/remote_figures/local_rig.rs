@@ -50,7 +50,9 @@ impl LocalRig {
         let fresh = RingState::fresh(layout.format);
         let channel = store.open_channel(&CoreContext::default(), depth)?;
         let (kick, call, err) = (Some(kick), Some(call), Some(error));
-        let resources = QueueResources { memory, layout, features, kick, call, err, log: None };
+        let (log, is_enabled) = (None, true);
+        let resources =
+            QueueResources { memory, layout, features, kick, call, err, log, is_enabled };
         let (mode, signal) = (IdleMode::Poll, sidecore_linux::peer_event);
         let device = BlkQueue::new(&disk, 0, resources, fresh, channel, mode, signal)?;
         let capacity_bytes = geometry.capacity_bytes;
