@@ -1,6 +1,6 @@
 # Shortcuts for `cargo xtask`, which holds all the logic but that of `make install`: installing needs
 # neither Rust nor the network.
-.PHONY: help demo demo-remote test bench lint build install uninstall
+.PHONY: help demo demo-net demo-remote test bench lint build install uninstall
 
 PREFIX ?= /usr/local
 SYSCONFDIR ?= /etc
@@ -17,6 +17,9 @@ help: ## List these targets
 
 demo: ## Boot real guests on thin volumes, interrupt-driven and polled, and clone one under load
 	cargo xtask demo $(ARGS)
+
+demo-net: ## Two guests on a switch: ping, files, VLANs, a claimed address
+	cargo xtask demo-net $(ARGS)
 
 demo-remote: ## Two hosts' guests on disks of a third host, over a bad network (root)
 	cargo xtask demo-remote $(ARGS)

@@ -62,6 +62,14 @@ pub fn run_ublk(workspace: &Workspace, options: &UblkOptions) -> Result<()> {
     sidecore_guest::ublk::run(&demo, kernel)
 }
 
+/// Builds the daemon and tools as they ship, and connects two guests by a switch.
+pub fn run_net(workspace: &Workspace) -> Result<()> {
+    sidecore_guest::network::demo(&DemoOptions {
+        target: workspace.target.clone(),
+        ..DemoOptions::new(&workspace.root)
+    })
+}
+
 /// Builds the daemon and tools as they ship, and serves disks of one host to guests of others.
 pub fn run_remote(workspace: &Workspace, options: &RemoteOptions) -> Result<()> {
     sidecore_guest::remote::demo(&DemoOptions {

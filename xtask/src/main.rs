@@ -1,5 +1,5 @@
-//! The project's own commands: `cargo xtask demo|demo-remote|dm-crypt|foreign|libvirt|ublk|test|
-//! bench|lint|ratchet|fuzz|arrows|metrics|keys|openapi`.
+//! The project's own commands: `cargo xtask demo|demo-net|demo-remote|dm-crypt|foreign|libvirt|
+//! ublk|test|bench|lint|ratchet|fuzz|arrows|metrics|keys|openapi`.
 //!
 //! Everything that `make`, CI and a developer run is here, in the project's own language, so that
 //! there is one way to do each thing. A command prints its steps and their times, stops at the
@@ -50,6 +50,8 @@ enum Task {
     Demo(demo::Options),
     /// Serve disks of one host to guests of two others, over a bad network.
     DemoRemote(demo::RemoteOptions),
+    /// Connect two guests by a switch.
+    DemoNet,
     /// Compare the stage `encrypt` with dm-crypt of a guest's kernel, in both directions.
     DmCrypt,
     /// Test the remote channel on machines of other kinds, in QEMU's user mode.
@@ -104,6 +106,7 @@ fn run(task: Task) -> Result<()> {
     match task {
         Task::Demo(options) => demo::run(&workspace, &options),
         Task::DemoRemote(options) => demo::run_remote(&workspace, &options),
+        Task::DemoNet => demo::run_net(&workspace),
         Task::DmCrypt => demo::run_encrypted(&workspace),
         Task::Foreign => foreign::run(&workspace).map(|report| {
             report.skipped.iter().for_each(|test| println!("skipped: {test}"));

@@ -41,6 +41,9 @@ pub fn run(workspace: &Workspace) -> Result<()> {
             remote_guests(workspace)
         })?;
     steps.add(report);
+    steps.step("guests on a switch", "run it alone: cargo xtask demo-net", || {
+        demo::run_net(workspace)
+    })?;
     steps.step("dm-crypt of a guest", "run it alone: cargo xtask dm-crypt", || {
         demo::run_encrypted(workspace)
     })?;

@@ -124,7 +124,8 @@ impl Places<'_> {
         Ok([self.head()?, store].concat())
     }
 
-    fn head(&self) -> Result<String> {
+    /// The control socket and the sidecore.
+    pub(crate) fn head(&self) -> Result<String> {
         let mut head =
             format!("control_socket = {}\n\n[[sidecore]]\nname = \"sc0\"\n", quoted(self.control)?);
         if let Some(cpu) = self.sidecore_cpu {

@@ -51,7 +51,7 @@ fn compare(session: &mut Session<'_>, checks: &mut Checks) -> Result<()> {
         disk("ciphertext", Backend::Shared(session.pool), CIPHERTEXT_SLOT),
         disk("header", Backend::Shared(&header), HEADER_SLOT),
     ];
-    let equipment = Equipment { polled: false, disks: &disks, ports: &[] };
+    let equipment = Equipment { polled: false, disks: &disks, ports: &[], nics: &[] };
     let mut guest = Guest::boot_with(session, ENCRYPTED, &equipment)?;
     guest.booted(session)?;
     let order = format!("dm_crypt {CIPHERTEXT_SLOT:02x} {HEADER_SLOT:02x} {key}");

@@ -36,8 +36,12 @@ pub(crate) const MOVING: &str = "moving";
 pub(crate) const CANCELLED: &str = "cancelled";
 /// The guest that migrates, afterwards.
 pub(crate) const MOVED: &str = "moved";
-pub(crate) const NAMES: [&str; 10] =
-    [MEASURED, FIRST, SECOND, NVME, VIRTIO, ENCRYPTED, UBLK, MOVING, CANCELLED, MOVED];
+/// The guests on a network.
+pub(crate) const NET_A: &str = "net-a";
+pub(crate) const NET_B: &str = "net-b";
+pub(crate) const NAMES: [&str; 12] = [
+    MEASURED, FIRST, SECOND, NVME, VIRTIO, ENCRYPTED, UBLK, MOVING, CANCELLED, MOVED, NET_A, NET_B,
+];
 
 /// The slot of the first disk of every guest.
 pub(crate) const FIRST_SLOT: u8 = 5;
@@ -63,7 +67,11 @@ impl Guest {
         let socket = config::socket(session.directory, name);
         let backend = Backend::Daemon(&socket);
         let disks = [Disk { name, backend, slot: FIRST_SLOT, packed: false }];
-        Guest::boot_with(session, name, &Equipment { polled: false, disks: &disks, ports: &[] })
+        Guest::boot_with(
+            session,
+            name,
+            &Equipment { polled: false, disks: &disks, ports: &[], nics: &[] },
+        )
     }
 
     /// Starts a guest with virtio disks; its orders are about the first one.
@@ -106,14 +114,24 @@ impl Guest {
         ports: &[Port],
         polled: bool,
     ) -> Result<Guest> {
-        let equipment = Equipment { polled, disks: &[], ports };
+        let equipment = Equipment { polled, disks: &[], ports, nics: &[] };
         let qemu = session.boot(NVME, emulator, &equipment, "SIDECORE_PART=nvme")?;
         Ok(Guest { name: NVME, qemu })
     }
 
+    /// Starts a guest with NICs, which executes orders about them.
+    pub(crate) fn boot_net(
+        session: &mut Session<'_>,
+        name: &'static str,
+        equipment: &Equipment<'_>,
+    ) -> Result<Guest> {
+        let qemu = session.boot(name, session.stage.qemu, equipment, "SIDECORE_PART=net")?;
+        Ok(Guest { name, qemu })
+    }
+
     /// Starts the guest that serves its own kernel, on both of its CPUs.
     pub(crate) fn boot_ublk(session: &mut Session<'_>) -> Result<Guest> {
-        let equipment = Equipment { polled: false, disks: &[], ports: &[] };
+        let equipment = Equipment { polled: false, disks: &[], ports: &[], nics: &[] };
         // The last one of several settings holds.
         let settings = "SIDECORE_PART=ublk maxcpus=2";
         let qemu = session.boot(UBLK, session.stage.qemu, &equipment, settings)?;

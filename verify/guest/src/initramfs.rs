@@ -16,10 +16,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The scripts, by their paths in the guest.
-const SCRIPTS: [(&str, &str); 6] = [
+const SCRIPTS: [(&str, &str); 7] = [
     ("/init", include_str!("../guest/init.sh")),
     ("/parts/disk.sh", include_str!("../guest/disk.sh")),
     ("/parts/measure.sh", include_str!("../guest/measure.sh")),
+    ("/parts/net.sh", include_str!("../guest/net.sh")),
     ("/parts/nvme.sh", include_str!("../guest/nvme.sh")),
     ("/parts/orders.sh", include_str!("../guest/orders.sh")),
     ("/parts/ublk.sh", include_str!("../guest/ublk.sh")),
@@ -35,7 +36,7 @@ const PROGRAMS: [(&str, &str); 6] = [
     ("/sbin/cryptsetup", "cryptsetup"),
 ];
 /// Increased when this code makes another image from the same inputs.
-const LAYOUT: u32 = 4;
+const LAYOUT: u32 = 5;
 
 /// The parts of an image that other guests do not have.
 #[derive(Default)]

@@ -14,6 +14,8 @@
 //!
 //! [`ublk`] has a guest serve a block device of its own kernel, whose daemon is killed under load.
 //!
+//! [`network`] connects two guests by a switch.
+//!
 //! [`libvirt`] gives a guest its disk by a libvirt domain, as most operators do.
 #![forbid(unsafe_code)]
 
@@ -33,6 +35,7 @@ pub mod libvirt;
 mod measure;
 mod measured;
 mod modules;
+pub mod network;
 mod nvme;
 mod overhead;
 mod process;

@@ -60,7 +60,8 @@ fn converse(
         slots.join(","),
         window.as_secs().max(1)
     );
-    let equipment = Equipment { polled: mode == Mode::Polled, disks: &disks, ports: &[] };
+    let equipment =
+        Equipment { polled: mode == Mode::Polled, disks: &disks, ports: &[], nics: &[] };
     let mut qemu = session.boot(MEASURED, session.stage.qemu, &equipment, &settings)?;
     let end = Instant::now() + PATIENCE + window * 2;
     let mut findings = Findings::default();

@@ -15,8 +15,8 @@ use std::process::{Command, Stdio};
 const WANTED: [&str; 4] = ["virtio_pci", "virtio_blk", "nvme", "ext4"];
 /// Newer kernels have some of these built in. ext4 and dm-crypt request algorithms by their names,
 /// not as dependencies; cryptsetup opens a key slot by the kernel's ciphers.
-const WANTED_IF_THERE: [&str; 6] =
-    ["crc32c_generic", "crc32c", "xts", "ecb", "dm_crypt", "algif_skcipher"];
+const WANTED_IF_THERE: [&str; 7] =
+    ["crc32c_generic", "crc32c", "xts", "ecb", "dm_crypt", "algif_skcipher", "virtio_net"];
 
 /// A module to load: its file name (always `name.ko`) and its decompressed content.
 #[derive(Debug, Clone, PartialEq, Eq)]

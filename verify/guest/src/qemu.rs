@@ -129,6 +129,17 @@ pub(crate) struct Equipment<'a> {
     pub(crate) polled: bool,
     pub(crate) disks: &'a [Disk<'a>],
     pub(crate) ports: &'a [Port],
+    pub(crate) nics: &'a [Nic<'a>],
+}
+
+/// A NIC of the guest, at a daemon.
+pub(crate) struct Nic<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) mac: &'a str,
+    /// The daemon's socket of vhost-user.
+    pub(crate) socket: &'a Path,
+    /// Whether the rings are packed.
+    pub(crate) packed: bool,
 }
 
 pub(crate) struct Machine<'a> {
@@ -206,6 +217,20 @@ impl Machine<'_> {
             let packed = if disk.packed { "on" } else { "off" };
             add("-device", format!("{device},num-queues={queues},packed={packed},addr={slot:#x}"));
         }
+        for Nic { name, mac, socket, packed } in self.equipment.nics {
+            add("-chardev", format!("socket,id=socket-{name},path={}", text(socket)?));
+            add("-netdev", format!("vhost-user,id=net-{name},chardev=socket-{name}"));
+            let packed = if *packed { "on" } else { "off" };
+            // No firmware: the guest does not boot from the network.
+            let nic =
+                format!("virtio-net-pci,netdev=net-{name},mac={mac},packed={packed},romfile=");
+            // QEMU 7.2 crashes with MSI-X of a vhost NIC where there is no KVM to route it.
+            let vectors = match self.accelerator {
+                Accelerator::Kvm => "",
+                Accelerator::Tcg => ",vectors=0",
+            };
+            add("-device", nic + vectors);
+        }
         for port in self.equipment.ports {
             add("-device", Port::description(port.slot));
             if let Some(device) = &port.device {
@@ -262,7 +287,19 @@ mod tests {
             "vhost-user-blk-pci,chardev=socket-ram,num-queues=2,packed=on,addr=0x6",
             "tcg",
         ];
-        has(&Equipment { polled: false, disks: &disks, ports: &[] }, &words);
+        has(&Equipment { polled: false, disks: &disks, ports: &[], nics: &[] }, &words);
+    }
+
+    #[test]
+    fn a_nic_gets_its_address_and_a_socket() {
+        let socket = Path::new("/t/nic.sock");
+        let nics = [Nic { name: "nic", mac: "52:54:00:00:00:01", socket, packed: true }];
+        let words = [
+            "socket,id=socket-nic,path=/t/nic.sock",
+            "vhost-user,id=net-nic,chardev=socket-nic",
+            "virtio-net-pci,netdev=net-nic,mac=52:54:00:00:00:01,packed=on,romfile=,vectors=0",
+        ];
+        has(&Equipment { polled: false, disks: &[], ports: &[], nics: &nics }, &words);
     }
 
     #[test]
@@ -275,7 +312,7 @@ mod tests {
             "virtio_queue_notify",
             "/t/own.img.trace",
         ];
-        has(&Equipment { polled: false, disks: &disks, ports: &[] }, &words);
+        has(&Equipment { polled: false, disks: &disks, ports: &[], nics: &[] }, &words);
     }
 
     #[test]
@@ -286,7 +323,7 @@ mod tests {
             "if=none,id=drive-raw,format=raw,cache=writethrough,file.locking=off,file=/t/pool.img",
             "virtio-blk-pci,drive=drive-raw,num-queues=2,packed=off,addr=0x6",
         ];
-        has(&Equipment { polled: false, disks: &disks, ports: &[] }, &words);
+        has(&Equipment { polled: false, disks: &disks, ports: &[], nics: &[] }, &words);
     }
 
     #[test]
@@ -303,6 +340,6 @@ mod tests {
             &described,
             "unix:/c,server=on,wait=off",
         ];
-        has(&Equipment { polled: true, disks: &[], ports: &ports }, &words);
+        has(&Equipment { polled: true, disks: &[], ports: &ports, nics: &[] }, &words);
     }
 }

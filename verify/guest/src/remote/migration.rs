@@ -78,7 +78,7 @@ fn start(
     // QEMU finds a device of the source by its place, whatever its name.
     let disks =
         [Disk { name: "disk", backend: Backend::Daemon(&socket), slot: FIRST_SLOT, packed: false }];
-    let equipment = Equipment { polled: false, disks: &disks, ports: &[PORT] };
+    let equipment = Equipment { polled: false, disks: &disks, ports: &[PORT], nics: &[] };
     match incoming {
         None => Guest::boot_with(session, name, &equipment),
         Some(path) => Guest::incoming(session, name, &equipment, path),

@@ -211,7 +211,7 @@ fn one(session: &mut Session<'_>, net: &Net, kind: Kind, window: Duration) -> Re
         _ => Backend::Daemon(&socket),
     };
     let disks = [Disk { name: DISK, backend, slot: FIRST_SLOT, packed: false }];
-    let equipment = Equipment { polled: kind.is_polled(), disks: &disks, ports: &[] };
+    let equipment = Equipment { polled: kind.is_polled(), disks: &disks, ports: &[], nics: &[] };
     let mut guest = Guest::boot_with(session, VIRTIO, &equipment)?;
     guest.booted(session)?;
     let order = format!("count {}", window.as_secs());

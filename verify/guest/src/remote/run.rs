@@ -134,7 +134,7 @@ fn boot(session: &mut Session<'_>, vfio_user: &Emulator) -> Result<[Guest; 2]> {
         slot: slots[index],
         packed: false,
     });
-    let equipment = Equipment { polled: false, disks: &disks, ports: &[] };
+    let equipment = Equipment { polled: false, disks: &disks, ports: &[], nics: &[] };
     let mut virtio = Guest::boot_with(session, VIRTIO, &equipment)?;
     let disk = STATIONS[1].disk;
     let function = qemu::function(disk, &socket(directory, disk), FIRST_SLOT)?;

@@ -1,0 +1,73 @@
+# A guest on a network: executes orders about its NICs, one at a time (see orders in disk.sh).
+
+. /parts/disk.sh
+
+# Waits until the kernel has a NIC.
+has_nic() {
+    [ -e "/sys/class/net/$1" ]
+}
+
+# up NIC ADDRESS/BITS: gives a NIC an address.
+order_up() {
+    until_so 100 has_nic "$1" || fail "there is no NIC $1"
+    must ip link set "$1" up
+    must ip addr add "$2" dev "$1"
+}
+
+# Counts the answers to five pings.
+pinged() {
+    value received "$(sed -n 's/.* \([0-9]*\) packets received.*/\1/p' /tmp/ping)"
+}
+
+# ping ADDRESS
+order_ping() {
+    ping -c 5 -W 2 "$1" >/tmp/ping 2>&1
+    pinged
+}
+
+# ping6 ADDRESS NIC: the address is link-local.
+order_ping6() {
+    ping6 -c 5 -W 2 -I "$2" "$1" >/tmp/ping 2>&1
+    pinged
+}
+
+# listen: takes a file, by TCP. An end of its input would end the connection: it has one without.
+order_listen() {
+    [ -p /tmp/open ] || must mkfifo /tmp/open
+    nc -l -p 9000 <>/tmp/open >/tmp/got &
+    listener=$!
+    # The port is there once the kernel lists it: 9000 is 2328 in hexadecimal.
+    until_so 100 grep -q ':2328 .* 0A ' /proc/net/tcp /proc/net/tcp6 || fail "nc does not listen"
+}
+
+# send ADDRESS MIB: sends random data, by TCP.
+order_send() {
+    head -c $(($2 * 1048576)) /dev/urandom >/tmp/sent || fail "no random data"
+    must sh -c "nc $1 9000 </tmp/sent"
+    value digest "$(sha256sum </tmp/sent | cut -d ' ' -f 1)"
+    rm /tmp/sent
+}
+
+# got: waits for the end of the file.
+order_got() {
+    wait $listener
+    value mib "$(($(wc -c </tmp/got) / 1048576))"
+    value digest "$(sha256sum </tmp/got | cut -d ' ' -f 1)"
+    rm /tmp/got
+}
+
+# claim NIC MAC: changes the address of a NIC, which keeps its other addresses.
+order_claim() {
+    must ip link set "$1" down
+    must ip link set "$1" address "$2"
+    must ip link set "$1" up
+}
+
+# kernel: the errors in the kernel's log.
+order_kernel() {
+    dmesg | grep -i -e "virtio_net.*err" -e "oops:" -e "warning: cpu" -e "bad gso" -e "csum fail" -e "hw csum" >/tmp/kernel
+    found=$(head -n 3 /tmp/kernel | tr '\n' '|')
+    value kernel "${found:-none}"
+}
+
+take_orders

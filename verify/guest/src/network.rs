@@ -1,0 +1,173 @@
+//! Two guests on a switch of one daemon: ping, IPv6, a file by TCP with its checksum, VLANs that do
+//! not see each other, and a guest that claims another's address.
+
+use crate::checks::Checks;
+use crate::config::{quoted, socket};
+use crate::guest::{Guest, NET_A, NET_B};
+use crate::progress::Progress;
+use crate::qemu::{Equipment, Nic};
+use crate::session::Session;
+use crate::sidecore::Sidecore;
+use crate::{DemoOptions, Prepared, json, listen, qemu, write};
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+/// The size of the file that the guests send each other.
+const FILE_MIB: u64 = 16;
+
+/// The NICs: name, address, VLAN. Each guest has two of them.
+const NICS: [(&str, &str, u16); 4] = [
+    ("nic-a", "52:54:00:00:00:01", 1),
+    ("nic-a10", "52:54:00:00:00:11", 10),
+    ("nic-b", "52:54:00:00:00:02", 1),
+    ("nic-b20", "52:54:00:00:00:12", 20),
+];
+/// The link-local address of the NIC `nic-b` (RFC 4291, appendix A).
+const LINK_LOCAL_B: &str = "fe80::5054:ff:fe00:2";
+
+/// Runs the demo, prints its results, and writes `demo-net.json` into the target directory.
+///
+/// # Errors
+/// A program or file is not available, or a check failed.
+pub fn demo(options: &DemoOptions) -> Result<()> {
+    listen()?;
+    let progress = Progress::start();
+    let prepared = Prepared::new(options, &["sidecored", "sidecore"], &progress)?;
+    let accelerator = qemu::Accelerator::choose();
+    progress.say(accelerator.explanation());
+    let stage = prepared.stage(accelerator, &progress);
+    let mut checks = Checks::default();
+    Session::hold(&stage, "network", |session| run(session, &mut checks))?;
+    print!("\n{}", checks.text("Two guests on a switch"));
+    write(options, "demo-net.json", &json(&checks)?)?;
+    println!("\nWritten to {}", options.target.join("demo-net.json").display());
+    let faults = checks.faults();
+    if !faults.is_empty() {
+        bail!("the demo failed:\n  {}", faults.join("\n  "));
+    }
+    Ok(())
+}
+
+fn run(session: &mut Session<'_>, checks: &mut Checks) -> Result<()> {
+    let daemon = session.daemon(|places| {
+        let mut text = places.head()?;
+        text.push_str("\n[[switch]]\nname = \"lan\"\n");
+        for (name, mac, vlan) in NICS {
+            let socket = quoted(&socket(places.directory, name))?;
+            text.push_str(&format!(
+                "\n[[device]]\nname = \"{name}\"\nfront_end = \"virtio-net\"\nswitch = \"lan\"\n\
+                 mac = \"{mac}\"\nvlan = {vlan}\nsocket = {socket}\npacked = true\n"
+            ));
+        }
+        Ok(text)
+    })?;
+    let sidecore = session.sidecore();
+    let mut guests = boot(session)?;
+    reach(session, &mut guests, checks)?;
+    transfer(session, &mut guests, checks)?;
+    separate(session, &mut guests, &sidecore, checks)?;
+    for guest in &mut guests {
+        let kernel = guest.order(session, "kernel")?.text("kernel")?.to_owned();
+        checks.note(session, "the guest's kernel logs no errors", kernel == "none", kernel);
+    }
+    checks.show(&sidecore, &["net", "list"])?;
+    checks.show(&sidecore, &["net", "table", "lan"])?;
+    for guest in guests {
+        guest.off(session)?;
+    }
+    daemon.stop(&mut session.inbox)
+}
+
+/// Boots both guests, one with split rings and one with packed ones, and gives them addresses.
+fn boot(session: &mut Session<'_>) -> Result<[Guest; 2]> {
+    let directory = session.directory;
+    let sockets = NICS.map(|(name, ..)| socket(directory, name));
+    let nics = |first: usize| {
+        [first, first + 1].map(|at| Nic {
+            name: NICS[at].0,
+            mac: NICS[at].1,
+            socket: &sockets[at],
+            packed: first > 0,
+        })
+    };
+    let (of_a, of_b) = (nics(0), nics(2));
+    let equipment = |nics| Equipment { polled: false, disks: &[], ports: &[], nics };
+    let mut guests = [
+        Guest::boot_net(session, NET_A, &equipment(&of_a))?,
+        Guest::boot_net(session, NET_B, &equipment(&of_b))?,
+    ];
+    for (guest, last) in guests.iter_mut().zip([1, 2]) {
+        guest.booted(session)?;
+        guest.order(session, &format!("up eth0 10.0.0.{last}/24"))?;
+        guest.order(session, &format!("up eth1 10.0.1.{last}/24"))?;
+    }
+    Ok(guests)
+}
+
+/// The guests ping each other.
+fn reach(session: &mut Session<'_>, guests: &mut [Guest; 2], checks: &mut Checks) -> Result<()> {
+    let link_local = format!("ping6 {LINK_LOCAL_B} eth0");
+    let pings = [
+        (0, "ping 10.0.0.2", "the first guest pings the second"),
+        (1, "ping 10.0.0.1", "the second guest pings the first"),
+        (0, link_local.as_str(), "they find each other by IPv6, too"),
+    ];
+    for (from, order, what) in pings {
+        let received = guests[from].order(session, order)?.text("received")?.to_owned();
+        checks.note(session, what, received == "5", format!("{received} of 5"));
+    }
+    Ok(())
+}
+
+/// The guests send each other files.
+fn transfer(session: &mut Session<'_>, guests: &mut [Guest; 2], checks: &mut Checks) -> Result<()> {
+    for (from, to) in [(0, 1), (1, 0)] {
+        guests[to].order(session, "listen")?;
+        let order = format!("send 10.0.0.{} {FILE_MIB}", to + 1);
+        let sent = guests[from].order(session, &order)?.text("digest")?.to_owned();
+        let got = guests[to].order(session, "got")?;
+        let is_same = got.text("digest")? == sent && got.number::<u64>("mib")? == FILE_MIB;
+        let what = ["from the first guest", "from the second guest"][from];
+        let what = format!("a file {what} arrives as it was sent");
+        let found = format!("{} MiB, SHA-256 {}...", got.text("mib")?, &sent[..8.min(sent.len())]);
+        checks.note(session, &what, is_same, found);
+    }
+    Ok(())
+}
+
+/// VLANs and claims of addresses.
+fn separate(
+    session: &mut Session<'_>,
+    [a, _]: &mut [Guest; 2],
+    sidecore: &Sidecore,
+    checks: &mut Checks,
+) -> Result<()> {
+    let before = counter(sidecore, "nic-b20", "out_frames")?;
+    let received = a.order(session, "ping 10.0.1.2")?.text("received")?.to_owned();
+    let leaked = counter(sidecore, "nic-b20", "out_frames")? - before;
+    let found = format!("{received} answers, {leaked} frames");
+    let is_apart = received == "0" && leaked == 0;
+    checks.note(session, "a VLAN gets no frame of another one", is_apart, found);
+
+    a.order(session, &format!("claim eth0 {}", NICS[2].1))?;
+    let received = a.order(session, "ping 10.0.0.2")?.text("received")?.to_owned();
+    let dropped = counter(sidecore, "nic-a", "dropped_spoofed_mac")?;
+    let found = format!("{received} answers, {dropped} frames dropped");
+    let is_stopped = received == "0" && dropped > 0;
+    checks.note(session, "a guest with another guest's address is stopped", is_stopped, found);
+    checks.show(sidecore, &["net", "drops", "nic-a"])?;
+    a.order(session, &format!("claim eth0 {}", NICS[0].1))?;
+    let received = a.order(session, "ping 10.0.0.2")?.text("received")?.to_owned();
+    let found = format!("{received} of 5");
+    checks.note(session, "with its own address it is back", received == "5", found);
+    Ok(())
+}
+
+/// A counter of a port.
+fn counter(sidecore: &Sidecore, port: &str, name: &str) -> Result<u64> {
+    let switches: Value = sidecore.json(&["net", "list", "--json"])?;
+    let mut ports = switches[0]["ports"].as_array().into_iter().flatten();
+    let found = ports.find(|found| found["name"] == port);
+    let count = found.and_then(|found| found["counters"][name].as_u64());
+    count.with_context(|| format!("sidecore net list shows no {name} of {port}"))
+}
