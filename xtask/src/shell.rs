@@ -1,7 +1,7 @@
 //! Runs other programs.
 
 use std::ffi::OsStr;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
@@ -22,15 +22,15 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs the command silently and returns its output.
+/// Runs the command silently and returns its output. What it printed as errors becomes a part of
+/// the error.
 pub fn read(command: &mut Command) -> Result<String> {
     let line = describe(command);
-    let output = command
-        .stderr(Stdio::inherit())
-        .output()
-        .with_context(|| format!("cannot start `{line}`: is it installed?"))?;
+    let output =
+        command.output().with_context(|| format!("cannot start `{line}`: is it installed?"))?;
     if !output.status.success() {
-        bail!("`{line}` failed ({})", output.status);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        bail!("`{line}` failed ({}): {}", output.status, errors.trim());
     }
     String::from_utf8(output.stdout)
         .with_context(|| format!("`{line}` printed something that is not UTF-8"))
@@ -68,6 +68,12 @@ mod tests {
     fn a_failing_command_is_an_error_that_names_it() {
         let error = run(&mut Command::new("false")).unwrap_err();
         assert!(error.to_string().contains("`false` failed"), "{error}");
+    }
+
+    #[test]
+    fn what_a_failing_command_printed_is_in_the_error() {
+        let error = read(Command::new("sh").args(["-c", "echo oh >&2; false"])).unwrap_err();
+        assert!(error.to_string().ends_with(": oh"), "{error}");
     }
 
     #[test]

@@ -6,13 +6,15 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// The programs with their Debian packages.
-const NEEDED: [(&str, &str); 9] = [
+const NEEDED: [(&str, &str); 10] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("fio", "fio"),
     ("nvme", "nvme-cli"),
     ("mkfs.ext4", "e2fsprogs"),
     ("e2fsck", "e2fsprogs"),
     ("grep", "grep"),
+    // Links the hosts of the demo of remote disks.
+    ("ip", "iproute2"),
     ("cryptsetup", "cryptsetup-bin"),
     // Debian 13 compresses its kernel modules.
     ("xz", "xz-utils"),
