@@ -11,19 +11,34 @@ meet_host() {
     [ "$answer" = go ] || fail "the host answered '$answer' to '$*'"
 }
 
+# Prints the number of requests that the disk has completed, of each kind.
+completed() {
+    awk '{ print $1, $5, $12, $16 }' "/sys/block/$dev/stat"
+}
+
+# Lets guest and host count the same requests at one end of a window: once more when a request was
+# completed in between, as those of a journal that commits by its own clock.
+meet_at_rest() {
+    for attempt in 1 2 3 4 5 6 7 8 9 10; do
+        before=$(completed)
+        count "$1"
+        meet_host "window $disk $what $1"
+        [ "$(completed)" != "$before" ] || return 0
+    done
+    fail "$disk does not come to rest at the $1 of $what"
+}
+
 # Runs a job of fio, with no other requests on the disk, between two exchanges with the host. The
 # differences of the counters are the job's.
 window() {
     what=$1
     shift
     must sync
-    meet_host "window $disk $what begin"
-    count begin
+    meet_at_rest begin
     "$@" || fail "fio: $(fio_words)"
     # The job's data that the file system has not written yet belongs to the job.
     must sync
-    count end
-    meet_host "window $disk $what end"
+    meet_at_rest end
     for edge in begin end; do
         grep "$virtio-" "/tmp/interrupts.$edge" | while read -r line; do say "interrupts $disk $what $edge $line"; done
         say "stat $disk $what $edge $(cat /tmp/stat.$edge)"
