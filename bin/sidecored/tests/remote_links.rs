@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use sidecore_control::report::{DeviceReport, DeviceState, RemoteReport};
+use sidecore_control::report::{DeviceReport, DeviceState, LinkCounts, RemoteReport};
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Slot, Status};
 use sidecore_kit::guest::{complete, complete_all};
 use sidecore_kit::namespace::{End, Namespace};
@@ -30,6 +30,8 @@ const DISK_BYTES: u64 = 16 << 20;
 const SECTORS: u64 = BLOCK as u64 / 512;
 const LONG: u32 = 64 << 10;
 const MTU: usize = 9000;
+/// The MTU of the ends of a wire, to which packets of several frames come in one piece.
+const WIRE_MTU: usize = 65_535;
 /// Every frame that fits into the MTU.
 const ALL: usize = usize::MAX;
 
@@ -108,6 +110,8 @@ struct Place {
     shared: TempDir,
     sidecores: usize,
     disks: usize,
+    /// Keys of the IOhost's link and of the VMhost's.
+    link: [&'static str; 2],
     /// Keys of the VMhost's `[[iohost]]`.
     away: &'static str,
 }
@@ -135,7 +139,15 @@ impl Place {
             return None;
         };
         let shared = tempfile::tempdir().unwrap();
-        Some(Self { kind, hosts: [iohost, vmhost], shared, sidecores: 1, disks: 1, away: "" })
+        Some(Self {
+            kind,
+            hosts: [iohost, vmhost],
+            shared,
+            sidecores: 1,
+            disks: 1,
+            link: [""; 2],
+            away: "",
+        })
     }
 
     /// Hosts with a wire between them that loses and delays what the test says.
@@ -153,6 +165,9 @@ impl Place {
             return None;
         }
         vmhost.connect(&VMHOST, &middle, &end("right", IOHOST.address), MTU).unwrap();
+        for end in ["left", "right"] {
+            middle.ip(&format!("link set dev {end} mtu {WIRE_MTU}")).unwrap();
+        }
         Some((place, Middle::new(middle)))
     }
 
@@ -168,9 +183,10 @@ impl Place {
         let shared = self.shared.path().display();
         let mut config = format!(
             "control_socket = \"control.sock\"\nkey_directory = \"{shared}/keys\"\n{sidecores}\
-             [[link]]\nname = \"wire\"\n{}sidecores = [{names}]\n\
+             [[link]]\nname = \"wire\"\n{}{}sidecores = [{names}]\n\
              [[client]]\nname = \"vmhost\"\nlinks = [\"wire\"]\nsessions = {}\n",
             self.kind.keys(),
+            self.link[0],
             self.sidecores,
         );
         for disk in 0..self.disks {
@@ -204,10 +220,11 @@ impl Place {
         let (sidecores, names) = self.cores("vm");
         let mut config = format!(
             "control_socket = \"control.sock\"\n{sidecores}\
-             [[link]]\nname = \"wire\"\n{}sidecores = [{names}]\n\
+             [[link]]\nname = \"wire\"\n{}{}sidecores = [{names}]\n\
              [[iohost]]\nname = \"io1\"\nlink = \"wire\"\nclient = \"vmhost\"\naddress = \
              \"{}\"\ninvitation = \"{}/invitation\"\n{}",
             self.kind.keys(),
+            self.link[1],
             self.kind.address(),
             self.shared.path().display(),
             self.away
@@ -331,6 +348,98 @@ fn exchange(queue: &mut BlkQueue, slots: &[Slot], rounds: std::ops::Range<u64>) 
     }
 }
 
+/// The link of a daemon. A sidecore that is busy may be missing in a report.
+fn link_counts(daemon: &Daemon) -> LinkCounts {
+    let control = daemon.client();
+    wait::succeed(SOON, || {
+        let links = control.remote().unwrap().links;
+        links.into_iter().next().map(|link| link.counts).ok_or_else(|| "no link".to_owned())
+    })
+}
+
+const OFFLOAD: &str = "segmentation_offload = true\n";
+
+#[test]
+fn long_requests_travel_together_if_both_links_do_so() {
+    for (keys, together) in
+        [([OFFLOAD, OFFLOAD], true), ([OFFLOAD, ""], false), (["", OFFLOAD], false)]
+    {
+        let Some(mut place) = Place::new(Kind::Packet) else { return };
+        place.link = keys;
+        let iohost = place.inviting_iohost();
+        let vmhost = place.vmhost();
+        let mut guest = place.guest(&vmhost, 0);
+        let queue = guest.queue(0).unwrap();
+        let slots: Vec<Slot> = (0..16).map(|_| queue.take_slot().unwrap()).collect();
+        let is_together = || [&iohost, &vmhost].map(|daemon| link_counts(daemon).offloaded > 0);
+        exchange(queue, &slots, 0..4);
+        let begun = Instant::now();
+        // A link that waits too long for the processor believes an answer no more, and asks again.
+        for round in 4.. {
+            if !together || is_together() == [true, true] {
+                break;
+            }
+            let counts = || [&iohost, &vmhost].map(link_counts);
+            assert!(begun.elapsed() < SOON, "{:?}", counts());
+            exchange(queue, &slots, round..round + 1);
+        }
+        assert_eq!(is_together(), [together; 2], "{keys:?}");
+        for daemon in [&iohost, &vmhost] {
+            assert_eq!(link_counts(daemon).dropped_malformed, 0);
+        }
+        drop(guest);
+        end(vmhost);
+        end(iohost);
+    }
+}
+
+#[test]
+fn a_bad_wire_between_links_with_offload_loses_no_request() {
+    let Some((mut place, middle)) = Place::with_wire(Kind::Packet) else { return };
+    place.link = [OFFLOAD; 2];
+    let iohost = place.inviting_iohost();
+    let vmhost = place.vmhost();
+    let mut guest = place.guest(&vmhost, 0);
+    let queue = guest.queue(0).unwrap();
+    let slots: Vec<Slot> = (0..16).map(|_| queue.take_slot().unwrap()).collect();
+    middle.handle.set_chances(BAD);
+    let begun = Instant::now();
+    for round in 1.. {
+        exchange(queue, &slots, round..round + 1);
+        // Each segment has a fate of its own.
+        let fates = middle.handle.segment_counts();
+        let is_enough = fates.lost.min(fates.doubled).min(fates.overtaken) > 50;
+        let offloaded = [&iohost, &vmhost].map(|daemon| link_counts(daemon).offloaded);
+        if is_enough && fates.damaged > 5 && offloaded.iter().all(|frames| *frames > 100) {
+            eprintln!("after {round} rounds: {fates:?}, sent in packets of several: {offloaded:?}");
+            break;
+        }
+        assert!(begun.elapsed() < SOON, "{fates:?}, sent in packets of several: {offloaded:?}");
+    }
+    flush(queue, slots[0]);
+    // A path that has become too narrow for packets of several frames gets single frames.
+    middle.handle.limit_frames(1500);
+    remote("the narrow path is found", &vmhost, has_frames(1452));
+    exchange(queue, &slots, 0..2);
+    middle.handle.limit_frames(ALL);
+    remote("the path is wide again", &vmhost, has_frames(8100));
+    exchange(queue, &slots, 2..3);
+    drop(guest);
+    end(vmhost);
+    end(iohost);
+}
+
+/// Whether the client is connected, by frames of this size.
+fn has_frames(bytes: u32) -> impl Fn(&RemoteReport) -> bool {
+    move |report| {
+        let mut iohosts = report.iohosts.iter();
+        iohosts.any(|it| it.state == "connected" && it.frame_bytes == bytes)
+    }
+}
+
+/// Faults of a wire that loses no connection by them.
+const BAD: Chances = Chances { loss: 10.0, doubling: 10.0, reordering: 10.0, damage: 2.0 };
+
 /// A disk over a wire that loses, doubles, reorders and damages frames, and then is cut.
 fn bad_wire(kind: Kind) {
     let Some((mut place, middle)) = Place::with_wire(kind) else { return };
@@ -340,8 +449,7 @@ fn bad_wire(kind: Kind) {
     let mut guest = place.guest(&vmhost, 0);
     let queue = guest.queue(0).unwrap();
     let slots: Vec<Slot> = (0..16).map(|_| queue.take_slot().unwrap()).collect();
-    let bad = Chances { loss: 10.0, doubling: 10.0, reordering: 10.0, damage: 2.0 };
-    middle.handle.set_chances(bad);
+    middle.handle.set_chances(BAD);
     exchange(queue, &slots, 1..9);
     flush(queue, slots[0]);
     let carried = middle.handle.counts();
@@ -392,19 +500,13 @@ fn a_path_that_narrows_is_found_without_a_request() {
     let queue = guest.queue(0).unwrap();
     let slots: Vec<Slot> = (0..8).map(|_| queue.take_slot().unwrap()).collect();
     exchange(queue, &slots, 0..1);
-    let frames = |bytes: u32| {
-        move |report: &RemoteReport| {
-            let mut iohosts = report.iohosts.iter();
-            iohosts.any(|it| it.state == "connected" && it.frame_bytes == bytes)
-        }
-    };
-    remote("full frames", &vmhost, frames(8100));
+    remote("full frames", &vmhost, has_frames(8100));
     middle.handle.limit_frames(1500);
-    let took = remote("the narrow path is found", &vmhost, frames(1452));
+    let took = remote("the narrow path is found", &vmhost, has_frames(1452));
     eprintln!("a narrow path was reported after {took:?}");
     exchange(queue, &slots, 1..3);
     middle.handle.limit_frames(ALL);
-    remote("the path is wide again", &vmhost, frames(8100));
+    remote("the path is wide again", &vmhost, has_frames(8100));
     exchange(queue, &slots, 3..4);
     drop(guest);
     end(vmhost);

@@ -2,8 +2,10 @@
 //! one ethertype, as a seed decides.
 //!
 //! Each end is a [`PacketLink`], and between the ends is the [`Network`] of the simulations, in
-//! real time. An end has the Ethernet address of the station behind the *other* end: so stations
-//! address each other, and see each other's addresses, as on a plain wire:
+//! real time. Packets of several frames (`segmentation_offload`) have links and a network of their
+//! own: the wire cuts them, as a network card does, and each segment has a fate of its own. An
+//! end has the Ethernet address of the station behind the *other* end: so stations address each
+//! other, and see each other's addresses, as on a plain wire:
 //!
 //! ```text
 //! station A ── left end, address of B ── faults ── right end, address of A ── station B
@@ -11,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod orders;
+mod segments;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -36,6 +39,13 @@ const BATCH: usize = 64;
 /// The longest frame of an interface with an MTU of 9000.
 const FRAME_BYTES: usize = 9_000;
 const RING_FRAMES: usize = 1024;
+/// IPv4: the protocol of packets of several frames.
+const IPV4: u16 = 0x0800;
+/// The longest of these that an end receives, if its MTU permits.
+const PACKET_BYTES: usize = 65_520;
+const RING_PACKETS: usize = 128;
+/// A packet of several frames has at most so many.
+const SEGMENTS_MAX: usize = 64;
 /// The longest sleep: the end of [`Wires::run`] is asked for without a wake-up.
 const SLEEP_MAX: Nanos = Nanos::from_millis(20);
 
@@ -63,48 +73,74 @@ pub struct Counts {
 /// Changes and counts what a wire does, from any thread.
 #[derive(Clone, Debug)]
 pub struct Handle {
-    network: Network,
+    /// Of frames, and of segments of packets.
+    networks: [Network; 2],
     addresses: [EthernetAddress; 2],
-    stats: [Arc<LinkStats>; 2],
+    /// Of the links at both ends of each network.
+    stats: [[Arc<LinkStats>; 2]; 2],
 }
 
 impl Handle {
     /// Changes the fate of frames from now on.
     pub fn set_chances(&self, chances: Chances) {
-        self.network.set_faults(chances.faults());
+        self.networks.iter().for_each(|network| network.set_faults(chances.faults()));
     }
 
     /// Cuts the wire, both ways.
     pub fn cut(&self) {
         let [left, right] = self.addresses;
-        self.network.cut(left, right);
-        self.network.cut(right, left);
+        for network in &self.networks {
+            network.cut(left, right);
+            network.cut(right, left);
+        }
     }
 
     /// Cuts the wire from its left end to its right one: the other way carries on.
     pub fn cut_from_left(&self) {
         let [left, right] = self.addresses;
         // The wire's ends have the addresses of the stations behind the other ones.
-        self.network.cut(left, right);
+        self.networks.iter().for_each(|network| network.cut(left, right));
     }
 
     /// Has longer frames vanish from now on, and no others: a path whose MTU is smaller than its
     /// ends believe.
     pub fn limit_frames(&self, bytes: usize) {
         let faults = Chances::default().faults();
-        self.network.set_faults(Faults { black_hole_bytes: bytes, ..faults });
+        let faults = Faults { black_hole_bytes: bytes, ..faults };
+        self.networks.iter().for_each(|network| network.set_faults(faults));
     }
 
     /// Mends the wire.
     pub fn mend(&self) {
-        self.network.mend();
+        self.networks.iter().for_each(Network::mend);
     }
 
-    /// The fates of the frames so far.
+    /// The fates of the frames so far, those of segments included.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        let network = self.network.counts();
-        let dropped: u64 = self.stats.iter().map(|stats| stats.counts().dropped()).sum();
+        let [frames, segments] = [self.counts_of(0), self.counts_of(1)];
+        Counts {
+            carried: frames.carried + segments.carried,
+            delivered: frames.delivered + segments.delivered,
+            lost: frames.lost + segments.lost,
+            doubled: frames.doubled + segments.doubled,
+            overtaken: frames.overtaken + segments.overtaken,
+            damaged: frames.damaged + segments.damaged,
+            parted: frames.parted + segments.parted,
+            crowded_out: frames.crowded_out + segments.crowded_out,
+        }
+    }
+
+    /// The fates of the segments of packets of several frames.
+    #[must_use]
+    pub fn segment_counts(&self) -> Counts {
+        self.counts_of(1)
+    }
+
+    fn counts_of(&self, network: usize) -> Counts {
+        let stats = &self.stats[network];
+        let dropped: u64 = stats.iter().map(|stats| stats.counts().dropped()).sum();
+        let network = self.networks[network].counts();
         Counts {
             carried: network.carried,
             delivered: network.delivered,
@@ -118,54 +154,86 @@ impl Handle {
     }
 }
 
-/// An interface, and its place in the network of faults.
-struct End {
+/// A link to an interface, and its place in a network of faults.
+struct Lane {
     packet: PacketLink,
     simulated: SimulatedLink,
-    address: EthernetAddress,
+}
+
+impl Lane {
+    fn open(interface: &str, ethertype: u16, shape: [usize; 2], network: &Network) -> Result<Self> {
+        let [frame_bytes, ring_frames] = shape;
+        let ring = LinkOptions {
+            frame_bytes,
+            receive_frames: ring_frames,
+            transmit_frames: ring_frames,
+            ..LinkOptions::new(0)
+        };
+        let options = PacketOptions {
+            interface: interface.to_owned(),
+            ethertype,
+            queue: LinkQueue::ONLY,
+            link: ring,
+            bypass_qdisc: true,
+            // Each frame has a fate of its own here.
+            offload: false,
+        };
+        let packet = PacketLink::open(&options)
+            .with_context(|| format!("cannot open the end {interface}"))?;
+        let LinkAddress::Ethernet(address) = packet.properties().address else {
+            bail!("{interface} is no Ethernet interface");
+        };
+        let frames = LinkOptions {
+            frame_bytes: FRAME_BYTES,
+            receive_frames: RING_FRAMES,
+            transmit_frames: RING_FRAMES,
+            ..ring
+        };
+        Ok(Self { packet, simulated: network.link(address, &frames)? })
+    }
+
+    fn links(&mut self) -> [&mut dyn Link; 2] {
+        [&mut self.packet, &mut self.simulated]
+    }
+}
+
+/// An interface.
+struct End {
+    frames: Lane,
+    /// Packets of several frames on one side of it, their segments on the other.
+    packets: Lane,
 }
 
 impl End {
-    fn links(&mut self) -> [&mut dyn Link; 2] {
-        [&mut self.packet, &mut self.simulated]
+    fn open(interface: &str, ethertype: u16, networks: &[Network; 2]) -> Result<Self> {
+        let [frames, segments] = networks;
+        Ok(Self {
+            frames: Lane::open(interface, ethertype, [FRAME_BYTES, RING_FRAMES], frames)?,
+            packets: Lane::open(interface, IPV4, [PACKET_BYTES, RING_PACKETS], segments)?,
+        })
+    }
+
+    fn address(&self) -> LinkAddress {
+        self.frames.packet.properties().address
     }
 }
 
 /// A wire between two interfaces.
 struct Wire {
     ends: [End; 2],
+    ethertype: u16,
     handle: Handle,
 }
 
 impl Wire {
-    fn open(interfaces: [&str; 2], ethertype: u16, network: Network) -> Result<Self> {
-        let open = |interface: &str| {
-            let link = LinkOptions {
-                frame_bytes: FRAME_BYTES,
-                receive_frames: RING_FRAMES,
-                transmit_frames: RING_FRAMES,
-                ..LinkOptions::new(0)
-            };
-            let queue = LinkQueue::ONLY;
-            let interface_name = interface.to_owned();
-            let options = PacketOptions {
-                interface: interface_name,
-                ethertype,
-                queue,
-                link,
-                bypass_qdisc: true,
-                // Each frame has a fate of its own here.
-                offload: false,
-            };
-            let packet = PacketLink::open(&options)
-                .with_context(|| format!("cannot open the end {interface}"))?;
-            let LinkAddress::Ethernet(address) = packet.properties().address else {
-                bail!("{interface} is no Ethernet interface");
-            };
-            Ok(End { packet, simulated: network.link(address, &link)?, address })
-        };
+    fn open(interfaces: [&str; 2], ethertype: u16, networks: [Network; 2]) -> Result<Self> {
+        let open = |interface| End::open(interface, ethertype, &networks);
         let ends = [open(interfaces[0])?, open(interfaces[1])?];
-        let [left, right] = ends.each_ref().map(|end| end.address);
+        let [LinkAddress::Ethernet(left), LinkAddress::Ethernet(right)] =
+            ends.each_ref().map(End::address)
+        else {
+            bail!("an end is no Ethernet interface");
+        };
         if left == right {
             let [one, other] = interfaces;
             bail!(
@@ -173,8 +241,12 @@ impl Wire {
                  station behind the other"
             );
         }
-        let stats = ends.each_ref().map(|end| Arc::clone(end.packet.stats()));
-        Ok(Self { handle: Handle { network, addresses: [left, right], stats }, ends })
+        let stats = |lane: fn(&End) -> &Lane| {
+            ends.each_ref().map(|end| Arc::clone(lane(end).packet.stats()))
+        };
+        let stats = [stats(|end| &end.frames), stats(|end| &end.packets)];
+        let handle = Handle { networks, addresses: [left, right], stats };
+        Ok(Self { ends, ethertype, handle })
     }
 
     /// Moves the frames that have come, and those whose time it is. Returns how many.
@@ -185,8 +257,12 @@ impl Wire {
             // The other end's address is that of the other link in the network, and that of the
             // station in front of this end.
             let to = LinkAddress::Ethernet(other);
-            moved += scratch.carry(now, &mut end.packet, &mut end.simulated, to);
-            moved += scratch.carry(now, &mut end.simulated, &mut end.packet, to);
+            let Lane { packet, simulated } = &mut end.frames;
+            moved += scratch.carry(now, packet, simulated, to);
+            moved += scratch.carry(now, simulated, packet, to);
+            let Lane { packet, simulated } = &mut end.packets;
+            moved += scratch.cut(now, (packet, self.ethertype), simulated, to);
+            moved += scratch.carry(now, simulated, packet, to);
         }
         moved
     }
@@ -201,7 +277,7 @@ struct Scratch {
 
 impl Scratch {
     fn new() -> Self {
-        Self { frames: Vec::new(), buffers: Vec::new(), bytes: vec![0; FRAME_BYTES] }
+        Self { frames: Vec::new(), buffers: Vec::new(), bytes: vec![0; PACKET_BYTES] }
     }
 
     /// Moves frames from one link to the other, as far as it has room.
@@ -223,6 +299,37 @@ impl Scratch {
             buffer.address(address, len_bytes);
         }
         from.give_back(&mut self.frames);
+        to.send(now, &mut self.buffers);
+        moved
+    }
+
+    /// Moves the segments of a packet from one link to the other. Returns the number of packets.
+    fn cut(
+        &mut self,
+        now: Nanos,
+        (from, port): (&mut dyn Link, u16),
+        to: &mut dyn Link,
+        address: LinkAddress,
+    ) -> usize {
+        to.buffers(address, SEGMENTS_MAX, &mut self.buffers);
+        if self.buffers.len() == SEGMENTS_MAX {
+            from.receive(now, 1, &mut self.frames);
+        }
+        let moved = self.frames.len();
+        let mut count = 0;
+        for frame in &self.frames {
+            let len_bytes = frame.pieces().read(from.memory(), 0, &mut self.bytes);
+            let segments = segments::cut(&self.bytes[..len_bytes], port);
+            let fitting = segments.iter().filter(|segment| segment.len() <= FRAME_BYTES);
+            for (segment, buffer) in fitting.zip(&mut self.buffers) {
+                buffer.pieces().write(to.memory(), 0, segment);
+                buffer.address(address, segment.len());
+                count += 1;
+            }
+        }
+        from.give_back(&mut self.frames);
+        let mut spare = self.buffers.split_off(count);
+        to.cancel(&mut spare);
         to.send(now, &mut self.buffers);
         moved
     }
@@ -249,7 +356,8 @@ impl Wires {
         chances: Chances,
     ) -> Result<Self> {
         let wires = interfaces.iter().zip(seed..).map(|([left, right], seed)| {
-            Wire::open([left, right], ethertype, Network::new(seed, chances.faults()))
+            let networks = [seed, !seed].map(|seed| Network::new(seed, chances.faults()));
+            Wire::open([left, right], ethertype, networks)
         });
         let wires = wires.collect::<Result<_>>()?;
         Ok(Self { wires, clock: Clock::new(), scratch: Scratch::new() })
@@ -280,7 +388,8 @@ impl Wires {
     /// Sleeps until a link has work.
     fn sleep(&mut self) -> Result<()> {
         let ends = self.wires.iter_mut().flat_map(|wire| &mut wire.ends);
-        let mut links: Vec<&mut dyn Link> = ends.flat_map(End::links).collect();
+        let lanes = ends.flat_map(|end| [&mut end.frames, &mut end.packets]);
+        let mut links: Vec<&mut dyn Link> = lanes.flat_map(Lane::links).collect();
         let may_sleep = links.iter_mut().all(|link| link.arm() == Arm::Armed);
         if may_sleep {
             let now = self.clock.now();

@@ -17,6 +17,9 @@ a line each, and its end ends the program:
   counts                                    print the counts of each wire, a line of JSON each
   cut, mend                                 carry nothing, carry frames again
 
+Packets of several frames (`segmentation_offload`) are cut into segments, as a network card does.
+They reach an end whose MTU is 65535: `ip link set dev a mtu 65535`; to others they are too long.
+
 Example, between two veth interfaces whose other ends are the stations':
   sidecore-wire --between a:b --loss 10 --doubling 10 --reordering 10
 ";

@@ -8,13 +8,17 @@ use std::time::Duration;
 use sidecore_kit::namespace::{End, Namespace};
 use sidecore_kit::process::Process;
 use sidecore_kit::wait;
-use sidecore_link::{Frame, Link, LinkOptions, LinkQueue, PacketLink, PacketOptions};
+use sidecore_link::{Frame, Link, LinkOptions, LinkQueue, PacketLink, PacketOptions, QUEUE_AT};
+use sidecore_linux::Clock;
 use sidecore_skip::skip;
+use sidecore_telemetry::CounterSet as _;
 use sidecore_units::Nanos;
 
 const A: &str = "02:00:00:00:00:0a";
 const B: &str = "02:00:00:00:00:0b";
 const MTU: usize = 9000;
+/// Of the wire's ends, to which packets of several frames come in one piece.
+const WIRE_MTU: usize = 65_535;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Fewer than the rings hold: so none is lost but by chance.
 const FRAMES: u16 = 600;
@@ -27,14 +31,14 @@ struct Bench {
     _namespaces: [Namespace; 3],
 }
 
-fn open(station: &Namespace) -> PacketLink {
+fn open(station: &Namespace, offload: bool) -> PacketLink {
     let options = PacketOptions {
         interface: "eth0".to_owned(),
         ethertype: 0x88b5,
         queue: LinkQueue::ONLY,
         link: LinkOptions { frame_bytes: MTU, receive_frames: 2048, ..LinkOptions::new(0) },
         bypass_qdisc: true,
-        offload: false,
+        offload,
     };
     station.within(|| PacketLink::open(&options).unwrap()).unwrap()
 }
@@ -42,6 +46,11 @@ fn open(station: &Namespace) -> PacketLink {
 impl Bench {
     /// `None`, and a word about it, if this machine has no namespaces.
     fn new(options: &[&str]) -> Option<Self> {
+        Self::of_stations(false, options)
+    }
+
+    /// Stations that send packets of several frames, or single frames.
+    fn of_stations(offload: bool, options: &[&str]) -> Option<Self> {
         let namespaces = [(); 3].map(|()| Namespace::new());
         let [Ok(a), Ok(middle), Ok(b)] = namespaces else {
             skip("no network namespace can be made (CAP_SYS_ADMIN)");
@@ -53,6 +62,9 @@ impl Bench {
             return None;
         }
         b.connect(&end("eth0", B), &middle, &end("right", A), MTU).unwrap();
+        for end in ["left", "right"] {
+            middle.ip(&format!("link set dev {end} mtu {WIRE_MTU}")).unwrap();
+        }
         let mut command = middle.command(env!("CARGO_BIN_EXE_sidecore-wire").as_ref());
         command.args(["--between", "left:right"]).args(options);
         let mut wire =
@@ -61,7 +73,7 @@ impl Bench {
         let mut line = String::new();
         said.read_line(&mut line).unwrap();
         assert!(line.starts_with("ready: 1 wires, seed "), "{line}");
-        let stations = [open(&a), open(&b)];
+        let stations = [open(&a, offload), open(&b, offload)];
         Some(Self { wire, said, stations, _namespaces: [a, middle, b] })
     }
 
@@ -201,6 +213,62 @@ fn frames_that_are_overtaken_come_later_than_some_behind_them() {
         if numbers.is_sorted() { Err(()) } else { Ok(()) }
     });
     assert!(is_in_order.is_ok(), "no frame was overtaken");
+}
+
+#[test]
+fn segments_of_packets_have_fates_of_their_own() {
+    const RUN: u64 = 8;
+    const LEN: usize = 8000;
+    let Some(mut bench) = Bench::of_stations(true, &["--seed", "7"]) else { return };
+    let to = bench.stations[1].properties().address;
+    let (mut sent, mut seen) = (0, BTreeMap::<u64, u64>::new());
+    // One call of send has the frames travel together, once the other station has answered.
+    let mut turn = |bench: &mut Bench, now: Nanos| {
+        let [from, other] = &mut bench.stations;
+        let mut buffers = Vec::new();
+        from.buffers(to, RUN as usize, &mut buffers);
+        for buffer in &mut buffers {
+            let mut bytes = vec![sent as u8; LEN];
+            bytes[..8].copy_from_slice(&u64::to_le_bytes(sent));
+            // The receiver's only queue.
+            bytes[QUEUE_AT] = 0;
+            buffer.pieces().write(from.memory(), 0, &bytes);
+            buffer.address(to, LEN);
+            sent += 1;
+        }
+        from.send(now, &mut buffers);
+        let mut frames = Vec::new();
+        from.receive(now, 64, &mut frames);
+        from.give_back(&mut frames);
+        other.receive(now, 256, &mut frames);
+        for frame in &frames {
+            let mut bytes = vec![0; LEN];
+            frame.pieces().read(other.memory(), 0, &mut bytes);
+            let number = u64::from_le_bytes(*bytes.first_chunk().unwrap());
+            let is_whole = |(at, byte): (usize, &u8)| at == QUEUE_AT || *byte == number as u8;
+            assert!(bytes.iter().enumerate().skip(8).all(is_whole), "frame {number}");
+            *seen.entry(number).or_default() += 1;
+        }
+        other.give_back(&mut frames);
+        sent
+    };
+    let clock = Clock::new();
+    let offloaded = |bench: &Bench| bench.stations[0].stats().counts().offloaded;
+    wait::until("packets of several frames", PATIENCE, || {
+        turn(&mut bench, clock.now());
+        offloaded(&bench) > 0
+    });
+    bench.order("chances 10 10 10 0");
+    let before = offloaded(&bench);
+    wait::until("segments that were lost and doubled", PATIENCE, || {
+        turn(&mut bench, clock.now());
+        let counts = bench.counts();
+        offloaded(&bench) - before > 1000 && counts["lost"] > 50 && counts["doubled"] > 50
+    });
+    let all = turn(&mut bench, clock.now());
+    let doubled = seen.values().filter(|times| **times == 2).count();
+    let missing = (0..all).filter(|number| !seen.contains_key(number)).count();
+    assert!(doubled > 20 && missing > 20, "{doubled} doubled, {missing} missing of {all}");
 }
 
 #[test]
