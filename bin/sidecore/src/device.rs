@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
+use serde_json::Value;
 use sidecore_control::config::size;
 use sidecore_control::report::DeviceState;
 use sidecore_control::{Client, NewDevice};
@@ -125,7 +126,12 @@ fn device(client: &Client, add: AddArguments) -> Result<NewDevice> {
     device.0.extend(add.keys.0);
     let device = device.with("sidecores", add.sidecores);
     if let Some(iohost) = add.iohost {
-        return Ok(device.of_iohost(&iohost, &add.remote_device.unwrap_or(add.device)));
+        let mut device = device.of_iohost(&iohost, &add.remote_device.unwrap_or(add.device));
+        if let Some(Value::Object(remote)) = device.0.get_mut("remote") {
+            // The stages: an IOhost conflicts with the other flags of a volume.
+            remote.extend(add.volume_keys.0);
+        }
+        return Ok(device);
     }
     let Some(volume) = add.volume else {
         return Ok(if add.store.is_some() { device.with("store", add.store) } else { device });
@@ -140,4 +146,35 @@ fn device(client: &Client, add: AddArguments) -> Result<NewDevice> {
         function.insert("read_only".to_owned(), read_only.clone());
     }
     Ok(device.with("volume", function))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use clap::FromArgMatches as _;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_disk_of_an_iohost_may_have_stages_and_no_other_flag_of_a_volume() {
+        let add = |arguments: &[&str]| {
+            let command = AddArguments::augment_args(clap::Command::new("add"));
+            let first = ["add", "vd0", "/vd0.sock", "--iohost", "io1", "--front-end", "nvme"];
+            let matches = command.try_get_matches_from([&first, arguments].concat())?;
+            AddArguments::from_arg_matches(&matches)
+        };
+        let stage = ["--stage", "encrypt,header=/h,key_file=/k", "--stage", "delay,delay_us=1"];
+        let nowhere = Client::new(Path::new("/nowhere")).unwrap();
+        let made = device(&nowhere, add(&stage).unwrap()).unwrap();
+        assert_eq!(made.0["front_end"], "nvme");
+        let stages = json!([
+            { "type": "encrypt", "header": "/h", "key_file": "/k" },
+            { "type": "delay", "delay_us": 1 }
+        ]);
+        assert_eq!(made.0["remote"], json!({ "iohost": "io1", "device": "vd0", "stage": stages }));
+        assert!(add(&["--iops", "5"]).is_err());
+        assert!(add(&["--store", "mem"]).is_err());
+    }
 }

@@ -113,7 +113,10 @@ flags! {
 }
 
 fn volume_flag(key: &'static Key) -> Arg {
-    let flag = flag(key).conflicts_with_all(["store", "iohost"]);
+    // A disk of an IOhost has stages, too.
+    let others: &[&str] =
+        if key.name == keys::STAGE.name { &["store"] } else { &["store", "iohost"] };
+    let flag = flag(key).conflicts_with_all(others);
     match key.name.strip_suffix("_burst") {
         Some(rate) => flag.requires(rate),
         None => flag,

@@ -3,14 +3,16 @@
 
 mod common;
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::Signal;
 use sidecore_control::report::{DeviceReport, DeviceState};
-use sidecore_driver::{BlkClient, ClientOptions, Slot, Status};
+use sidecore_driver::{BlkClient, ClientOptions, NvmeClient, NvmeOptions, Slot, Status};
 use sidecore_kit::guest::complete;
 use sidecore_kit::wait;
+use sidecore_luks::{Kdf, NewHeader, SectorSize};
 use sidecore_units::Sector;
 use tempfile::TempDir;
 
@@ -22,7 +24,10 @@ const DISK_BYTES: u64 = 16 << 20;
 /// A device of the configuration, and one of a pattern.
 const DEVICES: [&str; 2] = ["vd0", "db-1"];
 
-/// An IOhost with two devices for the client `vmhost`.
+/// Another one of the configuration: at the VMhost, an NVMe controller on an encrypted store.
+const SEALED: &str = "sealed";
+
+/// An IOhost with these devices for the client `vmhost`.
 fn iohost(shared: &Path) -> String {
     let mut text = format!(
         "control_socket = \"control.sock\"\nkey_directory = \"{0}/keys\"\n[[sidecore]]\nname = \
@@ -30,7 +35,7 @@ fn iohost(shared: &Path) -> String {
          [[client]]\nname = \"vmhost\"\nlinks = [\"wire\"]\n",
         shared.display()
     );
-    for name in DEVICES {
+    for name in DEVICES.into_iter().chain([SEALED]) {
         text += &format!(
             "[[store]]\nname = \"{name}-file\"\ntype = \"file\"\npath = \"{}/{name}.img\"\n\
              direct = false\n[[device]]\nname = \"{name}\"\nfront_end = \"vrio\"\n\
@@ -87,10 +92,16 @@ fn connect(vmhost: &Daemon, name: &str) -> BlkClient {
     BlkClient::connect(vmhost.directory.path().join(format!("{name}.sock")), &options).unwrap()
 }
 
+fn make_disks(shared: &Path) {
+    for name in DEVICES.into_iter().chain([SEALED]) {
+        resize(shared, name, DISK_BYTES);
+    }
+}
+
 /// Daemons of both hosts that were killed, the IOhost's first, after guests have used their disks.
 /// Returns the directory of the VMhost's daemon.
 fn killed(shared: &Path) -> TempDir {
-    DEVICES.iter().for_each(|name| resize(shared, name, DISK_BYTES));
+    make_disks(shared);
     let (iohost, vmhost) = (start(&iohost(shared)), start(&vmhost(shared)));
     for (name, round) in DEVICES.into_iter().zip(0..) {
         device(&vmhost, name, |device| device.state == DeviceState::Waiting);
@@ -199,4 +210,91 @@ fn a_damaged_file_of_promises_is_named_and_its_disks_wait_for_the_iohost() {
     assert!(status.success(), "{log}");
     assert!(log.contains("control.sock.remote") && log.contains("checksum is wrong"), "{log}");
     drop(iohost);
+}
+
+/// The keys of the VMhost's encrypted disk, whose header and key are files of that host.
+fn sealed(shared: &Path) -> String {
+    let [header, key] = ["disk.luks", "disk.key"].map(|name| shared.join(name));
+    if !header.exists() {
+        let kdf = Kdf::Argon2id { passes: 1, memory_kib: 64, lanes: 1 };
+        let new = NewHeader { sector: SectorSize::SMALLEST, kdf };
+        std::fs::write(&header, new.make(b"right").unwrap()).unwrap();
+        std::fs::write(&key, b"right").unwrap();
+        std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    let stage = format!(
+        "[[store.stage]]\ntype = \"encrypt\"\nheader = \"{}\"\nkey_file = \"{}\"\n",
+        header.display(),
+        key.display()
+    );
+    format!(
+        "[[store]]\nname = \"r2\"\ntype = \"remote\"\niohost = \"io1\"\ndevice = \
+         \"{SEALED}\"\n{stage}[[device]]\nname = \"{SEALED}\"\nfront_end = \"nvme\"\nstore = \
+         \"r2\"\nsocket = \"{SEALED}.sock\"\nqueues = 1\n"
+    )
+}
+
+/// An NVMe driver of the encrypted disk.
+fn nvme(vmhost: &Daemon) -> NvmeClient {
+    let options = NvmeOptions { timeout: SOON, ..NvmeOptions::default() };
+    let socket = vmhost.directory.path().join(format!("{SEALED}.sock"));
+    NvmeClient::connect(socket, &options).unwrap()
+}
+
+/// Submits a write of block 1, or a read of it if there are no data.
+fn begin(guest: &mut NvmeClient, data: Option<&[u8]>) {
+    let queue = guest.queue(0).unwrap();
+    let (slot, sector) = (queue.take_slot().unwrap(), Sector(u64::from(BLOCK / 512)));
+    match data {
+        Some(data) => {
+            queue.write_data(slot, 0, data);
+            queue.submit_write(slot, sector, BLOCK).unwrap();
+        }
+        None => queue.submit_read(slot, sector, BLOCK).unwrap(),
+    }
+    queue.publish().unwrap();
+}
+
+/// Waits for its end, and returns the data of its slot.
+fn end(guest: &mut NvmeClient) -> Vec<u8> {
+    let queue = guest.queue(0).unwrap();
+    let mut completions = Vec::new();
+    while queue.poll_completions(&mut completions).unwrap() == 0 {
+        assert!(queue.wait(SOON).unwrap(), "no completion");
+    }
+    assert!(completions[0].status.is_ok());
+    let mut data = vec![0; BLOCK as usize];
+    queue.read_data(completions[0].slot, 0, &mut data);
+    queue.release_slot(completions.remove(0).slot);
+    data
+}
+
+#[test]
+fn an_encrypted_disk_and_an_nvme_controller_come_back_without_the_iohost() {
+    let shared = tempfile::tempdir().unwrap();
+    make_disks(shared.path());
+    let config = vmhost(shared.path()) + &sealed(shared.path());
+    let (first, daemon) = (start(&iohost(shared.path())), start(&config));
+    device(&daemon, SEALED, |device| device.state == DeviceState::Waiting);
+    let mut guest = nvme(&daemon);
+    let written = data(1, 7, BLOCK);
+    begin(&mut guest, Some(&written));
+    end(&mut guest);
+    kill(first);
+    let directory = kill(daemon);
+    drop(guest);
+    let stored = std::fs::read(shared.path().join(format!("{SEALED}.img"))).unwrap();
+    let place = BLOCK as usize;
+    assert!(stored[place..][..place] != written, "the IOhost has the data in clear");
+
+    let daemon = Daemon::start(directory, &config);
+    // The controller is enabled, and its namespace identified, without the IOhost.
+    let mut guest = nvme(&daemon);
+    assert_eq!(guest.namespace().len_bytes(), DISK_BYTES);
+    begin(&mut guest, None);
+    device(&daemon, SEALED, |device| waits(device, "iohost \"io1\""));
+    let again = start(&iohost(shared.path()));
+    assert!(end(&mut guest) == written);
+    device(&daemon, SEALED, |device| device.warnings.is_empty());
+    drop((guest, again));
 }
