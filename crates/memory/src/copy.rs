@@ -46,6 +46,11 @@ pub fn prefetch_for_write(address: *const u8) {
 /// Below this size a string instruction spends more time on its start than on the bytes.
 #[cfg(target_arch = "x86_64")]
 const SHORT_BYTES: usize = 1024;
+/// A string instruction is slow if a target follows its source this closely within a page. On an
+/// EPYC of AMD, 4 KiB in the nearest cache took 1152 ns at distances of 1 to 15 bytes, 106 ns from
+/// 16 to 31, and 42 ns at others; blocks of 64 bytes took 83 ns.
+#[cfg(target_arch = "x86_64")]
+const NEAR_BYTES: usize = 32;
 
 /// Copies `len_bytes`, each byte once.
 ///
@@ -54,9 +59,9 @@ const SHORT_BYTES: usize = 1024;
 #[inline]
 pub unsafe fn copy(to: *mut u8, from: *const u8, len_bytes: usize) {
     #[cfg(target_arch = "x86_64")]
-    if len_bytes < SHORT_BYTES {
+    if len_bytes < SHORT_BYTES || is_near(to.addr(), from.addr()) {
         // SAFETY: the caller's.
-        return unsafe { copy_short(to, from, len_bytes) };
+        return unsafe { copy_blocks(to, from, len_bytes) };
     }
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the caller's; the direction flag is clear by the ABI.
@@ -74,6 +79,15 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, len_bytes: usize) {
         // SAFETY: the caller's.
         unsafe { to.add(index).write_volatile(from.add(index).read_volatile()) };
     }
+}
+
+/// Whether a target follows its source within [`NEAR_BYTES`] of a page, which need not be the same.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+const fn is_near(to: usize, from: usize) -> bool {
+    const PAGE_BYTES: usize = 4096;
+    let behind = to.wrapping_sub(from).wrapping_sub(1) % PAGE_BYTES;
+    behind < NEAR_BYTES - 1
 }
 
 /// Moves one value of a register's size from one address to the other, and adds the size to both.
@@ -116,13 +130,13 @@ macro_rules! move_sixteen {
     };
 }
 
-/// Copies fewer than [`SHORT_BYTES`], each byte once.
+/// Copies each byte once, in blocks of 64 bytes.
 ///
 /// # Safety
 /// As [`copy`].
 #[cfg(target_arch = "x86_64")]
 #[inline]
-unsafe fn copy_short(mut to: *mut u8, mut from: *const u8, len_bytes: usize) {
+unsafe fn copy_blocks(mut to: *mut u8, mut from: *const u8, len_bytes: usize) {
     let blocks = len_bytes / 64;
     if blocks > 0 {
         // SAFETY: the caller's, for the whole blocks; SSE2 is part of x86-64.
@@ -350,6 +364,31 @@ mod tests {
                     assert!(to[start + len..].iter().all(|byte| *byte == 0));
                     assert_eq!(&to[start..start + len], &from[..]);
                 }
+            }
+        }
+    }
+
+    /// The distances at which a string instruction is slow, and their neighbours.
+    #[test]
+    fn copies_to_a_place_close_behind_their_source_within_a_page_are_exact() {
+        const MARGIN: usize = 64;
+        let from: Vec<u8> = (0..20_000_usize).map(|i| (i % 251) as u8 + 1).collect();
+        for (distance, near) in [(0, false), (1, true), (15, true), (16, true), (31, true)]
+            .into_iter()
+            .chain([(32, false), (4095, false)])
+        {
+            for len in [1024, 1025, 4096, 8191] {
+                let mut to = vec![0_u8; len + 4096 + 2 * MARGIN];
+                let skip = from.as_ptr().addr() + distance;
+                let start = MARGIN + skip.wrapping_sub(to.as_ptr().addr() + MARGIN) % 4096;
+                let place = to.as_ptr().addr() + start;
+                #[cfg(target_arch = "x86_64")]
+                assert_eq!(is_near(place, from.as_ptr().addr()), near, "{distance}");
+                let _ = (place, near);
+                // SAFETY: `to` has margins on both sides.
+                unsafe { copy(to.as_mut_ptr().add(start), from.as_ptr(), len) };
+                assert_eq!(&to[start..start + len], &from[..len]);
+                assert!(to[..start].iter().chain(&to[start + len..]).all(|byte| *byte == 0));
             }
         }
     }
