@@ -2,6 +2,7 @@
 
 mod parts;
 mod place;
+mod scratch;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use sidecore_vrio::wire::DATA_HEADER_BYTES;
 
 use crate::Peers;
 use place::{Place, Target, copy};
+use scratch::Scratch;
 
 /// The most frames that are lent, or sent, together.
 const BATCH: usize = 32;
@@ -118,7 +120,7 @@ pub struct LinkPort<D: RequestData> {
     /// A part of a frame as a list.
     list: Segments,
     /// A payload that is being sealed, or was opened.
-    scratch: Box<[u8]>,
+    scratch: Scratch,
     /// Frames that were not sent because their peer's name is invalid, or that are too long.
     unsendable: u64,
 }
@@ -170,7 +172,7 @@ impl<D: RequestData> LinkPort<D> {
     #[must_use]
     pub fn new(link: Box<dyn Link>, data: D) -> Self {
         let properties = link.properties();
-        let scratch = vec![0; properties.frame_bytes].into();
+        let scratch = Scratch::new(properties.frame_bytes);
         let frames = properties.receive_frames;
         let batch = properties.batch_frames.clamp(1, BATCH);
         let lends = !properties.fills_in_order;
@@ -459,7 +461,7 @@ impl<D: RequestData> LinkPort<D> {
             if payload_bytes > 0 {
                 put(Target::Frame(frame, head_bytes), &self.data, &mut self.list);
             }
-        } else if let Some(sealed) = self.scratch.get_mut(..sealed_bytes) {
+        } else if let Some(sealed) = self.scratch.bytes_mut().get_mut(..sealed_bytes) {
             let payload = sealed.get_mut(..payload_bytes).unwrap_or_default();
             put(Target::Scratch(payload), &self.data, &mut self.list);
             seal.seal(counter, head, sealed);
@@ -523,7 +525,7 @@ impl<D: RequestData> Port for LinkPort<D> {
             return seal.open(counter, head, &mut []);
         }
         let sealed_bytes = payload_bytes.saturating_add(tag_bytes);
-        let Some(sealed) = self.scratch.get_mut(..sealed_bytes) else { return false };
+        let Some(sealed) = self.scratch.bytes_mut().get_mut(..sealed_bytes) else { return false };
         received.is_in_scratch = true;
         let frame = Place::of(&received.pieces, &self.memory, &mut self.hint);
         frame.read(head.len(), sealed) == sealed_bytes && seal.open(counter, head, sealed)
@@ -540,7 +542,7 @@ impl<D: RequestData> Port for LinkPort<D> {
         let len = to.len().min(received.payload_bytes);
         let to = to.get_mut(..len).unwrap_or_default();
         if received.is_in_scratch {
-            copy(to, self.scratch.get(received.skip_bytes..).unwrap_or_default())
+            copy(to, self.scratch.bytes().get(received.skip_bytes..).unwrap_or_default())
         } else {
             let frame = Place::of(&received.pieces, &self.memory, &mut self.hint);
             frame.read(received.whole_at.saturating_add(received.skip_bytes), to)
@@ -552,7 +554,7 @@ impl<D: RequestData> Port for LinkPort<D> {
         let Some((segments, at)) = place(&self.data, request, offset_bytes) else { return };
         let len_bytes = received.payload_bytes;
         if received.is_in_scratch {
-            let opened = self.scratch.get(received.skip_bytes..);
+            let opened = self.scratch.bytes().get(received.skip_bytes..);
             if let Some(opened) = opened.and_then(|opened| opened.get(..len_bytes)) {
                 segments.copy_from_slice(at, opened);
             }
