@@ -34,6 +34,7 @@ const PEER_FACING: &[&str] = &[
     "peer",
     "link",
     "net",
+    "uplink",
     "remote",
     "ownership",
     "ublk",

@@ -65,7 +65,7 @@ impl Assembly {
         check(spec)?;
         if let Some(device) = spec.devices.iter().find(|it| it.front_end.number().is_some()) {
             // Before the first thread, because threads inherit it.
-            sidecore_linux::prepare_ublk_memory().map_err(|error| AssemblyError::Ublk {
+            sidecore_linux::prepare_ublk_memory().map_err(|error| AssemblyError::Kernel {
                 name: device.name.clone(),
                 error: error.to_string(),
             })?;

@@ -261,9 +261,9 @@ pub enum AssemblyError {
         /// The reason.
         error: String,
     },
-    /// A block device of the kernel cannot be made or recovered.
+    /// A block device or an interface of the kernel cannot be made or recovered.
     #[error("device \"{name}\": {error}")]
-    Ublk {
+    Kernel {
         /// The device.
         name: String,
         /// The reason, with the remedy.
@@ -354,7 +354,7 @@ impl AssemblyError {
             Self::Link { .. } | Self::Client { .. } | Self::Iohost { .. } | Self::Remote { .. } => {
                 ErrorKind::Invalid
             }
-            Self::Ublk { .. } | Self::Random(_) => ErrorKind::Failed,
+            Self::Kernel { .. } | Self::Random(_) => ErrorKind::Failed,
             Self::Function { .. } | Self::Threads(_) | Self::NoAnswer { .. } => ErrorKind::Failed,
             Self::Ending => ErrorKind::Ending,
         }

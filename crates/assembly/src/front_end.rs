@@ -2,6 +2,7 @@
 
 mod nvme;
 mod socket;
+mod tap;
 mod ublk;
 mod virtio_blk;
 mod virtio_net;
@@ -22,6 +23,7 @@ use sidecore_peer::Disconnect;
 
 pub(crate) use nvme::{Nvme, NvmeParts, NvmeThreads};
 pub(crate) use socket::Place;
+pub(crate) use tap::Tap;
 pub(crate) use ublk::Ublk;
 pub(crate) use virtio_blk::VirtioBlk;
 pub(crate) use virtio_net::VirtioNet;

@@ -27,7 +27,7 @@ use crate::left::LeftDevice;
 use crate::operation::{ErrorKind, OperationError};
 use crate::plan::{Action, Part, Parts, Phase, State, Verb, bottom, plan, subject};
 use crate::remote::{Remote, RemoteParts};
-use crate::spec::{DeviceSpec, FrontEndSpec, SidecoreSpec, Spec, StoreKind, StoreSpec};
+use crate::spec::{DeviceSpec, SidecoreSpec, Spec, StoreKind, StoreSpec};
 use crate::stores::{Progress, Stores, Unflushed};
 use crate::switches::Switches;
 use crate::volume_service::Volumes;
@@ -504,8 +504,8 @@ impl Graph {
         (next, writers): (&Parts<'_>, &mut Writers),
         occasion: Occasion,
     ) -> Result<(), AssemblyError> {
-        if let FrontEndSpec::VirtioNet(own) = &device.front_end {
-            return self.start_nic(device, own, occasion);
+        if device.front_end.switch().is_some() {
+            return self.start_port(device, occasion);
         }
         let Some(store) = self.stores.get(&device.store).cloned() else {
             if occasion == Occasion::Addition {

@@ -133,13 +133,13 @@ impl RunningSwitch {
         self.clock.now()
     }
 
-    /// Adds a port; `None` if the switch has stopped.
+    /// Adds a port with these counters; `None` if the switch has stopped.
     pub(crate) fn add_port(
         &self,
         name: &str,
         config: PortConfig,
+        stats: Arc<PortStats>,
     ) -> Option<Result<PortId, SwitchError>> {
-        let stats = Arc::<PortStats>::default();
         let (now, of_port) = (self.now(), Arc::clone(&stats));
         let named = name.to_owned();
         let added =
@@ -161,6 +161,7 @@ impl RunningSwitch {
         let ids: Vec<PortId> = ports.iter().map(|port| port.id).collect();
         let tables = move |unit: &mut SwitchUnit| {
             let switch = unit.switch_mut();
+            switch.refresh();
             let states: Vec<(bool, bool)> =
                 ids.iter().map(|id| (switch.is_up(*id), switch.is_blocked(*id))).collect();
             (states, switch.stations().collect::<Vec<_>>())

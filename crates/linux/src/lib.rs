@@ -13,6 +13,7 @@
 //! * [`Clock`]: the time, for the price of reading a register.
 //! * [`PacketSocket`]: frames of an Ethernet interface, through rings in memory.
 //! * [`DatagramSocket`]: datagrams in batches.
+//! * [`Tap`]: an interface of this kernel whose wire is this process.
 //! * [`UblkControl`] and [`UblkQueue`]: block devices of this kernel that this process serves.
 //! * [`XdpSocket`] and [`XdpProgram`]: frames of an interface, through AF_XDP.
 //! * [`ServiceManager`] and [`take_kept`]: the program that started this process, and keeps
@@ -40,6 +41,7 @@ mod packet_socket;
 mod peer_event;
 mod pin;
 mod service_manager;
+mod tap;
 mod ublk;
 mod xdp_socket;
 
@@ -64,6 +66,7 @@ pub use packet_socket::{
 pub use peer_event::peer_event;
 pub use pin::pin_memory;
 pub use service_manager::{EnvironmentError, KeptDescriptor, ServiceManager, take_kept};
+pub use tap::{Tap, TapMonitor, TapOffloads, TapState};
 pub use ublk::{
     IoDescriptor, IoResult, UblkControl, UblkError, UblkInfo, UblkParameters, UblkQueue, UblkState,
     open_ublk_device, prepare_ublk_memory, ublk_flag, ublk_memory_prepared,

@@ -368,7 +368,7 @@ impl AsFd for PacketSocket {
 }
 
 /// A request about the interface of this name.
-fn named(name: &str) -> io::Result<libc::ifreq> {
+pub(crate) fn named(name: &str) -> io::Result<libc::ifreq> {
     // SAFETY: a zeroed request is a valid one.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     // The last byte stays zero.

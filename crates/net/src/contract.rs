@@ -1,4 +1,5 @@
-//! A station for tests: a port's queue whose driver is the test.
+//! The contract of queues, as tests that each of them runs ([`check_queue`]), and a station for
+//! tests: a port's queue whose driver is the test.
 
 // A test's way to fail is to panic; this module is in no release build.
 #![allow(
@@ -8,6 +9,8 @@
     clippy::indexing_slicing,
     clippy::arithmetic_side_effects
 )]
+
+mod queue;
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -19,6 +22,8 @@ use sidecore_spec_virtio::net::PacketHeader;
 use sidecore_units::Nanos;
 
 use crate::{DropReason, Frames, Loan, NoBuffers, Offloads, PortQueue, Properties, QueueState};
+
+pub use queue::{OpenQueue, QueueDriver, QueueRig, check_queue};
 
 /// Bytes of frames that the driver can have in memory at a time.
 const SEND_BYTES: u64 = 16 << 20;
@@ -262,6 +267,20 @@ impl Station {
             assert_eq!(usize::from(header.num_buffers), buffers, "num_buffers is wrong");
         }
         Some(Received { header, frame: bytes.split_off(header_bytes) })
+    }
+}
+
+impl QueueDriver for Station {
+    fn send(&mut self, frame: &[u8]) {
+        Self::send(self, frame);
+    }
+
+    fn offer(&mut self, frames: usize) {
+        self.post(frames, 2048);
+    }
+
+    fn received(&mut self) -> Vec<Vec<u8>> {
+        Self::received(self).into_iter().map(|received| received.frame).collect()
     }
 }
 

@@ -71,6 +71,9 @@ macro_rules! reasons {
             pub out_cuts: Counter = "out_cuts_total",
             /// Parts of large frames that the station had no buffers for.
             pub out_cut_losses: Counter = "out_cut_losses_total",
+            /// Frames to the station that did not reach it, though they are among those above: the
+            /// host's kernel has refused them.
+            pub out_errors: Counter = "out_errors_total",
             /// Frames to the station that waited for buffers.
             pub out_waits: Counter = "out_waits_total",
             /// Stations learnt on the port.

@@ -429,6 +429,15 @@ impl Switch {
         (lane.generation == queue.generation).then(|| lane.queue.as_ref())
     }
 
+    /// Asks all queues whether they carry frames, as turns do now and then.
+    pub fn refresh(&mut self) {
+        for at in 0..self.order.len() {
+            if let Some(index) = self.order.get(at).copied() {
+                self.refresh_state(index);
+            }
+        }
+    }
+
     /// Notes whether a queue carries frames.
     fn refresh_state(&mut self, index: u16) {
         let Some(lane) = self.lanes.get_mut(usize::from(index)).and_then(Option::as_mut) else {

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use harness::{Lan, frame, guard, mac, partial, plain};
 use sidecore_memory::{GuestAddress, RegionHint};
-use sidecore_net::{Offloads, PortConfig, Properties, contract::NIC};
+use sidecore_net::contract::{NIC, QueueRig, Station, WIRE, check_queue};
+use sidecore_net::{Offloads, PortConfig, Properties};
 
 /// The first station toggles the receiver, the sender, the VLAN's type and the checksum's place of
 /// a frame all the time. Each copy must be one that the switch may deliver there: the switch reads
@@ -70,4 +71,14 @@ fn a_frame_that_changes_is_delivered_as_it_was_decided_on() {
     let dropped = counts.in_discards();
     assert_eq!(counts.in_frames, turns + 1);
     assert_eq!(counts.in_copies + dropped, turns + 1, "every frame is delivered or counted");
+}
+
+#[test]
+fn the_station_of_these_tests_keeps_the_contract_of_queues() {
+    for (properties, merges) in [(NIC, true), (NIC, false), (WIRE, true)] {
+        check_queue(&|| {
+            let (station, queue) = Station::new(properties, merges);
+            QueueRig { queue: Box::new(queue), driver: Box::new(station) }
+        });
+    }
 }

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
+use sidecore_net::contract::{QueueDriver, QueueRig, check_queue};
 use sidecore_net::{
     PortConfig, PortCounts, PortId, PortStats, QueueId, Switch, SwitchOptions, SwitchUnit,
 };
@@ -222,4 +223,57 @@ fn a_driver_that_mixes_up_its_buffers_breaks_its_own_nic() {
     turn(&mut unit, &mut now);
     assert!(three.used().is_some(), "its neighbours live on");
     assert!(one.device.health().reason().is_none());
+}
+
+/// The driver of a NIC in the tests of the contract.
+struct Driver {
+    guest: Guest,
+    sent: u16,
+    offered: u16,
+}
+
+impl Driver {
+    /// The slot of number `count`: rings have four.
+    fn slot(count: &mut u16) -> u16 {
+        *count += 1;
+        *count % 4
+    }
+}
+
+impl QueueDriver for Driver {
+    fn send(&mut self, frame: &[u8]) {
+        while self.guest.rings[1].pop().unwrap().is_some() {}
+        let slot = Self::slot(&mut self.sent);
+        self.guest.send(slot, &PacketHeader::default(), frame);
+        if self.guest.rings[1].kick_wanted() {
+            self.guest.events[2].signal();
+        }
+    }
+
+    fn offer(&mut self, frames: usize) {
+        for _ in 0..frames {
+            let slot = Self::slot(&mut self.offered);
+            self.guest.offer(slot, 2 * BUFFER_BYTES);
+        }
+    }
+
+    fn received(&mut self) -> Vec<Vec<u8>> {
+        let mut frames = Vec::new();
+        while let Some((_, bytes)) = self.guest.used() {
+            frames.push(bytes[PacketHeader::BYTES..].to_vec());
+        }
+        frames
+    }
+}
+
+#[test]
+fn a_pair_keeps_the_contract_of_queues() {
+    for format in FORMATS {
+        check_queue(&|| {
+            let mut unit = unit();
+            let guest = Guest::new(&mut unit, format, 1);
+            let queue = unit.detach(guest.queue).unwrap();
+            QueueRig { queue, driver: Box::new(Driver { guest, sent: 0, offered: 0 }) }
+        });
+    }
 }

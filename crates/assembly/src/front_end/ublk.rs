@@ -98,7 +98,7 @@ impl Ublk {
     }
 
     fn error(&self, error: impl std::fmt::Display) -> AssemblyError {
-        AssemblyError::Ublk { name: self.device.name.to_string(), error: error.to_string() }
+        AssemblyError::Kernel { name: self.device.name.to_string(), error: error.to_string() }
     }
 
     /// Brings the device up on a thread of its own, because the kernel reads partitions meanwhile,

@@ -57,7 +57,8 @@ impl VirtioNet {
         let failed = |why: String| AssemblyError::Switch { name: own.switch.clone(), why };
         let stopped = || failed("it does not run".to_owned());
         let switch = switches.get(&own.switch).ok_or_else(stopped)?;
-        let port = switch.add_port(&spec.name, port_config(own)).ok_or_else(stopped)?;
+        let port = switch.add_port(&spec.name, port_config(own), Arc::default());
+        let port = port.ok_or_else(stopped)?;
         let port = port.map_err(|error| failed(format!("device \"{}\": {error}", spec.name)))?;
         let options = NetOptions {
             pairs: spec.queues,

@@ -1,13 +1,13 @@
-//! Switches, and the NICs on them.
+//! Switches and their ports.
 
 use std::sync::Arc;
 
 use super::{Graph, Occasion, lock};
 use crate::AssemblyError;
 use crate::disk::Disk;
-use crate::front_end::VirtioNet;
+use crate::front_end::{FrontEnd, Tap, VirtioNet};
 use crate::plan::{Parts, Verb};
-use crate::spec::{DeviceSpec, VirtioNetSpec};
+use crate::spec::{DeviceSpec, FrontEndSpec};
 
 impl Graph {
     /// Starts or stops switches.
@@ -26,17 +26,15 @@ impl Graph {
         specs.try_for_each(|spec| self.lists.switches.start(spec, &sidecores))
     }
 
-    /// Creates a NIC.
-    pub(super) fn start_nic(
+    /// Creates a port of a switch: a NIC, or an interface of this host.
+    pub(super) fn start_port(
         &mut self,
         device: &DeviceSpec,
-        own: &VirtioNetSpec,
         occasion: Occasion,
     ) -> Result<(), AssemblyError> {
-        let service = self.service()?;
-        match VirtioNet::new(device, own, &self.lists.switches, service) {
-            Ok(nic) => {
-                let disk = Arc::new(Disk::nic(device, Box::new(nic)));
+        match self.port(device) {
+            Ok(port) => {
+                let disk = Arc::new(Disk::nic(device, port));
                 lock(&self.lists.disks).push(Arc::clone(&disk));
                 self.created.push(disk);
                 Ok(())
@@ -46,6 +44,21 @@ impl Graph {
                 Ok(())
             }
             Err(error) => Err(error),
+        }
+    }
+
+    fn port(&mut self, device: &DeviceSpec) -> Result<Box<dyn FrontEnd>, AssemblyError> {
+        let service = self.service()?;
+        let switches = &self.lists.switches;
+        match &device.front_end {
+            FrontEndSpec::VirtioNet(own) => {
+                Ok(Box::new(VirtioNet::new(device, own, switches, service)?))
+            }
+            FrontEndSpec::Tap(own) => Ok(Box::new(Tap::new(device, own, switches)?)),
+            _ => {
+                let (name, why) = (device.name.clone(), "it is no port of a switch");
+                Err(AssemblyError::Device { name, why })
+            }
         }
     }
 }

@@ -8,7 +8,7 @@ use sidecore_reactor::IdleMode;
 use sidecore_units::Nanos;
 
 use super::rules::{NAME, is_mode, is_socket_path};
-use super::{QUEUE_PAIRS_MAX, QUEUES_MAX, SERIAL_MAX_BYTES, SocketAccess, VirtioNetSpec};
+use super::{QUEUE_PAIRS_MAX, QUEUES_MAX, SERIAL_MAX_BYTES, SocketAccess, TapSpec, VirtioNetSpec};
 
 /// Longer spinning or delaying than a minute is a slip of the unit.
 pub const MINUTE_US: u64 = 60_000_000;
@@ -55,17 +55,22 @@ pub const STRUCTURE: &[Key] = &[
     NAME,
     Key::new(
         "front_end",
-        Kind::Word(&["virtio-blk", "nvme", "virtio-net", "vrio", "ublk"]),
+        Kind::Word(&["virtio-blk", "nvme", "virtio-net", "vrio", "ublk", "tap"]),
         "`\"virtio-blk\"`",
         "what the guest sees, `virtio-blk`, `nvme` or `virtio-net`; or `vrio` to export the device \
-         to a client, or `ublk` for a block device of this host; each has \
-         [keys](#front_end--virtio-blk) of its own",
+         to a client, or `ublk` for a block device of this host, or `tap` for an interface of \
+         this host on a switch; each has [keys](#front_end--virtio-blk) of its own",
     ),
-    Key::new("store", Kind::Text, "required, except with `virtio-net`", "the store behind it"),
+    Key::new(
+        "store",
+        Kind::Text,
+        "required, except with `virtio-net` and `tap`",
+        "the store behind it",
+    ),
     Key::new(
         "socket",
         Kind::Path,
-        "required, except with `vrio` and `ublk`",
+        "required, except with `vrio`, `ublk` and `tap`",
         "the socket that it is served on, of vhost-user or, for `nvme`, of vfio-user: at most 107 \
          bytes. The daemon makes the directory (0755) if only that is missing. The socket of a \
          dead daemon is replaced",
@@ -240,6 +245,8 @@ pub enum FrontEndSpec {
     Ublk(UblkSpec),
     /// A NIC on a switch.
     VirtioNet(Box<VirtioNetSpec>),
+    /// An interface of this host's kernel, on a switch.
+    Tap(Box<TapSpec>),
 }
 
 impl FrontEndSpec {
@@ -251,6 +258,7 @@ impl FrontEndSpec {
         ("virtio-net", VirtioNetSpec::KEYS),
         ("vrio", VrioSpec::KEYS),
         ("ublk", UblkSpec::KEYS),
+        ("tap", TapSpec::KEYS),
     ];
 
     /// The front end of this word, with the usual settings.
@@ -261,6 +269,7 @@ impl FrontEndSpec {
             "vrio" => Self::Vrio(VrioSpec::default()),
             "ublk" => Self::Ublk(UblkSpec::default()),
             "virtio-net" => Self::VirtioNet(Box::default()),
+            "tap" => Self::Tap(Box::default()),
             _ => Self::VirtioBlk(VirtioBlkSpec::default()),
         }
     }
@@ -274,6 +283,7 @@ impl FrontEndSpec {
             Self::Vrio(_) => "vrio",
             Self::Ublk(_) => "ublk",
             Self::VirtioNet(_) => "virtio-net",
+            Self::Tap(_) => "tap",
         }
     }
 
@@ -285,6 +295,7 @@ impl FrontEndSpec {
             Self::Vrio(spec) => spec.set(values),
             Self::Ublk(spec) => spec.set(values),
             Self::VirtioNet(spec) => spec.set(values),
+            Self::Tap(spec) => spec.set(values),
         }
     }
 
@@ -297,6 +308,7 @@ impl FrontEndSpec {
             Self::Vrio(_) => VrioSpec::KEYS,
             Self::Ublk(_) => UblkSpec::KEYS,
             Self::VirtioNet(_) => VirtioNetSpec::KEYS,
+            Self::Tap(_) => TapSpec::KEYS,
         }
     }
 
@@ -327,11 +339,21 @@ impl FrontEndSpec {
         }
     }
 
-    /// The switch that the device is a port of, if it is a NIC.
+    /// The interface of this host's kernel, if the device is one.
+    #[must_use]
+    pub fn interface(&self) -> Option<&str> {
+        match self {
+            Self::Tap(spec) => Some(&spec.interface),
+            _ => None,
+        }
+    }
+
+    /// The switch that the device is a port of, if it is one.
     #[must_use]
     pub fn switch(&self) -> Option<&str> {
         match self {
             Self::VirtioNet(spec) => Some(&spec.switch),
+            Self::Tap(spec) => Some(&spec.switch),
             _ => None,
         }
     }
@@ -346,7 +368,7 @@ impl FrontEndSpec {
     #[must_use]
     pub const fn queues(&self) -> u16 {
         match self {
-            Self::VirtioBlk(_) | Self::Vrio(_) | Self::Ublk(_) => 1,
+            Self::VirtioBlk(_) | Self::Vrio(_) | Self::Ublk(_) | Self::Tap(_) => 1,
             // A driver creates as many as it has CPUs.
             Self::Nvme(_) => QUEUES_MAX,
             // A VMM that wants fewer leaves the others alone. QEMU compares its pairs with this

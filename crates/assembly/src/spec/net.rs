@@ -1,4 +1,4 @@
-//! Switches, the NICs on them, and their keys.
+//! Switches, their ports, and their keys.
 
 use std::net::Ipv4Addr;
 
@@ -107,6 +107,64 @@ keys! {
     }
 }
 
+keys! {
+    /// An interface of this host's kernel, on a switch.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct TapSpec {
+        plain {}
+        keys {
+            #[required = "\"the name of a [[switch]]\""]
+            "switch" => switch: String = String::new(), Kind::Text, "required",
+                "the switch that it is a port of";
+            #[required = "\"tap0\""]
+            "interface" => interface: String = String::new(), Kind::Text, "required",
+                "the name of the interface, at most 15 bytes; the daemon makes it unless it is \
+                 there. It stays with its addresses when the daemon ends; `ip link del` removes it",
+                is_interface;
+            "uplink" => is_uplink: bool = true, Kind::Flag(true), "`true`",
+                "other networks may lie behind it: frames never go from an uplink to another one. \
+                 With `false` it is a station as guests are";
+            "vlan" => vlan: u16 = 1, Kind::Number(1, VLAN_MAX), "1",
+                "the VLAN of frames without a tag, 1 to 4094";
+            "trunk" => trunk: Option<Vec<(u64, u64)>> = None, Kind::Ranges, "none",
+                "the VLANs of tagged frames, as `[[10, 19], [30, 30]]`", are_vlans;
+            "isolated" => is_isolated: bool = false, Kind::Flag(false), "`false`",
+                "exchanges no frames with isolated NICs";
+            "mtu" => mtu: Option<u16> = None, Kind::Number(MTU.0, MTU.1), "the interface's",
+                "its MTU in bytes, 68 to 9216";
+            "offloads" => offloads: bool = true, Kind::Flag(true), "`true`",
+                "leave checksums and segmentation to each other, both ways";
+        }
+    }
+}
+
+impl TapSpec {
+    /// The VLANs of tagged frames; `None` without a trunk.
+    pub fn trunk(&self) -> Option<impl Iterator<Item = u16> + '_> {
+        self.trunk.as_deref().map(numbers)
+    }
+}
+
+/// The VLANs in these ranges.
+fn numbers(ranges: &[(u64, u64)]) -> impl Iterator<Item = u16> + '_ {
+    let all = ranges.iter().flat_map(|(first, last)| *first..=(*last).min(VLAN_MAX));
+    all.filter_map(|vlan| u16::try_from(vlan).ok())
+}
+
+/// The rules of the kernel (dev_valid_name), which has room for 15 bytes. It would complete a name
+/// with a `%`.
+fn is_interface(key: &str, value: &Value) -> Result<(), String> {
+    let text = value.text();
+    let is_strange = |c: char| c.is_whitespace() || c.is_control() || "/:%".contains(c);
+    if (1..=15).contains(&text.len()) && !text.contains(is_strange) && text != "." && text != ".." {
+        return Ok(());
+    }
+    Err(format!(
+        "{key} = \"{text}\" is no name of an interface: write 1 to 15 bytes without spaces, `/`, \
+         `:` and `%`, for instance \"tap0\""
+    ))
+}
+
 impl VirtioNetSpec {
     /// The address. The key was checked.
     #[must_use]
@@ -123,9 +181,7 @@ impl VirtioNetSpec {
 
     /// The VLANs of tagged frames; `None` without a trunk.
     pub fn trunk(&self) -> Option<impl Iterator<Item = u16> + '_> {
-        let ranges = self.trunk.as_ref()?.iter();
-        let numbers = ranges.flat_map(|(first, last)| *first..=(*last).min(VLAN_MAX));
-        Some(numbers.filter_map(|vlan| u16::try_from(vlan).ok()))
+        self.trunk.as_deref().map(numbers)
     }
 }
 

@@ -126,7 +126,7 @@ fn devices(draft: &Draft, problems: &mut Collector<'_>) {
     }
 }
 
-/// Checks the sidecores of switches, and the switches and addresses of NICs.
+/// Checks the sidecores of switches, and the switches, addresses and interfaces of their ports.
 fn switches(draft: &Draft, problems: &mut Collector<'_>) {
     let sidecores = draft.sidecores.iter().filter_map(|sidecore| sidecore.head.name());
     for Part { spec, head } in &draft.switches {
@@ -135,12 +135,18 @@ fn switches(draft: &Draft, problems: &mut Collector<'_>) {
         }
     }
     let there = draft.switches.iter().filter_map(|switch| switch.head.name());
-    let mut macs = HashMap::new();
+    let (mut macs, mut interfaces) = (HashMap::new(), HashMap::new());
     for Part { spec, head } in &draft.devices {
-        let FrontEndSpec::VirtioNet(own) = &spec.front_end else { continue };
-        if let Some(switch) = refers(head, "switch", Some(&own.switch)) {
+        if let Some(switch) = refers(head, "switch", spec.front_end.switch()) {
             known("switch", switch, there.clone(), &head.subject, problems);
         }
+        if let Some((interface, place)) = refers(head, "interface", spec.front_end.interface())
+            && let Some(other) = interfaces.insert(interface, &head.subject)
+        {
+            let message = format!("this interface is that of {other}; give each its own");
+            problems.add(place, &head.subject, message);
+        }
+        let FrontEndSpec::VirtioNet(own) = &spec.front_end else { continue };
         if spec.queues > QUEUE_PAIRS_MAX
             && let Some(place) = head.place("queues")
         {

@@ -307,8 +307,7 @@ pub(super) fn serve(mut section: Section<'_, '_, '_>) -> Part<ServeSpec> {
         let message = "front_end = \"vrio\" has no meaning here: the IOhost exports its devices";
         section.complain_about("front_end", message);
     } else if device.front_end.switch().is_some() {
-        let message = "front_end = \"virtio-net\" has no meaning here: the devices of an IOhost \
-                       are disks";
+        let message = "a port of a switch has no meaning here: the devices of an IOhost are disks";
         section.complain_about("front_end", message);
     } else if device.front_end.number().is_some() {
         let message = "front_end = \"ublk\" has no meaning here: each block device of the kernel \
@@ -362,6 +361,16 @@ fn device_of(section: &mut Section<'_, '_, '_>, values: &Values) -> DeviceSpec {
                 section.complain_about(key, message);
             }
         }
+    } else if front_end.interface().is_some() {
+        for key in ["socket", "socket_owner", "socket_group", "socket_mode", "queues"] {
+            if section.has(key) {
+                let message = format!(
+                    "`{key}` has no meaning with front_end = \"tap\": the device is an interface \
+                     of this host"
+                );
+                section.complain_about(key, message);
+            }
+        }
     } else if !section.has("socket") {
         section.complain_of_missing("socket", "\"/run/sidecore/disk.sock\"");
     }
@@ -382,15 +391,16 @@ fn device_of(section: &mut Section<'_, '_, '_>, values: &Values) -> DeviceSpec {
     DeviceSpec { front_end, ..spec }
 }
 
-/// Reports keys that a NIC has not.
+/// Reports keys that a port of a switch has not.
 fn nic(section: &mut Section<'_, '_, '_>, front_end: &FrontEndSpec) {
     if front_end.switch().is_none() {
         return;
     }
     for key in OF_DISKS.iter().filter(|key| section.has(key)).collect::<Vec<_>>() {
         let message = format!(
-            "`{key}` has no meaning with front_end = \"virtio-net\": its switch has the sidecore \
-             and the idle mode, and a NIC has no store; leave it out"
+            "`{key}` has no meaning with front_end = \"{}\": its switch has the sidecore and the \
+             idle mode, and a port has no store; leave it out",
+            front_end.word()
         );
         section.complain_about(key, message);
     }

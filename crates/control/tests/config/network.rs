@@ -27,6 +27,12 @@ vlan = 5
 trunk = [[10, 12]]
 ipv4 = ["10.0.0.2"]
 queues = 4
+[[device]]
+name = "host"
+front_end = "tap"
+switch = "lan"
+interface = "tap0"
+trunk = [[10, 10]]
 "#;
 
 fn parsed(text: &str) -> Result<Spec, String> {
@@ -46,6 +52,10 @@ fn a_nic_is_on_a_switch_whose_sidecore_serves_it() {
     assert_eq!(own.mac().0, [0x52, 0x54, 0, 0, 0, 2]);
     assert_eq!(own.trunk().unwrap().collect::<Vec<_>>(), [10, 11, 12]);
     assert_eq!(own.ipv4().unwrap(), [std::net::Ipv4Addr::new(10, 0, 0, 2)]);
+    let FrontEndSpec::Tap(own) = &spec.devices[2].front_end else { panic!("{spec:?}") };
+    assert_eq!((own.interface.as_str(), own.is_uplink, own.mtu), ("tap0", true, None));
+    assert_eq!(own.trunk().unwrap().collect::<Vec<_>>(), [10]);
+    assert_eq!(spec.devices[2].queues, 1);
 }
 
 #[test]
@@ -63,6 +73,19 @@ fn each_fault_of_a_switch_or_a_nic_is_named() {
         ("vlan = 5\n", "mtu = 67\n", "from 68 to 9216"),
         ("vlan = 5\n", "store = \"x\"\n", "`store` has no meaning"),
         ("vlan = 5\n", "sidecore = \"sc0\"\n", "`sidecore` has no meaning"),
+        ("\"tap0\"", "\"a/b\"", "is no name of an interface"),
+        ("\"tap0\"", "\"sixteen-byte-name\"", "is no name of an interface"),
+        ("interface = \"tap0\"\n", "", "`interface` is missing"),
+        ("interface =", "socket = \"/run/tap.sock\"\ninterface =", "`socket` has no meaning"),
+        ("interface =", "queues = 2\ninterface =", "`queues` has no meaning"),
+        ("interface =", "idle = \"poll\"\ninterface =", "`idle` has no meaning"),
+        ("interface =", "mac = \"52:54:00:00:00:03\"\ninterface =", "`mac`"),
+        (
+            "[[device]]\nname = \"host\"",
+            "[[device]]\nname = \"other\"\nfront_end = \"tap\"\nswitch = \"lan\"\n\
+             interface = \"tap0\"\n[[device]]\nname = \"host\"",
+            "this interface is that of",
+        ),
         ("name = \"lan\"\n", "name = \"lan\"\nsidecore = \"sc1\"\n", "no sidecore \"sc1\""),
         ("name = \"lan\"\n", "name = \"lan\"\nage_s = 0\n", "from 1 to 1000000"),
     ] {

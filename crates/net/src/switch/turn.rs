@@ -382,11 +382,7 @@ impl Switch {
     /// Looks at what need not be looked at in every turn.
     fn look(&mut self, now: Nanos) {
         self.table.age(now, self.options.age);
-        for at in 0..self.order.len() {
-            if let Some(index) = self.order.get(at).copied() {
-                self.refresh_state(index);
-            }
-        }
+        self.refresh();
         for at in 0..self.ports.len() {
             let port = self.ports.get_mut(at).and_then(Option::as_mut);
             if let Some(port) = port

@@ -1,0 +1,22 @@
+//! Ports of a switch to the rest of the network: interfaces of this host's kernel.
+//!
+//! * [`TapQueue`]: a TAP interface, behind which is the kernel itself.
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::todo,
+        clippy::unimplemented
+    )
+)]
+
+mod looks;
+mod room;
+mod tap;
+
+pub use tap::{TapOptions, TapQueue};
