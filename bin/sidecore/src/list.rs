@@ -1,13 +1,15 @@
 //! `sidecore list`.
 
+use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use serde::Serialize;
-use sidecore_control::Client;
 use sidecore_control::config::size;
 use sidecore_control::report::{DeviceReport, SidecoreReport};
+use sidecore_control::{Client, ClientError};
 
+use crate::own::Candidacy;
 use crate::print;
 use crate::table::Table;
 use crate::units::count;
@@ -16,14 +18,35 @@ use crate::units::count;
 struct Listed {
     devices: Vec<DeviceReport>,
     sidecores: Vec<SidecoreReport>,
+    /// The state of the `sidecore own` that runs the daemon, or will.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    own: Option<Candidacy>,
 }
 
-pub(crate) fn run(client: &Client, json: bool) -> Result<()> {
-    let (devices, sidecores) = (client.devices()?, client.sidecores()?);
+pub(crate) fn run(socket: &Path, json: bool) -> Result<()> {
+    let own = Candidacy::read(socket);
+    let client = Client::new(socket)?;
+    let reports = client.devices().and_then(|devices| Ok((devices, client.sidecores()?)));
+    let listed = match reports {
+        Ok((devices, sidecores)) => Listed { devices, sidecores, own },
+        // A candidate that waits has no daemon.
+        Err(ClientError::NoDaemon(_)) if own.is_some() => {
+            Listed { devices: Vec::new(), sidecores: Vec::new(), own }
+        }
+        Err(error) => return Err(error.into()),
+    };
     if json {
-        let text = serde_json::to_string_pretty(&Listed { devices, sidecores })?;
-        return Ok(print(&(text + "\n"))?);
+        return crate::print_json(&listed);
     }
+    let own = listed.own.map(|own| own.lines());
+    let is_candidate = own.is_some() && listed.sidecores.is_empty();
+    let devices =
+        if is_candidate { String::new() } else { table(listed.devices, listed.sidecores) };
+    Ok(print(&(devices + &own.unwrap_or_default()))?)
+}
+
+/// The table of the devices, and the warnings below it.
+fn table(devices: Vec<DeviceReport>, sidecores: Vec<SidecoreReport>) -> String {
     let mut table = Table::new(&[
         "NAME",
         "STATE",
@@ -82,7 +105,7 @@ pub(crate) fn run(client: &Client, json: bool) -> Result<()> {
     for warning in sidecores.into_iter().filter_map(|sidecore| sidecore.warning) {
         reasons.push_str(&format!("{warning}\n"));
     }
-    Ok(print(&(table.render() + &reasons))?)
+    table.render() + &reasons
 }
 
 /// The store or the switch behind a device, its type, and the size.

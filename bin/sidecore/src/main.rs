@@ -151,7 +151,7 @@ fn main() -> ExitCode {
         }
         Command::Luks(arguments) => luks::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),
-        Command::List { json } => with(&arguments.socket, |client| list::run(client, json)),
+        Command::List { json } => list::run(&arguments.socket, json),
         Command::Stats(stats) => with(&arguments.socket, |client| stats::run(client, &stats)),
         Command::Top { interval } => with(&arguments.socket, |client| top::run(client, interval)),
         Command::Device(device) => with(&arguments.socket, |client| device::run(client, device)),
@@ -162,7 +162,7 @@ fn main() -> ExitCode {
             Ok(code) => return code,
             Err(error) => Err(error),
         },
-        Command::Own(own) => match own::run(&own) {
+        Command::Own(own) => match own::run(&own, &arguments.socket) {
             Ok(code) => return code,
             Err(error) => Err(error),
         },

@@ -3,10 +3,11 @@
 //! The command is the store's server: it is started when this host owns the store and has fenced
 //! all others, and it is killed before the lease ends if etcd does not renew it.
 
+mod shown;
 mod supervisor;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +21,8 @@ use sidecore_cluster::{
 use sidecore_ownership::{Daemon, Member, Options};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 
+pub(crate) use shown::Candidacy;
+use shown::Shown;
 use supervisor::{Ended, Supervisor};
 
 /// A call to etcd fails after this part of the lease's time.
@@ -67,6 +70,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     #[arg(value_parser = clap::value_parser!(u64).range(2..=600))]
     lease: u64,
+    /// Write a page of metrics into this file, for a collector of text files: a candidate that
+    /// waits has no daemon to ask.
+    #[arg(long, value_name = "FILE")]
+    metrics: Option<PathBuf>,
     /// The daemon and its arguments. It serves on until SIGTERM, and ends in order then.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -124,7 +131,8 @@ impl Signals {
     }
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+/// `socket` is the control socket of the daemon, beside which `sidecore list` finds the state.
+pub(crate) fn run(arguments: &Arguments, socket: &Path) -> Result<ExitCode> {
     let signals = Signals::listen()?;
     let host = this_host().context("cannot read the identity of this host")?;
     let name = match &arguments.name {
@@ -132,11 +140,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         None => name(host.split('/').next().unwrap_or_default())
             .map_err(|error| anyhow::anyhow!("the host's name is no --name: {error}"))?,
     };
+    let mut shown = Shown::new(socket, (&arguments.store, &name), arguments.metrics.as_deref());
     loop {
         let me = Member { name: name.clone(), host: host.clone(), incarnation: random()? };
-        match candidacy(arguments, me, &signals)? {
+        match candidacy(arguments, me, (&signals, &mut shown))? {
             // The next start has another incarnation, as a process that was killed.
-            Ended::Lease => say("the lease has ended: the command was killed"),
+            Ended::Lease => shown.note("the lease has ended: the command was killed"),
             Ended::Command(code) => return Ok(ExitCode::from(code)),
             Ended::Signal => return Ok(ExitCode::SUCCESS),
         }
@@ -144,7 +153,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 /// Is a candidate until the command or the lease has ended.
-fn candidacy(arguments: &Arguments, me: Member, signals: &Signals) -> Result<Ended> {
+fn candidacy(
+    arguments: &Arguments,
+    me: Member,
+    (signals, shown): (&Signals, &mut Shown),
+) -> Result<Ended> {
     let options = Options::of_lease(arguments.lease);
     let patience = Duration::from_secs(arguments.lease) / CALLS_PER_LEASE;
     let gateway = Gateway::new(arguments.etcd.clone(), &arguments.cluster, me.clone(), patience);
@@ -165,7 +178,7 @@ fn candidacy(arguments: &Arguments, me: Member, signals: &Signals) -> Result<End
     let supervisor = Arc::new(Supervisor::new(me, (fence, local), record, options.margin));
     let host: Arc<Supervisor> = Arc::clone(&supervisor);
     let runner = Runner::start(daemon, gateway, host).context("cannot start a thread")?;
-    supervisor.run(&arguments.command, (runner, &arguments.store), signals)
+    supervisor.run(&arguments.command, (runner, &arguments.store), (signals, shown))
 }
 
 fn random() -> Result<u64> {

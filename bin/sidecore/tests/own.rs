@@ -6,11 +6,15 @@
 
 mod owning;
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use owning::skewed::{Answers, Skewed};
 use owning::{Candidate, Cluster, Fence, Site};
 use rustix::process::Signal;
+use sidecore_cluster::boot_time;
 use sidecore_kit::wait;
+use sidecore_units::Nanos;
 
 /// Candidates of the long test.
 const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -227,6 +231,106 @@ fn an_owner_that_is_cut_off_ends_before_its_lease_does_and_comes_back_as_a_candi
     first.until_it_says("waiting for key");
     cluster.check();
     println!("a cut: pause {:?}", cluster.pause_before(next));
+}
+
+#[test]
+fn the_list_shows_owners_candidates_and_faults_of_the_fence() {
+    let Some(site) = Site::start() else { return };
+    let cluster = Cluster::new(1);
+    let first = cluster.candidate(&site, "a", Fence::Command);
+    let epoch = cluster.progress_after(0);
+    first.until_list_says(&format!("candidate a: serving in epoch {epoch}"));
+    first.until_list_says("s left");
+    let json: serde_json::Value = serde_json::from_str(&first.list(&["--json"])).unwrap();
+    assert_eq!(json["own"]["name"], "a");
+    assert!(!json["own"]["events"].as_array().unwrap().is_empty());
+    let second = cluster.candidate(&site, "b", Fence::Command);
+    second.until_list_says("candidate b: waiting for key, the owner is \"a\" on host");
+    let namesake = cluster.candidate(&site, "a", Fence::Command);
+    namesake.until_list_says("which needs a name of its own");
+    drop(namesake);
+
+    cluster.set_fence("exit 3");
+    first.signal_with_its_command(Signal::STOP);
+    second.until_list_says("exit status: 3");
+    let fencing = "sidecore_own_state{store=\"disk\",candidate=\"b\",state=\"fencing\"}";
+    wait::until("metrics", owning::PATIENCE, || second.metric(fencing) == Some(1.0));
+    cluster.set_fence("sleep 1000");
+    second.until_list_says("did not end within 1 s and was killed");
+    // It succeeds, and ends nothing.
+    cluster.set_fence("exit 0");
+    second.until_list_says("a live process of an owner has");
+    assert_eq!(cluster.epoch(), epoch, "two owners");
+    first.until_list_says("was stopped or killed");
+    assert!(!first.list(&[]).contains("s left"));
+    first.signal_with_its_command(Signal::CONT);
+    let next = cluster.progress_after(epoch);
+    let (name, owner) = if cluster.owner() == "a" { ("a", &first) } else { ("b", &second) };
+    owner.until_list_says(&format!("candidate {name}: serving in epoch {next}"));
+    let sample = format!("sidecore_own_epoch{{store=\"disk\",candidate=\"{name}\"}}");
+    wait::until("metrics", owning::PATIENCE, || owner.metric(&sample) == Some(next as f64));
+    cluster.check();
+}
+
+#[test]
+fn the_list_shows_faults_of_etcd_and_of_the_store() {
+    let Some(mut site) = Site::start() else { return };
+    let (cluster, unshared) = (Cluster::new(1), Cluster::new(1));
+    let first = cluster.candidate(&site, "a", Fence::Command);
+    cluster.progress_after(0);
+    let second = unshared.candidate(&site, "b", Fence::Command);
+    second.until_list_says("candidate b: waiting for key");
+    site.etcd().signal(Signal::STOP);
+    for candidate in [&first, &second] {
+        let listed = candidate.until_list_says("etcd does not answer since");
+        assert!(listed.contains("no answer within"), "{listed}");
+    }
+    site.etcd().signal(Signal::CONT);
+    first.until_list_says("serving");
+    first.signal(Signal::TERM);
+    let listed = second.until_list_says("candidate b: refused");
+    assert!(listed.contains("has no record") && listed.contains("share one store"), "{listed}");
+
+    let first = cluster.candidate(&site, "a", Fence::Command);
+    first.until_list_says("serving");
+    site.replace_etcd();
+    second.until_list_says("this daemon's lease is with");
+    first.until_list_says("was served under etcd cluster");
+    cluster.check();
+}
+
+fn slow() -> Nanos {
+    Nanos(boot_time().0 / 10 * 9)
+}
+
+fn fast() -> Nanos {
+    Nanos(boot_time().0 / 10 * 11)
+}
+
+#[test]
+fn owners_with_clocks_that_differ_by_a_tenth_stop_before_their_leases_end() {
+    let Some(site) = Site::start() else { return };
+    let answers = Arc::new(Answers::default());
+    let address = |name: &str| if name == "a" { "127.9.1.1" } else { "127.9.2.1" };
+    let owner_other_than = |name: &str| {
+        wait::succeed(owning::PATIENCE, || {
+            let (_, owner) = answers.newest().ok_or("no answers")?;
+            if owner == name { Err("no other owner") } else { Ok(owner) }
+        })
+    };
+    let a = Skewed::start(&site, ("a", address("a")), slow, &answers);
+    let mut owner = owner_other_than("");
+    let b = Skewed::start(&site, ("b", address("b")), fast, &answers);
+    let mut names = Vec::new();
+    for _ in 0..4 {
+        site.cut(address(&owner));
+        let next = owner_other_than(&owner);
+        site.heal(address(&owner));
+        names.push(std::mem::replace(&mut owner, next));
+    }
+    drop((a, b));
+    assert!(["a", "b"].iter().all(|name| names.iter().any(|of| of == name)), "{names:?}");
+    assert!(answers.epochs().is_sorted(), "two owners answered at once");
 }
 
 #[test]

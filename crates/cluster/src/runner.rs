@@ -57,6 +57,8 @@ pub struct Report {
     pub stores: Vec<StoreReport>,
     /// The end of the lease on the boot time clock.
     pub lease_ends_at: Option<Nanos>,
+    /// Whether the last call to etcd failed.
+    pub fails: bool,
 }
 
 /// A store of a runner.
@@ -89,12 +91,27 @@ impl Runner {
     /// # Errors
     /// The kernel gives no thread, or none of what a runtime needs.
     pub fn start(daemon: Daemon, gateway: Gateway, host: Arc<dyn Host>) -> io::Result<Self> {
+        Self::with_clock(daemon, gateway, host, boot_time)
+    }
+
+    /// As [`start`](Self::start), with another clock than [`boot_time`], which all times of the
+    /// [`Host`] are on: one whose rate differs from etcd's shows that leases bear it.
+    ///
+    /// # Errors
+    /// As those of [`start`](Self::start).
+    pub fn with_clock(
+        daemon: Daemon,
+        gateway: Gateway,
+        host: Arc<dyn Host>,
+        clock: fn() -> Nanos,
+    ) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (events, inbox) = unbounded_channel();
         let report = Arc::default();
         let work = Work {
             daemon,
             host,
+            clock,
             events: events.clone(),
             report: Arc::clone(&report),
             shown: Vec::new(),
@@ -134,6 +151,7 @@ impl Runner {
 struct Work {
     daemon: Daemon,
     host: Arc<dyn Host>,
+    clock: fn() -> Nanos,
     events: UnboundedSender<Event>,
     report: Arc<Mutex<Report>>,
     /// The lease time that the host knows, of each store.
@@ -148,7 +166,7 @@ impl Work {
         let mut idle = Some(gateway);
         let (done, mut answers) = unbounded_channel::<(Gateway, u64, Answer)>();
         loop {
-            let now = boot_time();
+            let now = (self.clock)();
             if let Some(mut gateway) = idle.take() {
                 match self.daemon.call(now) {
                     None => idle = Some(gateway),
@@ -174,7 +192,7 @@ impl Work {
             tokio::select! {
                 Some((gateway, number, answer)) = answers.recv() => {
                     idle = Some(gateway);
-                    self.daemon.answered(boot_time(), number, answer);
+                    self.daemon.answered((self.clock)(), number, answer);
                 }
                 event = inbox.recv() => match event {
                     Some(event) => self.take(event),
@@ -192,7 +210,7 @@ impl Work {
             }
             Event::Retry(store) => self.daemon.retry(&store),
             Event::End => self.daemon.end(),
-            Event::Ended { store, outcome } => self.daemon.ended(boot_time(), &store, outcome),
+            Event::Ended { store, outcome } => self.daemon.ended((self.clock)(), &store, outcome),
         }
     }
 
@@ -245,7 +263,8 @@ impl Work {
         }
         self.logged.clone_from(&stores);
         let lease_ends_at = self.daemon.lease_ends_at();
-        let report = Report { stores, lease_ends_at };
+        let fails = self.daemon.fault().is_some();
+        let report = Report { stores, lease_ends_at, fails };
         *self.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
     }
 }

@@ -189,6 +189,12 @@ impl Daemon {
         self.lease.map(|lease| lease.ends_at)
     }
 
+    /// The reason why the last call to etcd failed, if it did.
+    #[must_use]
+    pub fn fault(&self) -> Option<&str> {
+        self.fault.as_deref()
+    }
+
     /// The cluster of etcd that answers are taken of.
     #[must_use]
     pub const fn cluster(&self) -> Option<u64> {

@@ -63,6 +63,18 @@ pub enum State {
 }
 
 impl State {
+    /// All states, in the order in which a store goes through them.
+    pub const ALL: [Self; 8] = [
+        Self::Candidate,
+        Self::WaitingForKey,
+        Self::Fencing,
+        Self::Opening,
+        Self::Serving,
+        Self::Stalled,
+        Self::Closing,
+        Self::Refused,
+    ];
+
     /// The word in lists and metrics.
     #[must_use]
     pub const fn word(self) -> &'static str {
@@ -323,9 +335,8 @@ impl Store {
                      of its own",
                     held.by, self.name
                 );
-                if is_namesake {
-                    self.detail = Some(detail);
-                }
+                // Errors of former attempts are no obstacle while another daemon serves.
+                self.detail = is_namesake.then_some(detail);
                 if held.is_leaving {
                     // The key that this daemon released has gone to another, which returns it.
                     self.not_before = Nanos::ZERO;

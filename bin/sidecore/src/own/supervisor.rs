@@ -11,9 +11,10 @@ use anyhow::{Context as _, Result};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use sidecore_cluster::{Fence, Host, LockFence, RecordFile, Runner, boot_time};
-use sidecore_ownership::{Member, Record, Status};
+use sidecore_ownership::{Member, Record};
 use sidecore_units::Nanos;
 
+use super::shown::Shown;
 use super::{Signals, say};
 use crate::bound;
 
@@ -99,12 +100,11 @@ impl Supervisor {
         &self,
         command: &[OsString],
         (runner, store): (Runner, &str),
-        signals: &Signals,
+        (signals, shown): (&Signals, &mut Shown),
     ) -> Result<Ended> {
         let mut process: Option<Process> = None;
-        let mut told = None;
         let ended = loop {
-            tell(&runner, &mut told);
+            shown.show(runner.report());
             if signals.ends() {
                 break Ended::Signal;
             }
@@ -273,28 +273,6 @@ impl Drop for Process {
             let _ = self.child.wait();
         }
     }
-}
-
-/// Prints the state of the store if it has changed.
-fn tell(runner: &Runner, told: &mut Option<Status>) {
-    let report = runner.report();
-    let Some(store) = report.stores.into_iter().next() else { return };
-    if told.as_ref() == Some(&store.status) {
-        return;
-    }
-    let Status { state, epoch, holder, detail } = &store.status;
-    let mut text = format!("{}: {}", store.name, state.word());
-    if let Some(epoch) = epoch {
-        text.push_str(&format!(" in epoch {epoch}"));
-    }
-    if let Some(holder) = holder {
-        text.push_str(&format!(", daemon {holder} has it"));
-    }
-    if let Some(detail) = detail {
-        text.push_str(&format!(": {detail}"));
-    }
-    say(&text);
-    *told = Some(store.status);
 }
 
 /// The exit code for a status, as in shells.

@@ -1,12 +1,14 @@
 //! Three members of etcd, candidates, and the history of their commands.
 
+pub mod skewed;
+
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -27,6 +29,10 @@ const DIRECTORY: &str = "SIDECORE_TEST_DIRECTORY";
 const PACE: Duration = Duration::from_millis(1);
 /// Lines that show that an owner writes.
 const FEW: usize = 20;
+
+/// A fence command with effect.
+const FENCE: &str = "kill -9 $(cat \"$(dirname \"$0\")/$1.pids\")\n\
+                         echo $1 >> \"$(dirname \"$0\")/fenced\"\n";
 
 #[derive(Clone, Copy)]
 pub enum Fence {
@@ -96,6 +102,16 @@ impl Site {
         self.etcd.as_ref().unwrap()
     }
 
+    /// Cuts an address of etcd off.
+    pub fn cut(&self, address: &str) {
+        Etcd::cut(&self.namespace, address).unwrap();
+    }
+
+    /// Ends [`cut`](Self::cut).
+    pub fn heal(&self, address: &str) {
+        Etcd::heal(&self.namespace, address).unwrap();
+    }
+
     pub fn depose_leader(&self) {
         self.etcd().depose_leader(&self.namespace);
     }
@@ -124,25 +140,37 @@ impl Cluster {
         for name in ["history", "fenced"] {
             File::create(path.join(name)).unwrap();
         }
-        let script = "#!/bin/sh\nkill -9 $(cat \"$(dirname \"$0\")/$1.pids\")\n\
-                      echo $1 >> \"$(dirname \"$0\")/fenced\"\n";
-        std::fs::write(path.join("fence"), script).unwrap();
+        let cluster = Self { number, directory, history: RefCell::default() };
+        cluster.set_fence(FENCE);
+        cluster
+    }
+
+    /// Replaces the fence command by this shell script.
+    pub fn set_fence(&self, script: &str) {
+        let new = self.path("fence.new");
+        std::fs::write(&new, format!("#!/bin/sh\n{script}")).unwrap();
         let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        std::fs::set_permissions(path.join("fence"), executable).unwrap();
-        Self { number, directory, history: RefCell::default() }
+        std::fs::set_permissions(&new, executable).unwrap();
+        std::fs::rename(new, self.path("fence")).unwrap();
     }
 
     pub fn candidate(&self, site: &Site, name: &str, fence: Fence) -> Candidate {
-        let log = self.path(&format!("log-{name}-{}", boot_time().0));
+        let now = boot_time().0;
+        let log = self.path(&format!("log-{name}-{now}"));
+        let socket = self.path(&format!("{name}-{now}.sock"));
         let mut command = site.namespace.command(env!("CARGO_BIN_EXE_sidecore").as_ref());
         let (keys, endpoints) = (self.number.to_string(), Etcd::endpoints_at(&self.address(name)));
+        command.arg("--socket").arg(&socket);
         command.args(["own", "disk", "--name", name, "--lease", "3", "--cluster", &keys]);
+        command.arg("--metrics").arg(metrics_of(&socket));
         command.args(["--etcd", &endpoints]);
         command.arg("--record").arg(self.path("disk.owner"));
         command.arg("--path").arg(self.path("disk.img"));
         match fence {
             Fence::Lock => command.arg("--fence-lock"),
-            Fence::Command => command.arg("--fence-command").arg(self.path("fence")),
+            Fence::Command => {
+                command.args(["--fence-limit", "1", "--fence-command"]).arg(self.path("fence"))
+            }
         };
         command.arg("--").arg(std::env::current_exe().unwrap());
         command.args(["--exact", "writer", "--ignored", "--nocapture"]);
@@ -150,7 +178,7 @@ impl Cluster {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log).unwrap());
         let process = Process::start(&mut command).unwrap();
         let pids = self.path(&format!("{name}.pids"));
-        Candidate { process, log, read: 0, pids }
+        Candidate { process, log, read: 0, pids, socket }
     }
 
     /// The address at which a candidate has etcd.
@@ -160,12 +188,12 @@ impl Cluster {
 
     /// Cuts a candidate off from etcd.
     pub fn cut(&self, site: &Site, name: &str) {
-        Etcd::cut(&site.namespace, &self.address(name)).unwrap();
+        site.cut(&self.address(name));
     }
 
     /// Ends [`cut`](Self::cut).
     pub fn heal(&self, site: &Site, name: &str) {
-        Etcd::heal(&site.namespace, &self.address(name)).unwrap();
+        site.heal(&self.address(name));
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -278,6 +306,12 @@ pub struct Candidate {
     read: usize,
     /// For the fence command.
     pids: PathBuf,
+    /// The control socket of a daemon, which its command has none of.
+    socket: PathBuf,
+}
+
+fn metrics_of(socket: &Path) -> PathBuf {
+    socket.with_extension("prom")
 }
 
 impl Candidate {
@@ -320,6 +354,36 @@ impl Candidate {
         for pid in commands {
             let _ = kill_process(pid, signal);
         }
+    }
+
+    /// The answer of `sidecore list` with these arguments.
+    pub fn list(&self, arguments: &[&str]) -> String {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sidecore"));
+        let listed = command.arg("--socket").arg(&self.socket).arg("list").args(arguments).output();
+        let listed = listed.unwrap();
+        format!(
+            "{}{}",
+            String::from_utf8_lossy(&listed.stdout),
+            String::from_utf8_lossy(&listed.stderr)
+        )
+    }
+
+    /// Waits until `sidecore list` says something. Returns all that it says.
+    pub fn until_list_says(&self, text: &str) -> String {
+        wait::succeed(PATIENCE, || {
+            let listed = self.list(&[]);
+            if listed.contains(text) {
+                return Ok(listed);
+            }
+            Err(format!("\"{text}\" is not in the list:\n{listed}"))
+        })
+    }
+
+    /// The value of a metric's sample.
+    pub fn metric(&self, sample: &str) -> Option<f64> {
+        let page = std::fs::read_to_string(metrics_of(&self.socket)).unwrap();
+        let line = page.lines().find_map(|line| line.strip_prefix(sample));
+        line.and_then(|value| value.trim().parse().ok())
     }
 
     /// The length of its log.
