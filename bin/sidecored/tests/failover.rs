@@ -3,14 +3,16 @@
 
 mod common;
 
-use std::fs::File;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use sidecore_control::report::DeviceState;
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Slot, Status};
+use sidecore_fuse::{Operation, SlowDisk};
 use sidecore_kit::etcd::Etcd;
 use sidecore_kit::guest::complete_all;
 use sidecore_kit::namespace::Namespace;
@@ -27,22 +29,48 @@ const BLOCKS: u64 = 32;
 /// Kills and hand-overs, in turn, unless `SIDECORE_TAKEOVERS` has another number: 2 at least.
 const TAKEOVERS: u64 = 4;
 
-/// Two hosts that can serve a disk, and the directory that they share.
-struct Pair {
-    namespace: Namespace,
-    sidecore: PathBuf,
-    shared: TempDir,
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fence {
+    Lock,
+    /// Kills a candidate and its daemon.
+    Command,
 }
 
-impl Pair {
+/// Two hosts that can serve a disk, and the directory that they share.
+struct Pair<'a> {
+    namespace: &'a Namespace,
+    sidecore: PathBuf,
+    shared: TempDir,
+    /// The disk's file.
+    disk: PathBuf,
+    fence: Fence,
+}
+
+impl<'a> Pair<'a> {
+    fn new(namespace: &'a Namespace, fence: Fence, disk: Option<PathBuf>) -> Self {
+        let shared = tempfile::tempdir().unwrap();
+        let disk = disk.unwrap_or_else(|| {
+            let path = shared.path().join("disk.img");
+            File::create(&path).unwrap().set_len(DISK_BYTES).unwrap();
+            path
+        });
+        let script = shared.path().join("fence");
+        let text = format!("#!/bin/sh\nkill -9 $(cat {}/$1.pids)\n", shared.path().display());
+        std::fs::write(&script, text).unwrap();
+        std::fs::set_permissions(&script, Permissions::from_mode(0o755)).unwrap();
+        Self { namespace, sidecore: sidecore(), shared, disk, fence }
+    }
+
     fn config(&self, name: &str) -> String {
-        let shared = self.shared.path().display();
+        let (shared, disk) = (self.shared.path().display(), self.disk.display());
+        // A file in memory has no direct I/O.
+        let direct = !self.disk.starts_with(self.shared.path());
         format!(
             "control_socket = \"{name}.sock\"\n[[sidecore]]\nname = \"io0\"\n\
              [[link]]\nname = \"wire\"\ntype = \"memory\"\nsocket = \"{shared}/wire.sock\"\n\
              [[client]]\nname = \"vmhost\"\nlinks = [\"wire\"]\n\
-             [[store]]\nname = \"disk\"\ntype = \"file\"\npath = \"{shared}/disk.img\"\n\
-             direct = false\n\
+             [[store]]\nname = \"disk\"\ntype = \"file\"\npath = \"{disk}\"\n\
+             direct = {direct}\n\
              [[device]]\nname = \"disk1\"\nfront_end = \"vrio\"\nclient = \"vmhost\"\n\
              store = \"disk\"\n"
         )
@@ -66,12 +94,40 @@ impl Pair {
         std::fs::write(&config, self.config(name)).unwrap();
         let log = File::create(shared.join(name)).unwrap();
         let mut command = self.namespace.command(self.sidecore.as_ref());
-        command.args(["own", "disk", "--name", name, "--lease", "3", "--fence-lock"]);
+        command.args(["own", "disk", "--name", name, "--lease", "3"]);
+        // The keys in etcd are the pair's.
+        command.args(["--cluster", &format!("{:?}", self.fence)]);
+        match self.fence {
+            Fence::Lock => command.arg("--fence-lock"),
+            Fence::Command => command.arg("--fence-command").arg(shared.join("fence")),
+        };
         command.args(["--etcd", &Etcd::endpoints(), "--record"]).arg(shared.join("disk.owner"));
-        command.arg("--path").arg(shared.join("disk.img"));
+        command.arg("--path").arg(&self.disk);
         command.args(["--", env!("CARGO_BIN_EXE_sidecored"), "--config"]).arg(config);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         Process::start(&mut command).unwrap()
+    }
+
+    /// Sends a signal to a candidate and to its daemon, as to a machine that is suspended.
+    fn signal_with_its_daemon(&self, name: &str, candidate: &Process, signal: Signal) {
+        let pid = candidate.id();
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        let pids = format!("{pid} {}", children.unwrap());
+        std::fs::write(self.shared.path().join(format!("{name}.pids")), &pids).unwrap();
+        for pid in pids.split_whitespace().map(|pid| Pid::from_raw(pid.parse().unwrap()).unwrap()) {
+            // The fence may have killed it.
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    /// A guest of a VMhost, when its disk is there.
+    fn guest(&self, vmhost: &Daemon) -> BlkClient {
+        let control = vmhost.client();
+        wait::until("the remote device is attached", SOON, || {
+            control.devices().unwrap()[0].state == DeviceState::Waiting
+        });
+        let socket = vmhost.directory.path().join("vd0.sock");
+        BlkClient::connect(socket, &ClientOptions::default()).unwrap()
     }
 
     /// Whether this is the newest state of a candidate.
@@ -79,6 +135,11 @@ impl Pair {
         let log = std::fs::read_to_string(self.shared.path().join(name)).unwrap();
         let newest = log.lines().rfind(|line| line.contains("own: disk: "));
         newest.is_some_and(|line| line.contains(&format!("disk: {state}")))
+    }
+
+    /// Whether a candidate's log has this text.
+    fn says(&self, name: &str, text: &str) -> bool {
+        std::fs::read_to_string(self.shared.path().join(name)).unwrap().contains(text)
     }
 
     fn wait_for(&self, name: &str, state: &str) {
@@ -139,9 +200,7 @@ fn a_guest_survives_its_iohosts_deaths_and_hand_overs() {
         Err(error) => return sidecore_skip::skip(error),
     };
     let _etcd = Etcd::start(&namespace, "failover").unwrap();
-    let shared = tempfile::tempdir().unwrap();
-    File::create(shared.path().join("disk.img")).unwrap().set_len(DISK_BYTES).unwrap();
-    let pair = Pair { namespace, sidecore: sidecore(), shared };
+    let pair = Pair::new(&namespace, Fence::Lock, None);
     let mut names = ["a", "b"];
     let mut owner = pair.candidate(names[0]);
     pair.wait_for(names[0], "serving");
@@ -149,12 +208,7 @@ fn a_guest_survives_its_iohosts_deaths_and_hand_overs() {
     pair.wait_for(names[1], "waiting for key");
 
     let vmhost = pair.vmhost();
-    let control = vmhost.client();
-    wait::until("the remote device is attached", SOON, || {
-        control.devices().unwrap()[0].state == DeviceState::Waiting
-    });
-    let socket = vmhost.directory.path().join("vd0.sock");
-    let mut guest = BlkClient::connect(socket, &ClientOptions::default()).unwrap();
+    let mut guest = pair.guest(&vmhost);
     let queue = guest.queue(0).unwrap();
     let slots: Vec<Slot> = (0..BLOCKS).map(|_| queue.take_slot().unwrap()).collect();
     let mut batch = 0;
@@ -179,5 +233,75 @@ fn a_guest_survives_its_iohosts_deaths_and_hand_overs() {
         pauses.sort();
         let (median, longest) = (pauses[pauses.len() / 2], pauses.last().unwrap());
         println!("pauses of {} {of}: median {median:?}, {longest:?} at most", pauses.len());
+    }
+}
+
+/// Stops the owner while the store holds writes of a guest, and lets it continue when its successor
+/// has fenced it or waits for it. The store carries out the held writes last.
+fn stop_an_owner_with_writes_in_flight(namespace: &Namespace, fence: Fence) -> Option<()> {
+    let disk = SlowDisk::mount(DISK_BYTES as usize)?;
+    let pair = Pair::new(namespace, fence, Some(disk.path()));
+    let owner = pair.candidate("a");
+    pair.wait_for("a", "serving");
+    let other = pair.candidate("b");
+    pair.wait_for("b", "waiting for key");
+    let vmhost = pair.vmhost();
+    let mut guest = pair.guest(&vmhost);
+    let queue = guest.queue(0).unwrap();
+    let slots: Vec<Slot> = (0..BLOCKS).map(|_| queue.take_slot().unwrap()).collect();
+    let mut batch = 0;
+    survives(queue, &slots, &mut batch, || true);
+
+    let _releaser = disk.releaser();
+    disk.hold(|request| request.operation() == Operation::Write);
+    batch += 1;
+    for (index, slot) in (0..BLOCKS).zip(&slots) {
+        submit(queue, *slot, index, data(index, batch, BLOCK));
+    }
+    queue.publish().unwrap();
+    disk.wait_for_held(|held| !held.is_empty());
+    // A successor's writes would be carried out at once, and before these.
+    disk.hold_no_more();
+    pair.signal_with_its_daemon("a", &owner, Signal::STOP);
+    if fence == Fence::Lock {
+        wait::until("the fence fails", SOON, || pair.says("b", "a live process"));
+        pair.signal_with_its_daemon("a", &owner, Signal::CONT);
+    }
+    // The kernel has writes of the dead owner.
+    let waits =
+        ["waiting for requests of a process that has ended", "requests in flight of a process"];
+    wait::until("its successor waits for them", SOON, || {
+        waits.iter().any(|text| pair.says("b", text))
+    });
+    pair.signal_with_its_daemon("a", &owner, Signal::CONT);
+    assert!(!disk.held().is_empty(), "{fence:?}");
+    disk.release();
+    let done = complete_all(queue, slots.len());
+    assert!(done.iter().all(|done| done.status == Status::Ok), "{done:?}");
+    for index in 0..BLOCKS {
+        let back = read(queue, slots[0], index, BLOCK);
+        assert!(back == data(index, batch, BLOCK), "{fence:?}, block {index}");
+    }
+    survives(queue, &slots, &mut batch, || true);
+    for index in 0..BLOCKS {
+        let at = (index * u64::from(BLOCK)) as usize;
+        let last = data(index, batch, BLOCK);
+        assert!(disk.bytes(at, BLOCK as usize) == last, "{fence:?}, block {index}");
+    }
+    drop((guest, vmhost, owner, other));
+    Some(())
+}
+
+#[test]
+fn writes_of_a_stopped_owner_that_a_slow_store_holds_are_never_seen_later() {
+    let namespace = match Namespace::new() {
+        Ok(namespace) => namespace,
+        Err(error) => return sidecore_skip::skip(error),
+    };
+    let _etcd = Etcd::start(&namespace, "slow").unwrap();
+    for fence in [Fence::Lock, Fence::Command] {
+        if stop_an_owner_with_writes_in_flight(&namespace, fence).is_none() {
+            return;
+        }
     }
 }
