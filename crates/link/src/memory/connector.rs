@@ -19,6 +19,10 @@ use crate::{LinkError, LinkOptions};
 
 /// The time between two attempts: an IOhost that comes back is found within it.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// The same after a link was lost, when the IOhost or its successor is expected soon.
+const SEEK_INTERVAL: Duration = Duration::from_millis(5);
+/// The time of the latter.
+const SEEK_TIME: Duration = Duration::from_secs(2);
 /// The same after a refusal, which only an operator changes.
 const REFUSED_INTERVAL: Duration = Duration::from_millis(500);
 /// An IOhost that has not answered within this time is asked again.
@@ -40,6 +44,8 @@ struct Queue {
     state: State,
     /// The last reason told.
     down: &'static str,
+    /// The link was lost not long before this time.
+    seeks_until: Option<Instant>,
 }
 
 enum State {
@@ -72,7 +78,10 @@ impl From<&'static str> for Failure {
 impl Connector {
     pub fn new(event: Arc<EventFd>, queues: Vec<ServiceEnd>, options: &MemoryOptions) -> Self {
         let now = Instant::now();
-        let queue = |(post, places)| Queue { post, places, state: State::Idle(now), down: "" };
+        let queue = |(post, places)| {
+            let (state, down, seeks_until) = (State::Idle(now), "", None);
+            Queue { post, places, state, down, seeks_until }
+        };
         Self {
             event,
             queues: queues.into_iter().map(queue).collect(),
@@ -135,7 +144,13 @@ impl Queue {
     }
 
     fn fail(&mut self, Failure(reason, pause): Failure) {
-        let next = Instant::now().checked_add(pause).map_or(State::Ended, State::Idle);
+        let now = Instant::now();
+        if matches!(self.state, State::Joined(..)) {
+            self.seeks_until = now.checked_add(SEEK_TIME);
+        }
+        let seeks = pause == RETRY_INTERVAL && self.seeks_until.is_some_and(|until| now < until);
+        let pause = if seeks { SEEK_INTERVAL } else { pause };
+        let next = now.checked_add(pause).map_or(State::Ended, State::Idle);
         if let State::Asked(socket, _) | State::Joined(socket, _) =
             std::mem::replace(&mut self.state, next)
         {

@@ -2,6 +2,7 @@
 
 use sidecore_units::Nanos;
 
+use super::Timing;
 use crate::handshake::MESSAGE_MAX;
 
 /// The last numbers of sessions whose HELLOs have their times kept: a power of two.
@@ -25,6 +26,9 @@ pub(super) struct Hellos {
     replaced_at: Option<Nanos>,
     /// The time for which neither the number nor the message changes.
     pub(super) patience: Nanos,
+    /// A session has ended, and its IOhost or a successor is expected soon: see
+    /// [`longest`](Self::longest).
+    seeks_until: Nanos,
 }
 
 impl Default for Hellos {
@@ -34,11 +38,24 @@ impl Default for Hellos {
             sent: [(0, Nanos::ZERO); KEPT],
             replaced_at: None,
             patience: Nanos::ZERO,
+            seeks_until: Nanos::ZERO,
         }
     }
 }
 
 impl Hellos {
+    /// A session has ended.
+    pub(super) fn seek(&mut self, now: Nanos, timing: &Timing) {
+        self.seeks_until = now.after(twice(timing.dead_after));
+    }
+
+    /// The longest interval of HELLOs. While an IOhost hands over, each of them comes too early but
+    /// the last one, and a guest waits for that: they are sent at short intervals for a while.
+    pub(super) fn longest(&self, now: Nanos, timing: &Timing) -> Nanos {
+        let short = if now < self.seeks_until { twice(timing.first_timeout) } else { Nanos::MAX };
+        timing.hello.min(short)
+    }
+
     /// A HELLO for this number was sent.
     pub(super) fn sent(&mut self, now: Nanos, number: u64) {
         if let Some(place) = self.sent.get_mut(Self::place(number)) {
@@ -132,6 +149,16 @@ mod tests {
         hellos.sent(ms(100), 1 + KEPT as u64);
         hellos.is_late_for(ms(500), 1);
         assert_eq!(hellos.patience, ms(80));
+    }
+
+    #[test]
+    fn after_a_session_the_next_one_is_sought_at_short_intervals_for_a_while() {
+        let (mut hellos, timing) = (Hellos::default(), Timing::default());
+        assert_eq!(hellos.longest(ms(0), &timing), timing.hello);
+        hellos.seek(ms(100), &timing);
+        assert_eq!(hellos.longest(ms(100), &timing), ms(20));
+        assert_eq!(hellos.longest(ms(1899), &timing), ms(20));
+        assert_eq!(hellos.longest(ms(1900), &timing), timing.hello);
     }
 
     #[test]

@@ -22,6 +22,13 @@ const TRIES_PER_SIZE: u32 = 3;
 /// Entries of the IOhost's list that a client keeps.
 const LIST_MAX: u16 = 256;
 
+/// The time of these tries at intervals that double. Shorter intervals are no reason to try another
+/// size earlier.
+fn time_per_size(Timing { first_timeout, hello, .. }: &Timing) -> Nanos {
+    let timeout = |factor: u64| Nanos(first_timeout.0.saturating_mul(factor)).min(*hello);
+    timeout(1).after(timeout(2)).after(timeout(4))
+}
+
 /// Whether there is a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -254,8 +261,9 @@ impl Core {
     /// if it had been lost: the link may be down for long.
     fn plan_hello(&mut self, now: Nanos) {
         let timing = self.options.timing;
+        let longest = self.hellos.longest(now, &timing);
         let Phase::Hello { next_at, timeout, .. } = &mut self.phase else { return };
-        let longer = Nanos(timeout.0.saturating_mul(2)).min(timing.hello);
+        let longer = Nanos(timeout.0.saturating_mul(2)).min(longest);
         *timeout = longer.max(timing.first_timeout);
         *next_at = now.after(*timeout);
     }
@@ -263,7 +271,7 @@ impl Core {
     /// Chooses another size for the next HELLO if this one has had its tries, and an answer cannot
     /// be on its way any more.
     fn try_another(&mut self, now: Nanos) {
-        let patience = self.hellos.patience;
+        let patience = self.hellos.patience.max(time_per_size(&self.options.timing));
         let Phase::Hello { size, is_certain, tries, challenge, since, .. } = &mut self.phase else {
             return;
         };
@@ -463,6 +471,7 @@ impl Core {
         self.phase = Phase::looking(now, size);
         self.number = self.number.wrapping_add(1);
         self.hellos.renew();
+        self.hellos.seek(now, &self.options.timing);
         self.untold.connected = false;
         self.untold.disconnected = true;
         for device in &mut self.devices {
