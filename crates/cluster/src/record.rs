@@ -1,8 +1,8 @@
 //! A store's record in a file beside its data.
 
 use std::fs::File;
-use std::io::{self, Read as _, Write as _};
-use std::path::{Path, PathBuf};
+use std::io::{self, Read as _};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use sidecore_ownership::Record;
@@ -70,19 +70,8 @@ impl RecordFile {
             owner: MemberText::new(&record.owner),
         };
         let text = serde_json::to_string_pretty(&text).unwrap_or_default();
-        self.replace(&text).map_err(|error| self.error("write", &error))
-    }
-
-    fn replace(&self, text: &str) -> io::Result<()> {
-        let mut name = self.0.file_name().unwrap_or_default().to_owned();
-        name.push(".new");
-        let new = self.0.with_file_name(name);
-        let mut file = File::create(&new)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        std::fs::rename(&new, &self.0)?;
-        let directory = self.0.parent().filter(|parent| !parent.as_os_str().is_empty());
-        File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
+        sidecore_linux::replace_file(&self.0, text.as_bytes(), 0o644)
+            .map_err(|error| self.error("write", &error))
     }
 
     fn error(&self, action: &str, error: &io::Error) -> String {

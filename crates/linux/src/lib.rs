@@ -5,6 +5,7 @@
 //!   no other process opens the file.
 //! * [`MemoryFile`]: memory that outlives the process.
 //! * [`EpollSleeper`]: the call in which a sidecore sleeps.
+//! * [`replace_file`]: a file's new bytes, whole or not at all.
 //! * [`peer_event`]: wakes a peer without ever waiting for it.
 //! * [`cpu`]: the machine's cores, and pinning a thread to one of them.
 //! * [`EndRequests`]: whether a second signal to end means the same as the first.
@@ -43,6 +44,7 @@ mod pin;
 mod service_manager;
 mod tap;
 mod ublk;
+mod whole_file;
 mod xdp_socket;
 
 pub use accounts::{group_id, user_id};
@@ -71,6 +73,7 @@ pub use ublk::{
     IoDescriptor, IoResult, UblkControl, UblkError, UblkInfo, UblkParameters, UblkQueue, UblkState,
     open_ublk_device, prepare_ublk_memory, ublk_flag, ublk_memory_prepared,
 };
+pub use whole_file::replace_file;
 pub use xdp_socket::{
     CHUNK_BYTES, KERNEL_HEADROOM_BYTES, NEEDS_WAKE_UP, XdpMapped, XdpMode, XdpProgram, XdpRing,
     XdpRings, XdpSocket, XdpStatistics,

@@ -10,8 +10,8 @@
 //! docs/vrio.md, without what is of one session; the CRC-32 of all before, 4 bytes.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
+use std::fs::OpenOptions;
+use std::io::{self, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -108,7 +108,7 @@ impl Promises {
 impl State {
     fn write(&mut self) {
         let Some(path) = &self.path else { return };
-        let written = replace(path, &encode(&self.devices));
+        let written = sidecore_linux::replace_file(path, &encode(&self.devices), 0o600);
         if let Err(error) = &written
             && !self.has_failed
         {
@@ -125,24 +125,6 @@ impl State {
 /// An entry without what is of one session, or of one start of the IOhost.
 fn lasting(entry: &DeviceEntry) -> DeviceEntry {
     DeviceEntry { device: 0, index: 0, count: 0, version: 0, epoch: 0, ..*entry }
-}
-
-/// Replaces a file as a whole, durably.
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".new");
-    let new = path.with_file_name(name);
-    // A link in its place is not followed.
-    match std::fs::remove_file(&new) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(&new, path)?;
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 fn read(path: &Path) -> io::Result<Devices> {
