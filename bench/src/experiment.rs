@@ -59,6 +59,48 @@ pub struct Programs {
     pub daemon: Option<PathBuf>,
 }
 
+/// The options of experiments whose cases have names, and can be measured in parts.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct CaseOptions {
+    /// The options of experiments that measure programs.
+    #[command(flatten)]
+    pub programs: Programs,
+    /// Measure only cases whose names have one of these texts in them.
+    #[arg(long, value_delimiter = ',', value_name = "TEXT")]
+    pub only: Vec<String>,
+    /// Report the records that runs of the same revision wrote by `--json`, instead of measuring.
+    #[arg(long, value_delimiter = ',', value_name = "FILE")]
+    #[arg(conflicts_with_all = ["json", "against"])]
+    pub from: Vec<PathBuf>,
+}
+
+impl CaseOptions {
+    /// Whether the options select the case of this name.
+    #[must_use]
+    pub fn wants(&self, case: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|text| case.contains(text.as_str()))
+    }
+
+    /// Reports the records of the files that `--from` names. Returns `None` if it names none, and
+    /// false if a bound that is to be enforced does not hold.
+    ///
+    /// # Errors
+    /// As [`Records::read`] and [`Common::conclude`].
+    pub fn report_files(
+        &self,
+        experiment: &str,
+        report: impl FnOnce(&Records) -> Report<'static>,
+    ) -> Result<Option<bool>> {
+        if self.from.is_empty() {
+            return Ok(None);
+        }
+        let records = &Records::read(experiment, &self.from)?;
+        let disturbed = "all of it is from files".to_owned();
+        let outcome = Outcome { records, report: report(records), disturbed };
+        self.programs.common.conclude(Instant::now(), &outcome).map(Some)
+    }
+}
+
 /// Whether an option that limits an experiment to `only` these includes `this`. An empty list
 /// includes all.
 #[must_use]

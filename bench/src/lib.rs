@@ -27,6 +27,7 @@ pub mod lines;
 pub mod load;
 pub mod local_block;
 pub mod nested;
+pub mod net_switch;
 pub mod nvme_vf;
 pub mod peer;
 pub mod plot;

@@ -77,6 +77,8 @@ pub struct Sample {
     pub latency_p99_ns: f64,
     /// The 99.9th percentile of the latency, under the same condition.
     pub latency_p999_ns: f64,
+    /// The 99.99th percentile of the latency, under the same condition.
+    pub latency_p9999_ns: f64,
     /// The longest latency, under the same condition.
     pub latency_max_ns: f64,
     /// Mean latency in nanoseconds, at any depth.
@@ -258,6 +260,7 @@ impl Sample {
             latency_p50_ns: quantile(0.5),
             latency_p99_ns: quantile(0.99),
             latency_p999_ns: quantile(0.999),
+            latency_p9999_ns: quantile(0.9999),
             latency_max_ns: quantile(1.0),
             ..self
         }

@@ -11,7 +11,7 @@ use quanta::Clock;
 use sidecore_bench::fill::{self, Order};
 use sidecore_bench::load::{self, BLOCK_BYTES, Sample, Work};
 use sidecore_bench::{
-    cores, fresh_writes, guest_cost, local_block, nested, nvme_vf, plot, remote_block,
+    cores, fresh_writes, guest_cost, local_block, nested, net_switch, nvme_vf, plot, remote_block,
     remote_figures, shares, stop, translation, verdicts,
 };
 use sidecore_driver::{BlkClient, ClientOptions, Notify, NvmeClient, NvmeOptions};
@@ -47,6 +47,8 @@ enum Command {
     RemoteBlock(remote_block::Options),
     /// The figures of vRIO's evaluation, counted, simulated and timed.
     RemoteFigures(remote_figures::Options),
+    /// Frames from guest to guest, beside Open vSwitch with DPDK and dpdk-testpmd.
+    NetSwitch(net_switch::Options),
     /// Put the verdicts of several experiments into docs/bench.md; fails unless every bound holds.
     Verdicts(verdicts::Options),
     /// Drive one disk and print its speed.
@@ -110,6 +112,7 @@ fn main() -> ExitCode {
         Command::Shares(options) => shares::run(&options),
         Command::RemoteBlock(options) => remote_block::run(&options),
         Command::RemoteFigures(options) => remote_figures::run(&options),
+        Command::NetSwitch(options) => net_switch::run(&options),
         Command::Verdicts(options) => verdicts::run(&options),
         Command::Socket(options) => socket(&options).map(|()| true),
     };

@@ -231,6 +231,7 @@ mod tests {
             "shares",
             "remote-block",
             "remote-figures",
+            "net-switch",
         ];
         for name in experiments
             .map(|name| format!("bench: {name}"))

@@ -20,14 +20,14 @@ pub(crate) mod rig;
 mod sealing;
 pub(crate) mod wire;
 
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Result;
 
 use crate::against;
 use crate::bounds::{Bound, Limit, Of};
-use crate::experiment::{Experiment, Outcome, Programs, Report, Scale};
+pub use crate::experiment::CaseOptions as Options;
+use crate::experiment::{Experiment, Report, Scale};
 use crate::peer;
 use crate::publish::Headline;
 use crate::record::{OURS, Records};
@@ -46,27 +46,6 @@ const PLAIN: &str = "plain";
 const LOSSLESS: &str = "lossless";
 /// The 99th percentile of the latency with losses, in median latencies without.
 const P99_ROUND_TRIPS: &str = "p99_round_trips";
-
-/// The options of this experiment.
-#[derive(Clone, Debug, Default, clap::Args)]
-pub struct Options {
-    /// The options of experiments that measure programs.
-    #[command(flatten)]
-    pub programs: Programs,
-    /// Measure only cases whose names have one of these texts in them.
-    #[arg(long, value_delimiter = ',', value_name = "TEXT")]
-    pub only: Vec<String>,
-    /// Report the records that runs of the same revision wrote by `--json`, instead of measuring.
-    #[arg(long, value_delimiter = ',', value_name = "FILE")]
-    #[arg(conflicts_with_all = ["json", "against"])]
-    pub from: Vec<PathBuf>,
-}
-
-impl Options {
-    fn wants(&self, case: &str) -> bool {
-        self.only.is_empty() || self.only.iter().any(|text| case.contains(text.as_str()))
-    }
-}
 
 /// The lengths and numbers of runs.
 #[derive(Clone, Copy, Debug)]
@@ -205,11 +184,8 @@ struct Bench {
 /// ended then.
 pub fn run(options: &Options) -> Result<bool> {
     let common = &options.programs.common;
-    if !options.from.is_empty() {
-        let records = &Records::read(NAME, &options.from)?;
-        let disturbed = "all of it is from files".to_owned();
-        let outcome = Outcome { records, report: report(records), disturbed };
-        return common.conclude(Instant::now(), &outcome);
+    if let Some(hold) = options.report_files(NAME, report)? {
+        return Ok(hold);
     }
     let mut plan = Plan::of(common.scale());
     (plan.run, plan.rounds) = against::runs(common, plan.run, plan.rounds);

@@ -42,6 +42,9 @@ pub const LATENCY_P99: Metric =
 /// The 99.9th percentile of the latency.
 pub const LATENCY_P999: Metric =
     metric("latency_p999", "ns", true, |sample, _| sample.latency_p999_ns);
+/// The 99.99th percentile of the latency.
+pub const LATENCY_P9999: Metric =
+    metric("latency_p9999", "ns", true, |sample, _| sample.latency_p9999_ns);
 /// The longest latency.
 pub const LATENCY_MAX: Metric =
     metric("latency_max", "ns", true, |sample, _| sample.latency_max_ns);
@@ -54,6 +57,11 @@ pub const KICKS: Metric =
 /// Interrupts for each request.
 pub const INTERRUPTS: Metric =
     metric("interrupts_per_request", "1", false, |sample, _| sample.interrupts_per_request);
+
+/// Frames a second.
+pub const PACKETS: Metric = metric("packets", "1/s", false, |sample, _| sample.iops);
+/// Bytes of frames a second.
+pub const BYTES: Metric = Metric { name: "bytes", ..BANDWIDTH };
 
 /// The metrics whose ratio is recorded.
 const RATIOS: [Metric; 2] = [IOPS, LATENCY_P50];
@@ -139,7 +147,20 @@ pub fn record_ratios(
     (ours, our_runs): Named<'_>,
     (peer, peer_runs): Named<'_>,
 ) {
-    for metric in RATIOS.iter().filter(|metric| is_alone || !metric.alone) {
+    let metrics = RATIOS.iter().filter(|metric| is_alone || !metric.alone);
+    record_ratios_of(records, case, work, metrics, (ours, our_runs), (peer, peer_runs));
+}
+
+/// Records the ratios of these metrics of one system to another.
+pub fn record_ratios_of<'a>(
+    records: &mut Records,
+    case: &str,
+    work: &Work,
+    metrics: impl IntoIterator<Item = &'a Metric>,
+    (ours, our_runs): Named<'_>,
+    (peer, peer_runs): Named<'_>,
+) {
+    for metric in metrics {
         let value = |sample: &Sample| (metric.value)(sample, work);
         let mut pairs = Pairs::default();
         for (ours, peer) in our_runs.0.iter().zip(&peer_runs.0) {

@@ -9,7 +9,7 @@ use crate::{shell, tools};
 
 /// In the order of docs/bench.md.
 const EXPERIMENTS: &str = "local-block translation nested vf-cost nvme-vf guest-cost \
-    fresh-writes shares remote-block remote-figures";
+    fresh-writes shares remote-block remote-figures net-switch";
 
 /// The file to which the experiments write the verdict on each of their bounds.
 const VERDICTS: &str = "target/verdicts.jsonl";

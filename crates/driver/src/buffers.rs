@@ -41,6 +41,12 @@ impl Buffers {
         self.at + self.offset(slot) as u64
     }
 
+    /// The memory of all slots, and where the slot's begins in it.
+    #[inline]
+    pub(crate) fn place(&self, slot: Slot) -> (&SharedMemory, usize) {
+        (&self.memory, self.offset(slot))
+    }
+
     /// Where the device finds a piece of the slot's.
     pub(crate) fn piece_address(&self, slot: Slot, piece: &Piece) -> Result<u64, ClientError> {
         match piece.offset_bytes.checked_add(piece.len_bytes) {

@@ -87,7 +87,7 @@ pub use config_watch::ConfigWatch;
 pub use either::Queue;
 pub use error::ClientError;
 pub use loopback::Loopback;
-pub use net::{NetClient, NetClientOptions, NetQueues};
+pub use net::{FrameBuffer, NetClient, NetClientOptions, NetQueues};
 pub use nvme::{
     AdminCompletion, DataPointers, DeviceInfo, DmaBuffer, IrqInfo, MappableArea, NvmeAdmin,
     NvmeCapabilities, NvmeClient, NvmeCommand, NvmeCompletion, NvmeControllerInfo, NvmeLoopback,

@@ -1,5 +1,8 @@
 //! A virtio-net device over a vhost-user socket: frames in and out of pairs of queues.
 
+mod in_place;
+
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -17,6 +20,8 @@ use crate::event;
 use crate::front_end::{self, Asked, FrontEnd, Hooks, RingPlan, RingShape, twice, whole_pages};
 use crate::request::Slot;
 
+pub use in_place::FrameBuffer;
+
 /// Size of the header in front of each frame: the driver insists on virtio 1.0.
 const HEADER_BYTES: u32 = PacketHeader::BYTES as u32;
 
@@ -29,6 +34,12 @@ pub struct NetClientOptions {
     pub slots: u16,
     /// Size of each buffer in bytes, with room for the header.
     pub buffer_bytes: u32,
+    /// Size of the buffers of frames to send, if they are not like those to receive.
+    pub sending_bytes: Option<u32>,
+    /// The most buffers of a frame to send.
+    pub frame_buffers: u16,
+    /// Shared memory in huge pages, if there are enough of them.
+    pub huge_pages: bool,
     /// Packed rings.
     pub packed: bool,
     /// Notifications by index (VIRTIO_F_EVENT_IDX).
@@ -47,6 +58,9 @@ impl Default for NetClientOptions {
             pairs: 1,
             slots: 64,
             buffer_bytes: 2048,
+            sending_bytes: None,
+            frame_buffers: 2,
+            huge_pages: false,
             packed: false,
             event_idx: true,
             indirect: false,
@@ -109,35 +123,43 @@ impl NetClient {
         if agreed.features & features::VERSION_1 == 0 {
             return Err(ClientError::Missing { what: "virtio 1.0" });
         }
-        if options.buffer_bytes <= HEADER_BYTES {
+        if options.buffer_bytes.min(options.sending_bytes.unwrap_or(u32::MAX)) <= HEADER_BYTES {
             return Err(ClientError::Options("a buffer is smaller than a header".to_owned()));
         }
         let shape = RingShape {
             slots: options.slots,
-            buffers_per_slot: 2,
+            buffers_per_slot: options.frame_buffers,
             queue_size: 0,
             indirect: options.indirect,
         };
         let plan = RingPlan::new(shape, agreed.features)?;
-        let data_bytes = usize::from(options.slots) * options.buffer_bytes as usize;
-        let pair_bytes = 2 * (plan.arena_bytes() + whole_pages(data_bytes));
-        let arena = Arena::new(pair_bytes * u64::from(options.pairs), false)?;
+        let buffer_bytes =
+            [options.buffer_bytes, options.sending_bytes.unwrap_or(options.buffer_bytes)];
+        let data_bytes = |bytes: u32| usize::from(options.slots) * bytes as usize;
+        let pair_bytes: u64 = buffer_bytes
+            .iter()
+            .map(|bytes| plan.arena_bytes() + whole_pages(data_bytes(*bytes)))
+            .sum();
+        let arena = Arena::new(pair_bytes * u64::from(options.pairs), options.huge_pages)?;
         let mut front_end = FrontEnd { wire, agreed, arena, hooks: Vec::new() };
         front_end.share_memory(1, false)?;
         let mut pairs = Vec::new();
         for _ in 0..options.pairs {
-            let mut queue = || -> Result<(NetRing, Hooks), ClientError> {
+            let mut queue = |bytes: u32| -> Result<(NetRing, Hooks), ClientError> {
                 let (ring, raw, hooks) = plan.build(&mut front_end.arena)?;
-                let data = front_end.arena.give(data_bytes)?;
-                let stride = options.buffer_bytes as usize;
-                let data = Buffers::new(data, options.slots, options.buffer_bytes, stride);
+                let data = front_end.arena.give(data_bytes(bytes))?;
+                let data = Buffers::new(data, options.slots, bytes, bytes as usize);
                 let (kick, call) = (twice(&hooks.kick)?, twice(&hooks.call)?);
                 let error = twice(&hooks.error)?;
                 let free = (0..options.slots).rev().collect();
-                Ok((NetRing { ring, raw, data, free, kick, call, error }, hooks))
+                let described = vec![0; usize::from(options.slots)];
+                let has_pushed = false;
+                let ring =
+                    NetRing { ring, raw, data, free, described, has_pushed, kick, call, error };
+                Ok((ring, hooks))
             };
-            let (receiving, first) = queue()?;
-            let (sending, second) = queue()?;
+            let [(receiving, first), (sending, second)] =
+                [queue(buffer_bytes[0])?, queue(buffer_bytes[1])?];
             let is_merged = agreed.features & feature::MRG_RXBUF != 0;
             pairs.push(NetQueues { receiving, sending, is_merged, kicks: 0 });
             front_end.hooks.extend([first, second]);
@@ -216,10 +238,24 @@ struct NetRing {
     ring: DriverRing,
     raw: RawRing,
     data: Buffers,
-    free: Vec<u16>,
+    /// The slots that are not with the device, the last one returned at the end.
+    free: VecDeque<u16>,
+    /// The length in bytes of the frame that a slot's chain describes in one buffer, or zero.
+    described: Vec<u32>,
+    /// Whether slots were pushed that the device cannot see yet.
+    has_pushed: bool,
     kick: OwnedFd,
     call: OwnedFd,
     error: OwnedFd,
+}
+
+impl NetRing {
+    #[inline]
+    fn push(&mut self, slot: u16) -> Result<(), ClientError> {
+        self.ring.push(slot)?;
+        self.has_pushed = true;
+        Ok(())
+    }
 }
 
 /// A pair of queues.
@@ -249,7 +285,8 @@ impl NetQueues {
         let sending = &mut self.sending;
         let len_bytes = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         sending.data.check_len(len_bytes)?;
-        let Some(slot) = sending.free.pop() else { return Ok(false) };
+        let Some(slot) = sending.free.pop_back() else { return Ok(false) };
+        sending.described[usize::from(slot)] = 0;
         sending.data.write(Slot(slot), 0, bytes);
         let at = sending.data.address(Slot(slot));
         // The header in a buffer of its own, as drivers send it that do not rely on any layout.
@@ -258,7 +295,7 @@ impl NetQueues {
             [Buffer::to_device(at, cut), Buffer::to_device(at + u64::from(cut), len_bytes - cut)];
         let chain = if cut == 0 { &parts[1..] } else { &parts[..] };
         sending.ring.describe(slot, chain)?;
-        sending.ring.push(slot)?;
+        sending.push(slot)?;
         Ok(true)
     }
 
@@ -269,7 +306,7 @@ impl NetQueues {
     pub fn reclaim(&mut self) -> Result<usize, ClientError> {
         let before = self.sending.free.len();
         while let Some(used) = self.sending.ring.pop()? {
-            self.sending.free.push(used.slot);
+            self.sending.free.push_back(used.slot);
         }
         Ok(self.sending.free.len() - before)
     }
@@ -286,6 +323,9 @@ impl NetQueues {
     /// The kick cannot be written.
     pub fn publish(&mut self) -> Result<(), ClientError> {
         for ring in [&mut self.receiving, &mut self.sending] {
+            if !std::mem::take(&mut ring.has_pushed) {
+                continue;
+            }
             ring.ring.publish();
             if ring.ring.kick_wanted() {
                 self.kicks += 1;
@@ -313,7 +353,7 @@ impl NetQueues {
             let written = used.written_bytes.min(self.receiving.data.slot_bytes()) as usize;
             frame.resize(start + written, 0);
             self.receiving.data.read(Slot(used.slot), 0, &mut frame[start..]);
-            self.receiving.ring.push(used.slot)?;
+            self.receiving.push(used.slot)?;
             if header.is_none() {
                 let bytes =
                     frame.get(..PacketHeader::BYTES).and_then(|bytes| bytes.try_into().ok());
@@ -367,7 +407,7 @@ impl NetQueues {
 
     fn offer_buffers(&mut self) -> Result<(), ClientError> {
         let receiving = &mut self.receiving;
-        while let Some(slot) = receiving.free.pop() {
+        while let Some(slot) = receiving.free.pop_back() {
             let at = receiving.data.address(Slot(slot));
             let buffer = Buffer::from_device(at, receiving.data.slot_bytes());
             receiving.ring.describe(slot, &[buffer])?;

@@ -27,6 +27,18 @@ const PROGRAMS: Content = Content {
     suite: "trixie-backports",
     packages: &["qemu-system-x86", "qemu-system-common", "qemu-utils"],
 };
+/// Open vSwitch with DPDK and `dpdk-testpmd`, with the drivers that they load at run time.
+const SWITCHES: Content = Content {
+    directory: "trixie-switches",
+    suite: RELEASE,
+    packages: &[
+        "openvswitch-switch-dpdk",
+        "dpdk-dev",
+        "librte-net-vhost25",
+        "librte-mempool-ring25",
+        "librte-bus-vdev25",
+    ],
+};
 /// A kernel of the release or of its backports, both of which have ublk as a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelOf {
@@ -99,6 +111,19 @@ impl Root {
         Root::find_or_fetch_content(roots, &of.content(), say)
     }
 
+    /// Opens the root in `roots` with software switches; fetches it first if it does not exist and
+    /// `may_fetch`, as [`Root::find_or_fetch`] does.
+    ///
+    /// # Errors
+    /// As [`Root::find_or_fetch`].
+    pub fn switches(roots: &Path, may_fetch: bool, say: impl Fn(&str)) -> Result<Root> {
+        if may_fetch {
+            Root::find_or_fetch_content(roots, &SWITCHES, say)
+        } else {
+            Root::find_content(roots, &SWITCHES)
+        }
+    }
+
     fn find_or_fetch_content(roots: &Path, wanted: &Content, say: impl Fn(&str)) -> Result<Root> {
         if let Ok(root) = Root::find_content(roots, wanted) {
             return Ok(root);
@@ -127,6 +152,15 @@ impl Root {
     /// # Errors
     /// The root lacks the program, or the loader.
     pub fn command(&self, program: &str) -> Result<Vec<String>> {
+        self.command_with(&format!("usr/bin/{program}"), &[])
+    }
+
+    /// As [`Root::command`], of the program at the path `inside` the root, with more of its
+    /// libraries loaded at its start.
+    ///
+    /// # Errors
+    /// As [`Root::command`].
+    pub fn command_with(&self, inside: &str, preloaded: &[&str]) -> Result<Vec<String>> {
         let libraries = self.libraries();
         // Other directories only have links to the loader, which would lead out of the root.
         let entries = fs::read_dir(&libraries)
@@ -136,10 +170,17 @@ impl Root {
             .find(|entry| entry.file_name().to_string_lossy().starts_with("ld-linux"))
             .map(|entry| entry.path())
             .with_context(|| format!("no loader in {}", libraries.display()))?;
-        let program = self.path.join("usr/bin").join(program);
+        let program = self.path.join(inside);
         ensure!(program.is_file(), "{} is not there", program.display());
-        let words = [&loader, Path::new("--library-path"), &libraries, &program];
-        words.into_iter().map(|word| Ok(crate::text(word)?.to_owned())).collect()
+        let text = |path: &Path| Ok::<_, anyhow::Error>(crate::text(path)?.to_owned());
+        let mut words = vec![text(&loader)?, "--library-path".to_owned(), text(&libraries)?];
+        if !preloaded.is_empty() {
+            let preloaded = preloaded.iter().map(|library| text(&libraries.join(library)));
+            words.push("--preload".to_owned());
+            words.push(preloaded.collect::<Result<Vec<_>>>()?.join(":"));
+        }
+        words.push(text(&program)?);
+        Ok(words)
     }
 }
 
