@@ -11,6 +11,7 @@ mod cases;
 pub(crate) mod client;
 mod exchange;
 mod faulty;
+mod flood;
 mod handover;
 pub(crate) mod iohost;
 mod matrix;
@@ -18,6 +19,7 @@ mod nbd;
 mod report;
 pub(crate) mod rig;
 mod sealing;
+mod through;
 pub(crate) mod wire;
 
 use std::time::Duration;
@@ -44,6 +46,8 @@ const PLAIN: &str = "plain";
 
 /// The peer of a case with lost frames: the same without losses.
 const LOSSLESS: &str = "lossless";
+/// The peer of a case with a client that floods: the same while that client is idle.
+const UNFLOODED: &str = "unflooded";
 /// The 99th percentile of the latency with losses, in median latencies without.
 const P99_ROUND_TRIPS: &str = "p99_round_trips";
 
@@ -94,7 +98,7 @@ const fn bound(case: &'static str, of: Of<'static>, limit: Limit) -> Bound<'stat
     Bound { case, of, limit }
 }
 
-const BOUNDS: [Bound<'static>; 48] = {
+const BOUNDS: [Bound<'static>; 50] = {
     const LATENCY: Of<'static> = Of::Ratio("latency_p50", LOCAL);
     const IOPS: Of<'static> = Of::Ratio("iops", LOCAL);
     const FLOOR_LATENCY: Of<'static> = Of::FloorRatio("latency_p50");
@@ -108,6 +112,7 @@ const BOUNDS: [Bound<'static>; 48] = {
     const QSD_LATENCY: Of<'static> = Of::Ratio("latency_p50", peer::NAME);
     const ROUND_TRIPS: Of<'static> = Of::Ours(P99_ROUND_TRIPS, "");
     const GOODPUT: Of<'static> = Of::Ratio("iops", LOSSLESS);
+    const FLOODED: Of<'static> = Of::Ratio("latency_p99", UNFLOODED);
     const QSD_IOPS: Of<'static> = Of::Ratio("iops", peer::NAME);
     [
         bound("memory/null/randread512/qd1", LATENCY, Limit::AtMost(2.5)),
@@ -157,6 +162,8 @@ const BOUNDS: [Bound<'static>; 48] = {
         bound("packet/null/randwrite64k/qd1/loss1", GOODPUT, Limit::AtLeast(0.7)),
         bound("packet/null/randwrite64k/qd32/loss1", ROUND_TRIPS, Limit::AtMost(10.0)),
         bound("packet/null/randwrite64k/qd32/loss1", GOODPUT, Limit::AtLeast(0.7)),
+        bound("memory/null/randread/qd1/flood", FLOODED, Limit::AtMost(2.0)),
+        bound("memory/null/randwrite/qd1/flood", FLOODED, Limit::AtMost(2.0)),
         bound("memory/null/randwrite/qd8/c16", Of::Ratio("iops", ONE_CLIENT), Limit::AtLeast(0.9)),
     ]
 };

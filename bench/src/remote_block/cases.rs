@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::iohost::{Build, Disk, Fault, Setting};
 use super::nbd::Peer;
 use super::wire::Wire;
-use super::{HANDOVER, LOCAL, LOSSLESS, ONE_CLIENT, PLAIN};
+use super::{HANDOVER, LOCAL, LOSSLESS, ONE_CLIENT, PLAIN, UNFLOODED};
 use crate::against;
 use crate::load::{BLOCK_BYTES, Work};
 use crate::record::{FLOOR, OURS};
@@ -39,7 +39,7 @@ impl Case {
         };
         let (wire, disk) = (setting.wire.name(), disk.name());
         let mut name = format!("{wire}/{disk}/{operation}{size}/qd{}", work.depth);
-        if setting.clients > 1 {
+        if setting.clients > 1 && setting.fault != Fault::Flood {
             name.push_str(&format!("/c{}", setting.clients));
         }
         if setting.is_sealed {
@@ -64,6 +64,10 @@ impl Case {
         }
         let mut add = |name: &str, kind| kinds.push((name.to_owned(), kind));
         let (wire, plain) = (self.setting.wire, Setting::plain(self.setting.wire));
+        if self.setting.fault == Fault::Flood {
+            add(UNFLOODED, Kind::Unflooded);
+            return kinds;
+        }
         if self.setting != plain {
             let name = match self.setting {
                 Setting { fault: Fault::Loss(_), .. } => LOSSLESS,
@@ -96,6 +100,8 @@ impl Case {
 pub(super) enum Kind {
     /// An IOhost, whose clients make the faults of the setting.
     Remote(Build, Setting),
+    /// The IOhost of the case, while the client that floods is idle.
+    Unflooded,
     /// The same store as a local disk.
     Local,
     /// The link alone. Of those over a virtual wire, the faster one of packet sockets and AF_XDP.
@@ -138,6 +144,8 @@ pub(super) fn all(duration: Duration, disk_bytes: u64) -> Vec<Case> {
             add(Disk::Null, lossy, LONG_BYTES, depth);
         }
     }
+    let flooded = Setting { clients: 2, fault: Fault::Flood, ..memory };
+    add(Disk::Null, flooded, BLOCK_BYTES, 1);
     for clients in CLIENTS {
         let several = Setting { clients, ..memory };
         add(Disk::Null, several, SMALL_BYTES, SHARED_DEPTH);

@@ -15,6 +15,7 @@ use sidecore_units::Nanos;
 use sidecore_vrio::ClientOptions;
 
 use super::faulty::Losses;
+use super::flood::Flood;
 use super::iohost::{Disk, device_name};
 use crate::load::{Places, Sample, Work};
 use crate::stats::Histogram;
@@ -58,6 +59,8 @@ pub(crate) struct Clients {
     iohost: LinkAddress,
     /// The time of the clients at the end of the last run.
     now: Nanos,
+    /// A client that floods the IOhost, or is idle.
+    flooder: Option<(Station, Arc<Flood>)>,
 }
 
 impl Clients {
@@ -71,7 +74,8 @@ impl Clients {
         disks: &[Disk],
     ) -> Result<Self> {
         let core = CoreContext::default();
-        let mut clients = Self { stations: Vec::new(), iohost, now: Nanos::ZERO };
+        let (stations, now) = (Vec::new(), Nanos::ZERO);
+        let mut clients = Self { stations, iohost, now, flooder: None };
         for (identity, link) in links {
             clients.connect(&core, identity, link, disks)?;
         }
@@ -142,6 +146,49 @@ impl Clients {
         self.run(Disk::Null, &work, clock).map(|_| ())
     }
 
+    /// Makes the last client one that can flood: it has sent a read, which the flood repeats.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run); there is no client.
+    pub(super) fn prepare_flood(&mut self, flood: Arc<Flood>, clock: &Clock) -> Result<()> {
+        let flooder = self.stations.pop().context("no client")?;
+        let victims = std::mem::replace(&mut self.stations, vec![flooder]);
+        let work = Work { duration: Duration::from_millis(1), ..Work::default() };
+        let sent = self.run(Disk::Null, &work, clock);
+        let flooder = std::mem::replace(&mut self.stations, victims).pop();
+        self.flooder = flooder.map(|flooder| (flooder, flood));
+        sent.map(|_| ())
+    }
+
+    /// As [`run`](Self::run), while the last client floods.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run); the IOhost does not serve the flood, which shows nothing then.
+    pub(super) fn run_flooded(&mut self, disk: Disk, work: &Work, clock: &Clock) -> Result<Sample> {
+        let (_, flood) = self.flooder.as_ref().context("no client floods")?;
+        let flood = Arc::clone(flood);
+        let [sent_before, answers_before] = flood.counts();
+        flood.set(true);
+        let sample = self.run(disk, work, clock);
+        let [sent, _] = flood.counts();
+        // An answer's frame has several requests in it.
+        let answers = answers_before + (sent - sent_before) / 16;
+        let sample = sample.and_then(|sample| self.await_answers(answers).map(|()| sample));
+        flood.set(false);
+        sample
+    }
+
+    /// Goes on with the flood until it has had more than so many answers.
+    fn await_answers(&mut self, answers: u64) -> Result<()> {
+        let (station, flood) = self.flooder.as_mut().context("no client floods")?;
+        let mut silence = Silence::default();
+        while flood.counts()[1] <= answers {
+            station.session.poll(self.now, BUDGET);
+            silence.look(false).context("the IOhost does not serve the flood")?;
+        }
+        Ok(())
+    }
+
     /// The share of their frames that the links lost so far.
     pub(super) fn lost_share(&self) -> f64 {
         self.stations.first().map_or(0.0, |station| station.losses.share())
@@ -157,7 +204,8 @@ impl Clients {
             station.prepare(work)?;
         }
         let mut time = Time { clock, origin: clock.raw(), base: self.now };
-        let result = run_on(&mut self.stations, disk, work, &mut time);
+        let flooder = self.flooder.as_mut();
+        let result = run_on((&mut self.stations, flooder), disk, work, &mut time);
         self.now = time.at(clock.raw());
         for station in &mut self.stations {
             station.idle.clear();
@@ -231,7 +279,7 @@ impl Station {
 }
 
 fn run_on(
-    stations: &mut [Station],
+    (stations, mut flooder): (&mut [Station], Option<&mut (Station, Arc<Flood>)>),
     disk: Disk,
     work: &Work,
     time: &mut Time<'_>,
@@ -241,7 +289,7 @@ fn run_on(
         .and_then(|station| station.channels.iter().position(|(of, _)| *of == disk))
         .context("no such disk")?;
     let mut latencies = Histogram::default();
-    for station in &mut *stations {
+    for station in stations.iter_mut() {
         station.submit(disk, work, time.base)?;
     }
     let mut in_flight = stations.len() * usize::from(work.depth);
@@ -250,7 +298,7 @@ fn run_on(
     let (mut now, mut finish) = (time.base, None);
     while in_flight > 0 {
         let mut found = false;
-        for station in &mut *stations {
+        for station in stations.iter_mut() {
             let count = station.poll(disk, now)?;
             // One reading for each turn, as on a sidecore: it is the end of this one.
             now = time.at(time.clock.raw());
@@ -265,6 +313,11 @@ fn run_on(
             } else {
                 in_flight -= count;
             }
+        }
+        if let Some((station, flood)) = &mut flooder {
+            // Time stands still for the session of a flood, which gets no answers.
+            let now = if flood.is_on() { time.base } else { now };
+            station.session.poll(now, BUDGET);
         }
         silence.look(found)?;
         if finish.is_none() && now >= end {

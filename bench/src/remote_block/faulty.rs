@@ -3,16 +3,14 @@
 //! It stands between a session and a link of any kind, on the client's core: a lossy wire as a
 //! program of its own would need a third core.
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sidecore_link::{Buffer, Frame, Link, LinkAddress, LinkState, LinkStats, Properties};
-use sidecore_memory::GuestMemory;
-use sidecore_reactor::Arm;
+use sidecore_link::{Buffer, Frame, Link, LinkAddress};
 use sidecore_units::Nanos;
 
 use super::client::BUDGET;
+use super::through::pass_through;
 
 /// The frames of a link, counted.
 #[derive(Debug, Default)]
@@ -76,21 +74,7 @@ impl FaultyLink {
 }
 
 impl Link for FaultyLink {
-    fn properties(&self) -> &Properties {
-        self.link.properties()
-    }
-
-    fn memory(&self) -> &GuestMemory {
-        self.link.memory()
-    }
-
-    fn stats(&self) -> &Arc<LinkStats> {
-        self.link.stats()
-    }
-
-    fn state(&self) -> LinkState {
-        self.link.state()
-    }
+    pass_through!();
 
     fn receive(&mut self, now: Nanos, limit: usize, frames: &mut Vec<Frame>) {
         let mut arrived = std::mem::take(&mut self.frames);
@@ -106,14 +90,6 @@ impl Link for FaultyLink {
         self.link.give_back(&mut self.lost_frames);
     }
 
-    fn give_back(&mut self, frames: &mut Vec<Frame>) {
-        self.link.give_back(frames);
-    }
-
-    fn buffers(&mut self, to: LinkAddress, count: usize, buffers: &mut Vec<Buffer>) {
-        self.link.buffers(to, count, buffers);
-    }
-
     fn send(&mut self, now: Nanos, buffers: &mut Vec<Buffer>) {
         let mut passing = std::mem::take(&mut self.buffers);
         for buffer in buffers.drain(..) {
@@ -126,30 +102,6 @@ impl Link for FaultyLink {
         self.link.cancel(&mut self.lost_buffers);
         self.link.send(now, &mut passing);
         self.buffers = passing;
-    }
-
-    fn cancel(&mut self, buffers: &mut Vec<Buffer>) {
-        self.link.cancel(buffers);
-    }
-
-    fn arm(&mut self) -> Arm {
-        self.link.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.link.disarm();
-    }
-
-    fn wake_fd(&self) -> BorrowedFd<'_> {
-        self.link.wake_fd()
-    }
-
-    fn on_wake(&mut self) {
-        self.link.on_wake();
-    }
-
-    fn deadline(&self) -> Option<Nanos> {
-        self.link.deadline()
     }
 }
 

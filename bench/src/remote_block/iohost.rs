@@ -9,6 +9,7 @@ use sidecore_trust::{ClientName, ClientTrust, KeyDirectory};
 
 use super::client::{Clients, Identity};
 use super::faulty::FaultyLink;
+use super::flood::FloodLink;
 use super::wire::{Cable, Wire};
 use crate::experiment::Experiment;
 use crate::sidecored::{self, Sidecored, Store};
@@ -63,6 +64,8 @@ pub(super) enum Fault {
     None,
     /// Each link loses so many percent of its frames, both ways.
     Loss(u8),
+    /// The last client floods the IOhost.
+    Flood,
 }
 
 impl Setting {
@@ -92,6 +95,7 @@ impl Fault {
         match self {
             Self::None => String::new(),
             Self::Loss(percent) => format!("{separator}loss{percent}"),
+            Self::Flood => format!("{separator}flood"),
         }
     }
 }
@@ -139,21 +143,31 @@ impl Iohost {
                 .context("there is no other build")?,
         };
         let (wire, directory) = (setting.wire, daemon.directory());
-        let mut losses = Vec::new();
+        let (mut losses, mut flood, address) = (Vec::new(), None, wire.iohost()?);
         let link = |identity| {
             let mut link = wire.client(&cable, directory)?;
-            if let Fault::Loss(percent) = setting.fault {
-                let faulty = FaultyLink::new(link, percent);
-                losses.push(faulty.losses());
-                link = Box::new(faulty);
+            match setting.fault {
+                Fault::None => {}
+                Fault::Loss(percent) => {
+                    let faulty = FaultyLink::new(link, percent);
+                    losses.push(faulty.losses());
+                    link = Box::new(faulty);
+                }
+                Fault::Flood => {
+                    let flooding = FloodLink::new(link, address);
+                    flood = Some(flooding.flood());
+                    link = Box::new(flooding);
+                }
             }
             Ok((identity, link))
         };
         let links = identities.into_iter().map(link).collect::<Result<_>>()?;
-        let mut clients = Clients::new(links, wire.iohost()?, setting.disks())?;
+        let mut clients = Clients::new(links, address, setting.disks())?;
         clients.set_losses(losses);
-        if setting.fault != Fault::None {
-            clients.settle(&experiment.clock)?;
+        match flood {
+            Some(flood) => clients.prepare_flood(flood, &experiment.clock)?,
+            None if setting.fault != Fault::None => clients.settle(&experiment.clock)?,
+            None => {}
         }
         daemon.process.freeze()?;
         Ok(Self { clients, daemon, _cable: cable, setting, build })

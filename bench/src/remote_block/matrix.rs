@@ -9,7 +9,7 @@ use super::exchange::Exchange;
 use super::iohost::{Build, Disk, Fault, Iohost, Setting};
 use super::nbd::{self, NbdServer, Peer};
 use super::wire::Wire;
-use super::{Bench, LOCAL, LOSSLESS, P99_ROUND_TRIPS, PLAIN, handover, sealing};
+use super::{Bench, LOCAL, LOSSLESS, P99_ROUND_TRIPS, PLAIN, UNFLOODED, handover, sealing};
 use crate::against;
 use crate::cores::Gated;
 use crate::load::{self, Sample, Work};
@@ -171,6 +171,7 @@ impl Bench {
                 match peer.0 {
                     PLAIN if is_alone => self.sealing(&name, case, ours.1, peer.1)?,
                     LOSSLESS => self.round_trips(&name, *ours, *peer, lost_share),
+                    UNFLOODED => self.tails(&name, *ours, *peer),
                     _ => {}
                 }
             }
@@ -186,6 +187,14 @@ impl Bench {
                 let iohost = systems.iohost(build, setting)?;
                 let work = if setting == case.setting { work } else { case.of_one_client() };
                 let Iohost { clients, daemon, .. } = iohost;
+                let load = |work: &Work, clock: &Clock| match setting.fault {
+                    Fault::Flood => clients.run_flooded(case.disk, work, clock),
+                    _ => clients.run(case.disk, work, clock),
+                };
+                self.experiment.round(&mut daemon.process, warm_up, &work, load)
+            }
+            Kind::Unflooded => {
+                let Iohost { clients, daemon, .. } = systems.iohost(Build::This, case.setting)?;
                 let load = |work: &Work, clock: &Clock| clients.run(case.disk, work, clock);
                 self.experiment.round(&mut daemon.process, warm_up, &work, load)
             }
@@ -258,6 +267,19 @@ impl Bench {
         let (value, params) = p99.settle(params);
         eprintln!("  {name:<32}  99 % within {value:.1} round trips, {lost_share:.4} lost");
         self.experiment.records.measure(name, ours.0, P99_ROUND_TRIPS, value, "", params);
+    }
+
+    /// Compares the 99th percentiles of the latency.
+    fn tails(&mut self, name: &str, ours: Named<'_>, unflooded: Named<'_>) {
+        let mut pairs = Pairs::default();
+        for (ours, peer) in ours.1.all().iter().zip(unflooded.1.all()) {
+            let [ours_ns, peer_ns] = [ours, peer].map(|run| run.result.latency_p99_ns);
+            pairs.add(ours_ns, peer_ns, ours.counts() && peer.counts());
+        }
+        let (ratio, params) = pairs.settle(self.experiment.params());
+        eprintln!("  {name:<32}  99 % within {ratio:.2} of the time without a flood");
+        let records = &mut self.experiment.records;
+        records.ratio(name, LATENCY_P99.name, ours.0, unflooded.0, ratio, params);
     }
 
     fn record(&mut self, name: &str, case: &Case, systems: &[(&str, &Runs)]) {

@@ -2,12 +2,14 @@
 
 use std::fmt::Write as _;
 
-use super::{HANDOVER, LOCAL, LOSSLESS, ONE_CLIENT, P99_ROUND_TRIPS, PLAIN, breakdown, nbd};
+use super::{
+    HANDOVER, LOCAL, LOSSLESS, ONE_CLIENT, P99_ROUND_TRIPS, PLAIN, UNFLOODED, breakdown, nbd,
+};
 use crate::record::{FLOOR, OURS, Record, Records};
 use crate::{cells, peer};
 
-const PEERS: [&str; 8] =
-    [LOCAL, HANDOVER, FLOOR, nbd::NBDKIT, peer::NAME, ONE_CLIENT, PLAIN, LOSSLESS];
+const PEERS: [&str; 9] =
+    [LOCAL, HANDOVER, FLOOR, nbd::NBDKIT, peer::NAME, ONE_CLIENT, PLAIN, LOSSLESS, UNFLOODED];
 
 /// All results, in Markdown.
 pub(super) fn table(records: &Records) -> String {
