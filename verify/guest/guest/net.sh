@@ -19,6 +19,21 @@ pinged() {
     value received "$(sed -n 's/.* \([0-9]*\) packets received.*/\1/p' /tmp/ping)"
 }
 
+# lease NIC: asks the DHCP server for an address.
+order_lease() {
+    until_so 100 has_nic "$1" || fail "there is no NIC $1"
+    must ip link set "$1" up
+    must udhcpc -i "$1" -n -q -t 20 -T 1 -s /parts/lease.sh
+    value address "$(ip -4 -o addr show dev "$1" | sed -n 's/.* inet \([^ ]*\) .*/\1/p')"
+}
+
+# fetch URL
+order_fetch() {
+    must wget -q -O /tmp/fetched "$1"
+    value digest "$(sha256sum </tmp/fetched | cut -d ' ' -f 1)"
+    rm /tmp/fetched
+}
+
 # ping ADDRESS
 order_ping() {
     ping -c 5 -W 2 "$1" >/tmp/ping 2>&1

@@ -4,6 +4,8 @@
 use crate::process::{Event, Inbox, Running, Source};
 use crate::sidecore::Sidecore;
 use anyhow::{Context, Result, bail, ensure};
+use sidecore_kit::namespace::Namespace;
+use std::ffi::OsStr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -17,11 +19,11 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Writes the configuration into `directory`, starts the daemon with it, and waits until the
-    /// daemon serves.
+    /// Writes the configuration into `directory`, starts the daemon with it, in a network namespace
+    /// or in this process's, and waits until the daemon serves.
     pub(crate) fn start(
         inbox: &mut Inbox,
-        binaries: &Path,
+        (binaries, namespace): (&Path, Option<&Namespace>),
         directory: &Path,
         sidecore: Sidecore,
         configuration: &str,
@@ -31,14 +33,21 @@ impl Daemon {
             .with_context(|| format!("cannot write {}", config.display()))?;
         // `sidecore keep` keeps the exported connections, and ends with the daemon.
         let (keeper, daemon) = (binaries.join("sidecore"), binaries.join("sidecored"));
-        let words = [
+        let target = namespace.map(|namespace| namespace.pid().to_string());
+        let mut words: Vec<&OsStr> = Vec::new();
+        if let Some(target) = &target {
+            words.extend(["nsenter", "--net", "--target", target, "--"].map(OsStr::new));
+        }
+        words.extend([
+            keeper.as_os_str(),
             "keep".as_ref(),
             "--".as_ref(),
             daemon.as_os_str(),
             "--config".as_ref(),
             config.as_os_str(),
-        ];
-        let running = Running::start(inbox, keeper.as_os_str(), words, SOURCE, SOURCE)?;
+        ]);
+        let (program, words) = words.split_first().context("no command")?;
+        let running = Running::start(inbox, program, words.iter().copied(), SOURCE, SOURCE)?;
         let daemon = Daemon { running, sidecore };
         daemon.wait_ready(inbox)?;
         Ok(daemon)

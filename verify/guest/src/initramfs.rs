@@ -16,9 +16,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The scripts, by their paths in the guest.
-const SCRIPTS: [(&str, &str); 7] = [
+const SCRIPTS: [(&str, &str); 8] = [
     ("/init", include_str!("../guest/init.sh")),
     ("/parts/disk.sh", include_str!("../guest/disk.sh")),
+    ("/parts/lease.sh", include_str!("../guest/lease.sh")),
     ("/parts/measure.sh", include_str!("../guest/measure.sh")),
     ("/parts/net.sh", include_str!("../guest/net.sh")),
     ("/parts/nvme.sh", include_str!("../guest/nvme.sh")),

@@ -1,9 +1,13 @@
 //! Two guests on a switch of one daemon: ping, IPv6, a file by TCP with its checksum, VLANs that do
-//! not see each other, and a guest that claims another's address.
+//! not see each other, and a guest that claims another's address. With root, the kernel of a host
+//! is on the switch as well: it gives the guests their addresses, and a file.
+
+mod host;
 
 use crate::checks::Checks;
 use crate::config::{quoted, socket};
 use crate::guest::{Guest, NET_A, NET_B};
+use crate::network::host::Host;
 use crate::progress::Progress;
 use crate::qemu::{Equipment, Nic};
 use crate::session::Session;
@@ -11,6 +15,7 @@ use crate::sidecore::Sidecore;
 use crate::{DemoOptions, Prepared, json, listen, qemu, write};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
+use std::path::Path;
 
 /// The size of the file that the guests send each other.
 const FILE_MIB: u64 = 16;
@@ -37,7 +42,8 @@ pub fn demo(options: &DemoOptions) -> Result<()> {
     progress.say(accelerator.explanation());
     let stage = prepared.stage(accelerator, &progress);
     let mut checks = Checks::default();
-    Session::hold(&stage, "network", |session| run(session, &mut checks))?;
+    let busybox = &prepared.busybox;
+    Session::hold(&stage, "network", |session| run(session, busybox, &mut checks))?;
     print!("\n{}", checks.text("Two guests on a switch"));
     write(options, "demo-net.json", &json(&checks)?)?;
     println!("\nWritten to {}", options.target.join("demo-net.json").display());
@@ -48,7 +54,9 @@ pub fn demo(options: &DemoOptions) -> Result<()> {
     Ok(())
 }
 
-fn run(session: &mut Session<'_>, checks: &mut Checks) -> Result<()> {
+fn run(session: &mut Session<'_>, busybox: &Path, checks: &mut Checks) -> Result<()> {
+    session.namespace = host::namespace(session);
+    let has_host = session.namespace.is_some();
     let daemon = session.daemon(|places| {
         let mut text = places.head()?;
         text.push_str("\n[[switch]]\nname = \"lan\"\n");
@@ -59,11 +67,19 @@ fn run(session: &mut Session<'_>, checks: &mut Checks) -> Result<()> {
                  mac = \"{mac}\"\nvlan = {vlan}\nsocket = {socket}\npacked = true\n"
             ));
         }
+        if has_host {
+            text.push_str(host::DEVICE);
+        }
         Ok(text)
     })?;
     let sidecore = session.sidecore();
-    let mut guests = boot(session)?;
+    let host = if has_host { Some(Host::start(session, busybox)?) } else { None };
+    let mut guests = boot(session, host.is_some(), checks)?;
     reach(session, &mut guests, checks)?;
+    if let Some(host) = &host {
+        host.check(session, &mut guests, checks)?;
+        checks.show(&sidecore, &["list"])?;
+    }
     transfer(session, &mut guests, checks)?;
     separate(session, &mut guests, &sidecore, checks)?;
     for guest in &mut guests {
@@ -78,8 +94,9 @@ fn run(session: &mut Session<'_>, checks: &mut Checks) -> Result<()> {
     daemon.stop(&mut session.inbox)
 }
 
-/// Boots both guests, one with split rings and one with packed ones, and gives them addresses.
-fn boot(session: &mut Session<'_>) -> Result<[Guest; 2]> {
+/// Boots both guests, one with split rings and one with packed ones, and gives them addresses, or
+/// has the host's DHCP server do that.
+fn boot(session: &mut Session<'_>, has_dhcp: bool, checks: &mut Checks) -> Result<[Guest; 2]> {
     let directory = session.directory;
     let sockets = NICS.map(|(name, ..)| socket(directory, name));
     let nics = |first: usize| {
@@ -98,7 +115,14 @@ fn boot(session: &mut Session<'_>) -> Result<[Guest; 2]> {
     ];
     for (guest, last) in guests.iter_mut().zip([1, 2]) {
         guest.booted(session)?;
-        guest.order(session, &format!("up eth0 10.0.0.{last}/24"))?;
+        let address = format!("10.0.0.{last}/24");
+        if has_dhcp {
+            let lease = guest.order(session, "lease eth0")?.text("address")?.to_owned();
+            let what = "the host's DHCP server gives a guest its address";
+            checks.note(session, what, lease == address, lease);
+        } else {
+            guest.order(session, &format!("up eth0 {address}"))?;
+        }
         guest.order(session, &format!("up eth1 10.0.1.{last}/24"))?;
     }
     Ok(guests)

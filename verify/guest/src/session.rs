@@ -13,6 +13,7 @@ use crate::qmp::Qmp;
 use crate::sidecore::Sidecore;
 use anyhow::{Context, Result, bail};
 use sidecore_kit::interrupt;
+use sidecore_kit::namespace::Namespace;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -52,6 +53,8 @@ pub(crate) struct Session<'a> {
     pub(crate) pool: &'a Path,
     pub(crate) inbox: Inbox,
     cores: Cores,
+    /// The namespace of daemons, unless it is this process's.
+    pub(crate) namespace: Option<Namespace>,
     /// Guests that were told to power off.
     gone: Vec<&'static str>,
 }
@@ -81,6 +84,7 @@ impl<'a> Session<'a> {
             pool: &pool,
             inbox: Inbox::new(),
             cores: Cores::divide()?,
+            namespace: None,
             gone: Vec::new(),
         };
         act(&mut session).map_err(|error| session.explain(error))
@@ -108,7 +112,7 @@ impl<'a> Session<'a> {
         let sidecore = self.sidecore();
         Daemon::start(
             &mut self.inbox,
-            self.stage.binaries,
+            (self.stage.binaries, self.namespace.as_ref()),
             self.directory,
             sidecore,
             &configuration,
