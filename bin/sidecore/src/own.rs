@@ -140,7 +140,8 @@ pub(crate) fn run(arguments: &Arguments, socket: &Path) -> Result<ExitCode> {
         None => name(host.split('/').next().unwrap_or_default())
             .map_err(|error| anyhow::anyhow!("the host's name is no --name: {error}"))?,
     };
-    let mut shown = Shown::new(socket, (&arguments.store, &name), arguments.metrics.as_deref());
+    let mut shown = Shown::new(socket, (&arguments.store, &name), arguments.metrics.as_deref())
+        .context("cannot start a thread")?;
     loop {
         let me = Member { name: name.clone(), host: host.clone(), incarnation: random()? };
         match candidacy(arguments, me, (&signals, &mut shown))? {

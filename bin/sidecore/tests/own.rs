@@ -110,6 +110,21 @@ fn an_owner_that_loses_etcd_ends_its_command_before_its_lease_ends() {
 }
 
 #[test]
+fn an_owner_whose_files_hang_ends_its_command_before_its_lease_ends() {
+    let Some(site) = Site::start() else { return };
+    let cluster = Cluster::new(1);
+    let first = cluster.candidate(&site, "a", Fence::Lock);
+    let epoch = cluster.progress_after(0);
+    first.hang_metrics();
+    site.etcd().signal(Signal::STOP);
+    wait::until("the command's end", owning::PATIENCE, || !first.has_a_command());
+    site.etcd().signal(Signal::CONT);
+    // It is a candidate again.
+    cluster.progress_after(epoch);
+    cluster.check();
+}
+
+#[test]
 fn an_etcd_that_was_restored_from_a_backup_is_refused_with_the_remedy() {
     let Some(mut site) = Site::start() else { return };
     let cluster = Cluster::new(1);

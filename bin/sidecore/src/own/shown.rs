@@ -3,10 +3,14 @@
 //!
 //! The state lies in a file beside the control socket of the daemon that is served, because a
 //! candidate that waits has no daemon to ask.
+//!
+//! The thread that ends the command with its lease never waits for a file or a terminal: other
+//! threads write.
 
 use std::fmt::Write as _;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -23,6 +27,10 @@ const HEARTBEAT: Duration = Duration::from_millis(500);
 const FRESH: Nanos = Nanos::from_millis(5_000);
 /// The newest events that are kept.
 const EVENTS: usize = 16;
+/// Lines that wait for a terminal; more are lost.
+const LINES: usize = 64;
+/// The longest wait for the files and the terminal at the end.
+const END_PATIENCE: Duration = Duration::from_secs(1);
 /// Larger than any state.
 const MAX_BYTES: u64 = 1 << 20;
 
@@ -179,23 +187,38 @@ fn unix() -> Duration {
 pub(super) struct Shown {
     candidacy: Candidacy,
     status: Option<Status>,
-    path: PathBuf,
-    metrics: Option<PathBuf>,
+    /// When the files' writer took the state.
     written_at: Option<Instant>,
-    /// The last error of a file, which is said once.
-    error: Option<String>,
+    files: Writer<Candidacy>,
+    terminal: Writer<String>,
 }
 
 impl Shown {
-    pub(super) fn new(socket: &Path, (store, name): (&str, &str), metrics: Option<&Path>) -> Self {
+    /// # Errors
+    /// The kernel gives no thread.
+    pub(super) fn new(
+        socket: &Path,
+        (store, name): (&str, &str),
+        metrics: Option<&Path>,
+    ) -> io::Result<Self> {
         let candidacy = Candidacy {
             store: store.to_owned(),
             name: name.to_owned(),
             process: std::process::id(),
             ..Candidacy::default()
         };
-        let (path, metrics) = (Candidacy::path(socket), metrics.map(Path::to_owned));
-        Self { candidacy, status: None, path, metrics, written_at: None, error: None }
+        let mut files = Files {
+            path: Candidacy::path(socket),
+            metrics: metrics.map(Path::to_owned),
+            error: None,
+        };
+        Ok(Self {
+            candidacy,
+            status: None,
+            written_at: None,
+            files: Writer::start(1, move |candidacy| files.write(&candidacy))?,
+            terminal: Writer::start(LINES, |line: String| say(&line))?,
+        })
     }
 
     /// Shows the newest report if it differs from the last one, or the last one is old.
@@ -217,7 +240,7 @@ impl Shown {
 
     /// Notes something that is no change of the state.
     pub(super) fn note(&mut self, text: &str) {
-        say(text);
+        self.terminal.give(text.to_owned());
         let events = &mut self.candidacy.events;
         if events.len() >= EVENTS {
             events.remove(0);
@@ -250,12 +273,26 @@ impl Shown {
     }
 
     fn write(&mut self) {
-        self.written_at = Some(Instant::now());
         self.candidacy.written_at_ns = boot_time().0;
-        let text = serde_json::to_string_pretty(&self.candidacy).unwrap_or_default();
+        // A writer that is busy gets the state with the next report.
+        self.written_at = self.files.give(self.candidacy.clone()).then(Instant::now);
+    }
+}
+
+/// The files of a state, which go when this is dropped.
+struct Files {
+    path: PathBuf,
+    metrics: Option<PathBuf>,
+    /// The last error, which is said once.
+    error: Option<String>,
+}
+
+impl Files {
+    fn write(&mut self, candidacy: &Candidacy) {
+        let text = serde_json::to_string_pretty(candidacy).unwrap_or_default();
         let mut error = replace(&self.path, &text).err().map(|error| (&self.path, error));
         if let Some(path) = &self.metrics {
-            let page = replace(path, &self.candidacy.metrics());
+            let page = replace(path, &candidacy.metrics());
             error = error.or(page.err().map(|error| (path, error)));
         }
         let error = error.map(|(path, error)| {
@@ -271,11 +308,46 @@ impl Shown {
     }
 }
 
-impl Drop for Shown {
+impl Drop for Files {
     fn drop(&mut self) {
         for path in [Some(&self.path), self.metrics.as_ref()].into_iter().flatten() {
             let _ = std::fs::remove_file(path);
         }
+    }
+}
+
+/// A thread that writes what it is given, and for which nothing waits but the end, and that not for
+/// long.
+struct Writer<T> {
+    to: Option<SyncSender<T>>,
+    /// Closed by the thread's end.
+    end: Receiver<()>,
+}
+
+impl<T: Send + 'static> Writer<T> {
+    /// `room` values may wait for it.
+    fn start(room: usize, mut write: impl FnMut(T) + Send + 'static) -> io::Result<Self> {
+        let (to, from) = sync_channel::<T>(room);
+        let (ends, end) = channel::<()>();
+        std::thread::Builder::new().name("shown".to_owned()).spawn(move || {
+            for value in from {
+                write(value);
+            }
+            drop((write, ends));
+        })?;
+        Ok(Self { to: Some(to), end })
+    }
+
+    /// Gives the thread a value; false if it has no room for it.
+    fn give(&self, value: T) -> bool {
+        self.to.as_ref().is_some_and(|to| to.try_send(value).is_ok())
+    }
+}
+
+impl<T> Drop for Writer<T> {
+    fn drop(&mut self) {
+        self.to = None;
+        let _ = self.end.recv_timeout(END_PATIENCE);
     }
 }
 

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use sidecore_cluster::boot_time;
@@ -384,6 +385,16 @@ impl Candidate {
         let page = std::fs::read_to_string(metrics_of(&self.socket)).unwrap();
         let line = page.lines().find_map(|line| line.strip_prefix(sample));
         line.and_then(|value| value.trim().parse().ok())
+    }
+
+    /// Has the next write of the metrics hang: it opens a pipe without a reader.
+    pub fn hang_metrics(&self) {
+        let mut path = metrics_of(&self.socket).into_os_string();
+        path.push(".new");
+        let mode = Mode::RUSR | Mode::WUSR;
+        wait::until("a pipe in the place of the next page", PATIENCE, || {
+            mknodat(CWD, &path, FileType::Fifo, mode, 0).is_ok()
+        });
     }
 
     /// The length of its log.
