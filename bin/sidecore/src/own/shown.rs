@@ -351,7 +351,8 @@ impl<T> Drop for Writer<T> {
     }
 }
 
-/// Replaces a file, whose readers find the old text or the new one.
+/// Replaces a file, whose readers find the old text or the new one. It waits for no disk, unlike
+/// [`sidecore_linux::replace_file`]: the next text is there half a second later.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
