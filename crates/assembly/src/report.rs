@@ -201,7 +201,7 @@ show_counts! {
 pub struct DeviceReport {
     /// The device's name in the configuration.
     pub name: String,
-    /// The guest's view: `virtio-blk`, `nvme` or `virtio-net`; or `vrio`, or `ublk`.
+    /// The guest's view: `virtio-blk`, `nvme` or `virtio-net`; or `vrio`, `ublk` or `tap`.
     pub front_end: String,
     /// The name of the device's store; empty for a NIC.
     pub store: String,

@@ -3,11 +3,17 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use sidecore_assembly::report::{DeviceReport, DeviceState, PortReport};
 use sidecore_assembly::spec::{
-    DeviceSpec, FrontEndSpec, SidecoreSpec, Spec, SwitchSpec, VirtioNetSpec,
+    DeviceSpec, FrontEndSpec, SidecoreSpec, Spec, SwitchSpec, TapSpec, VirtioNetSpec,
 };
 use sidecore_assembly::{Assembly, LeftDevice};
 use sidecore_driver::{NetClient, NetClientOptions, PacketHeader};
+
+use sidecore_kit::namespace::Namespace;
+use sidecore_kit::process::output_of;
+use sidecore_kit::wait;
+use sidecore_skip::skip;
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -76,4 +82,79 @@ fn frames_pass_before_and_after_restarts() {
     let reports = assembly.switches(true);
     assert!(reports[0].ports.iter().all(|port| port.is_up && port.counters.out_frames == 1));
     assert_eq!(reports[0].stations.len(), 2);
+}
+
+/// The report of the interface, and of its port.
+fn host(assembly: &Assembly) -> (DeviceReport, PortReport) {
+    let devices = assembly.devices().into_iter().find(|device| device.name == "host");
+    let mut ports = assembly.switches(true).remove(0).ports.into_iter();
+    (devices.unwrap(), ports.find(|port| port.name == "host").unwrap())
+}
+
+/// Runs ip(8) in this thread's namespace.
+fn ip(words: &str) -> String {
+    output_of("ip", &words.split_whitespace().collect::<Vec<_>>()).unwrap()
+}
+
+#[test]
+fn the_hosts_interface_comes_and_goes_while_guests_stay() {
+    if !Path::new("/dev/net/tun").exists() {
+        return skip("the kernel has no TAP");
+    }
+    match Namespace::new() {
+        Ok(namespace) => namespace.within(add_and_remove_the_host).unwrap(),
+        Err(error) => skip(format_args!("no network namespace: {error}")),
+    }
+}
+
+fn add_and_remove_the_host() {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = spec(directory.path());
+    let assembly = Assembly::start(&spec).unwrap();
+    let mut guest =
+        NetClient::connect(&spec.devices[0].socket, &NetClientOptions::default()).unwrap();
+    let device = DeviceSpec {
+        name: "host".to_owned(),
+        front_end: FrontEndSpec::Tap(Box::new(TapSpec {
+            switch: "lan".to_owned(),
+            interface: "tap0".to_owned(),
+            ..TapSpec::default()
+        })),
+        ..DeviceSpec::default()
+    };
+    for round in 1..=2 {
+        assembly.add_device(&device, None).unwrap();
+        if round == 1 {
+            let (report, port) = host(&assembly);
+            assert_eq!((report.state, report.socket.as_str()), (DeviceState::Running, "tap0"));
+            assert!(!port.is_up && report.warnings[0].contains("ip link set tap0 up"));
+            ip("link set tap0 up");
+        }
+        let (report, port) = host(&assembly);
+        assert!(port.is_up && report.warnings.is_empty(), "{report:?}, {port:?}");
+        // To all stations, so that the kernel takes it.
+        let frame = [&[0xff; 6][..], &[0x52, 0x54, 0, 0, 0, 1, 0x88, 0xb5], &[1; 50]].concat();
+        let pair = guest.pair(0).unwrap();
+        assert!(pair.send(&PacketHeader::default(), &frame).unwrap());
+        pair.publish().unwrap();
+        wait::until("a frame", SOON, || host(&assembly).1.counters.out_frames == 1);
+        assert_eq!(host(&assembly).1.counters.out_errors, 0);
+        assembly.remove_device("host").unwrap();
+        assert!(ip("link show tap0").contains("NO-CARRIER"), "it stays, without a daemon");
+    }
+    assembly.add_device(&device, None).unwrap();
+    ip("link del tap0");
+    assert_eq!(host(&assembly).0.state, DeviceState::Broken);
+    assembly.remove_device("host").unwrap();
+    let other = DeviceSpec {
+        front_end: FrontEndSpec::Tap(Box::new(TapSpec {
+            switch: "lan".to_owned(),
+            interface: "lo".to_owned(),
+            ..TapSpec::default()
+        })),
+        ..device
+    };
+    let error = assembly.add_device(&other, None).unwrap_err().to_string();
+    assert!(error.contains("interface \"lo\"") && error.contains("is it a TAP"), "{error}");
+    assert_eq!(assembly.devices().len(), 2);
 }

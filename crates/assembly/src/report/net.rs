@@ -22,7 +22,7 @@ pub struct SwitchReport {
 pub struct PortReport {
     /// The device.
     pub name: String,
-    /// Whether frames pass: the guest's driver has started its queues.
+    /// Whether frames pass: the guest's driver has started its queues, or the interface is up.
     pub is_up: bool,
     /// Whether the port is blocked for a while because of a loop.
     pub is_blocked: bool,
