@@ -9,6 +9,8 @@ pub(crate) trait Word: Copy + Ord {
     fn checked_add(self, other: Self) -> Option<Self>;
     /// `None` below zero.
     fn checked_sub(self, other: Self) -> Option<Self>;
+    /// Past the largest number, wraps to zero.
+    fn wrapping_add(self, other: Self) -> Self;
     /// Below zero, wraps to the largest number.
     fn wrapping_sub(self, other: Self) -> Self;
     /// The largest number instead of one past it.
@@ -26,6 +28,11 @@ impl Word for u64 {
     #[inline]
     fn checked_sub(self, other: Self) -> Option<Self> {
         u64::checked_sub(self, other)
+    }
+
+    #[inline]
+    fn wrapping_add(self, other: Self) -> Self {
+        u64::wrapping_add(self, other)
     }
 
     #[inline]
@@ -61,10 +68,6 @@ pub(crate) fn offset_of<W: Word>(first: W, count: W, part: W, part_count: W) -> 
 
 /// The physical number of `part`, if the `count` numbers from `first` on, which lie from `physical`
 /// on, contain all of it. `None` if either range runs past the last number.
-///
-/// A cache is asked about parts before its extent as often as about parts behind it. Here both take
-/// the same branch, which a processor can predict; a misprediction would cost as much as all the
-/// rest, and would wait for the walk before.
 #[inline]
 pub(crate) fn displace<W: Word>(
     first: W,
@@ -75,14 +78,29 @@ pub(crate) fn displace<W: Word>(
 ) -> Option<W> {
     end(first, count)?;
     end(physical, count)?;
+    displace_within(first, count, physical, part, part_count)
+}
+
+/// [`displace`] for ranges that both have an [`end`].
+///
+/// A cache is asked about parts before its extent as often as about parts behind it. Here both take
+/// the same branch, which a processor can predict; a misprediction would cost as much as all the
+/// rest, and would wait for the walk before.
+#[inline]
+pub(crate) fn displace_within<W: Word>(
+    first: W,
+    count: W,
+    physical: W,
+    part: W,
+    part_count: W,
+) -> Option<W> {
     // The extent's end is a number, so a part before the extent wraps to an offset behind it.
     let offset = part.wrapping_sub(first);
-    if offset >= count {
+    if offset >= count || part_count > count.wrapping_sub(offset) {
         return None;
     }
-    let left = count.checked_sub(offset)?;
-    let found = physical.checked_add(offset)?;
-    (part_count <= left).then_some(found)
+    // Less than the end of the physical range.
+    Some(physical.wrapping_add(offset))
 }
 
 /// The intersection of two ranges: first and count, never empty.
@@ -124,6 +142,10 @@ mod tests {
 
         fn checked_sub(self, other: Self) -> Option<Self> {
             self.0.checked_sub(other.0).map(Self)
+        }
+
+        fn wrapping_add(self, other: Self) -> Self {
+            Self((self.0 + other.0) % (1 << BITS))
         }
 
         fn wrapping_sub(self, other: Self) -> Self {
@@ -201,6 +223,11 @@ mod tests {
                                 end(first, count).is_some() && end(physical, count).is_some();
                             let found = displace(first, count, physical, part, part_count);
                             assert_eq!(found.is_some(), inside.is_some() && sound);
+                            if sound {
+                                let within =
+                                    displace_within(first, count, physical, part, part_count);
+                                assert_eq!(within, found);
+                            }
                             let Some(found) = found else { continue };
                             let (extent, blocks) = (set(physical, count), set(found, part_count));
                             assert_eq!(extent | blocks, extent);

@@ -2,7 +2,7 @@
 
 use sidecore_units::Plba;
 
-use crate::entry::{Entry, UNUSED};
+use crate::entry::Bounded;
 use crate::range::BlockRange;
 use crate::unit::FunctionId;
 
@@ -11,11 +11,11 @@ use crate::unit::FunctionId;
 struct Line {
     /// Zero is the version of no tree: an empty line.
     version: u64,
-    extent: Entry,
+    extent: Bounded,
     function: FunctionId,
 }
 
-const EMPTY: Line = Line { version: 0, extent: UNUSED, function: FunctionId(0) };
+const EMPTY: Line = Line { version: 0, extent: Bounded::EMPTY, function: FunctionId(0) };
 
 impl Line {
     /// A quick check, by the first block only.
@@ -46,14 +46,14 @@ impl Btlb {
         function: FunctionId,
         version: u64,
         range: BlockRange,
-    ) -> Option<(Plba, Entry)> {
+    ) -> Option<(Plba, Bounded)> {
         let line = self.lines.iter().find(|line| line.may_hold(version, range))?;
         let found = line.extent.locate(range)?;
         (line.function == function).then_some((found, line.extent))
     }
 
     /// Adds `extent`, unless it is cached already.
-    pub(crate) fn insert(&mut self, function: FunctionId, version: u64, extent: Entry) {
+    pub(crate) fn insert(&mut self, function: FunctionId, version: u64, extent: Bounded) {
         if !self
             .lines
             .iter()
@@ -65,7 +65,7 @@ impl Btlb {
 
     /// Adds `extent`, which is not cached yet.
     #[inline]
-    pub(crate) fn insert_new(&mut self, function: FunctionId, version: u64, extent: Entry) {
+    pub(crate) fn insert_new(&mut self, function: FunctionId, version: u64, extent: Bounded) {
         if let Some(line) = self.lines.get_mut(self.next) {
             *line = Line { version, extent, function };
         }

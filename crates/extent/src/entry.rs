@@ -1,5 +1,7 @@
 //! The entries of nodes (thesis figure 5.1b).
 
+use std::ops::Deref;
+
 use sidecore_units::{Plba, Vlba};
 
 use crate::arithmetic;
@@ -48,11 +50,13 @@ impl Entry {
         arithmetic::reach(self.first, self.count)
     }
 
-    /// The physical place of `range`, if the blocks of this extent pointer contain all of it.
+    /// This extent pointer for translations, if its blocks, virtual and physical, end within 64
+    /// bits: those of a corrupt node may not.
     #[inline]
-    pub(crate) fn locate(self, range: BlockRange) -> Option<Plba> {
-        arithmetic::displace(self.first, self.count, self.physical(), range.first.0, range.count)
-            .map(Plba)
+    pub(crate) fn bounded(self) -> Option<Bounded> {
+        arithmetic::end(self.first, self.count)?;
+        arithmetic::end(self.physical(), self.count)?;
+        Some(Bounded(self))
     }
 
     /// The first physical block of an extent pointer.
@@ -75,6 +79,54 @@ impl Entry {
             count: self.count,
             physical: Plba(self.physical()),
             shared: self.shared(),
+        }
+    }
+}
+
+/// An extent pointer whose blocks, virtual and physical, end within 64 bits. That is checked once,
+/// by [`Entry::bounded`], and not again at each hit of a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bounded(Entry);
+
+impl Bounded {
+    /// Contains no block.
+    pub(crate) const EMPTY: Self = Self(UNUSED);
+
+    /// The physical place of `range`, if the extent contains all of it.
+    #[inline]
+    pub(crate) fn locate(self, range: BlockRange) -> Option<Plba> {
+        let Entry { first, count, .. } = self.0;
+        arithmetic::displace_within(first, count, self.physical(), range.first.0, range.count)
+            .map(Plba)
+    }
+}
+
+impl Deref for Bounded {
+    type Target = Entry;
+
+    #[inline]
+    fn deref(&self) -> &Entry {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_extent_that_runs_past_the_last_number_is_not_used() {
+        let entry = |first, count, physical| Entry { first, count, value: physical };
+        for bounded in [entry(5, 10, 0), entry(u64::MAX - 10, 10, 7), UNUSED] {
+            assert_eq!(bounded.bounded(), Some(Bounded(bounded)));
+        }
+        assert_eq!(UNUSED.bounded(), Some(Bounded::EMPTY));
+        // The shared mark is no part of the physical block.
+        let shared = entry(5, 10, 100 | SHARED).bounded().unwrap();
+        assert_eq!(shared.locate(BlockRange::new(Vlba(7), 8)), Some(Plba(102)));
+        assert_eq!(shared.locate(BlockRange::new(Vlba(7), 9)), None);
+        for corrupt in [entry(u64::MAX - 9, 10, 7), entry(0, u64::MAX, 1), entry(1, u64::MAX, 0)] {
+            assert_eq!(corrupt.bounded(), None, "{corrupt:?}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use sidecore_units::{ByteExtent, Plba};
 
-use crate::entry::{Entry, UNUSED};
+use crate::entry::Bounded;
 use crate::range::BlockRange;
 use crate::root::TreeRoot;
 
@@ -12,12 +12,12 @@ use crate::root::TreeRoot;
 pub struct LastExtent {
     /// Zero is the version of no tree.
     version: u64,
-    extent: Entry,
+    extent: Bounded,
 }
 
 impl Default for LastExtent {
     fn default() -> Self {
-        Self { version: 0, extent: UNUSED }
+        Self { version: 0, extent: Bounded::EMPTY }
     }
 }
 
@@ -52,7 +52,7 @@ impl LastExtent {
     }
 
     #[inline]
-    pub(crate) fn remember(&mut self, version: u64, extent: Entry) {
+    pub(crate) fn remember(&mut self, version: u64, extent: Bounded) {
         *self = Self { version, extent };
     }
 }
@@ -93,13 +93,14 @@ impl LastBytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::entry::Entry;
     use crate::range::Extent;
     use sidecore_units::{Plba, Vlba};
 
     fn last(first: u64, count: u64, physical: u64) -> LastExtent {
         let extent =
             Entry::of(Extent { first: Vlba(first), count, physical: Plba(physical), shared: true });
-        LastExtent { version: 7, extent }
+        LastExtent { version: 7, extent: extent.bounded().unwrap() }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use sidecore_units::{Plba, Vlba};
 
 use crate::arithmetic;
-use crate::entry::{Entry, PRUNED, UNUSED};
+use crate::entry::{Bounded, Entry, PRUNED};
 use crate::memory::NodeMemory;
 use crate::node::{Header, Node, NodeId};
 use crate::range::{BlockRange, Mapping, Piece};
@@ -56,7 +56,7 @@ pub(crate) fn locate(
     memory: &NodeMemory,
     root: Option<NodeId>,
     range: BlockRange,
-) -> Option<(Entry, Plba, u64)> {
+) -> Option<(Bounded, Plba, u64)> {
     let at = range.first.0;
     let mut here = Place::root(memory, root, at)?;
     let mut nodes = 1u64;
@@ -64,8 +64,8 @@ pub(crate) fn locate(
         let entry = here.node.entry(here.index);
         if here.level == 0 {
             here.node.touch();
-            let physical = entry.locate(range).filter(|_| entry.value != PRUNED)?;
-            return Some((entry, physical, nodes));
+            let extent = entry.bounded().filter(|_| entry.value != PRUNED)?;
+            return Some((extent, extent.locate(range)?, nodes));
         }
         if at.wrapping_sub(entry.first) >= entry.count {
             return None;
@@ -92,7 +92,7 @@ pub(crate) struct Walk<'a> {
     parents: [Option<Place<'a>>; MAX_LEVELS],
     touch: bool,
     nodes: u64,
-    extent: Entry,
+    extent: Bounded,
 }
 
 impl<'a> Walk<'a> {
@@ -114,7 +114,7 @@ impl<'a> Walk<'a> {
             parents: [None; MAX_LEVELS],
             touch,
             nodes: 0,
-            extent: UNUSED,
+            extent: Bounded::EMPTY,
         };
         walk.here = match Place::root(memory, root, at) {
             Some(root) => {
@@ -135,7 +135,7 @@ impl<'a> Walk<'a> {
 
     /// The extent pointer of the last mapped piece.
     #[inline]
-    pub(crate) fn extent(&self) -> Option<Entry> {
+    pub(crate) fn extent(&self) -> Option<Bounded> {
         (self.extent.count != 0).then_some(self.extent)
     }
 
@@ -167,10 +167,11 @@ impl<'a> Walk<'a> {
     #[inline]
     fn mapped(&mut self, entry: Entry, to: u64) -> Option<Piece> {
         let (count, _) = arithmetic::cut(self.at, to, self.end);
-        let found = entry.locate(BlockRange::new(Vlba(self.at), count));
-        let mapping = match found.filter(|_| entry.value != PRUNED) {
-            Some(physical) => {
-                self.extent = entry;
+        let range = BlockRange::new(Vlba(self.at), count);
+        let extent = entry.bounded().filter(|_| entry.value != PRUNED);
+        let mapping = match extent.and_then(|extent| Some((extent, extent.locate(range)?))) {
+            Some((extent, physical)) => {
+                self.extent = extent;
                 Mapping::Mapped { physical, shared: entry.shared() }
             }
             None => Mapping::Pruned,
