@@ -33,10 +33,10 @@ pub const LIMIT: f64 = 0.98;
 /// The longest run of a pair: more pairs narrow the interval more than longer runs do.
 const MAX_RUN: Duration = Duration::from_millis(100);
 
-/// The pairs of each case for which both daemons run before they are started again: a process's
-/// memory lies elsewhere at each start, which changes its speed by some percent, more than the
-/// difference that a comparison is to find.
-const PAIRS_PER_START: usize = 4;
+/// The pairs of each case for which programs run before they are started again: a process's memory
+/// lies elsewhere at each start, which changes its speed by some percent, more than the difference
+/// that a comparison is to find.
+pub const PAIRS_PER_START: usize = 4;
 
 /// The number of pairs of each case.
 fn pairs(scale: Scale) -> usize {
@@ -72,7 +72,12 @@ pub struct Part {
 /// those of one build once.
 #[must_use]
 pub fn parts(common: &Common, rounds: usize) -> Vec<Part> {
-    let per_start = if common.against.is_some() { PAIRS_PER_START } else { rounds.max(1) };
+    in_parts(rounds, if common.against.is_some() { PAIRS_PER_START } else { rounds.max(1) })
+}
+
+/// Divides the rounds of an experiment into parts of `per_start` rounds, at least one.
+#[must_use]
+pub fn in_parts(rounds: usize, per_start: usize) -> Vec<Part> {
     let starts = (0..rounds).step_by(per_start).enumerate();
     starts
         .map(|(start, first)| {

@@ -78,7 +78,7 @@ impl CaseOptions {
     /// Whether the options select the case of this name.
     #[must_use]
     pub fn wants(&self, case: &str) -> bool {
-        self.only.is_empty() || self.only.iter().any(|text| case.contains(text.as_str()))
+        is_named(&self.only, case)
     }
 
     /// Reports the records of the files that `--from` names. Returns `None` if it names none, and
@@ -106,6 +106,12 @@ impl CaseOptions {
 #[must_use]
 pub fn wants<T: PartialEq>(only: &[T], this: &T) -> bool {
     only.is_empty() || only.contains(this)
+}
+
+/// Whether `case` is to be measured, if `only` names parts of the names of cases.
+#[must_use]
+pub fn is_named(only: &[String], case: &str) -> bool {
+    only.is_empty() || only.iter().any(|text| case.contains(text.as_str()))
 }
 
 /// The length of an experiment.

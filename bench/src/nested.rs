@@ -102,6 +102,8 @@ struct Plan {
     run: Duration,
     warm_up: Duration,
     rounds: usize,
+    /// The programs are started again after some rounds, as those of two builds are.
+    starts_again: bool,
     trial: Duration,
     /// The time, over all runs, to wait for near and free cores.
     patience: Duration,
@@ -135,6 +137,7 @@ impl Plan {
             run: ms(250),
             warm_up: ms(30),
             rounds: 7,
+            starts_again: false,
             trial: ms(200),
             patience: Duration::from_secs(20 * 60),
             budget: Duration::from_secs(40 * 60),
@@ -148,6 +151,7 @@ impl Plan {
                 warm_up: ms(10),
                 rounds: 5,
                 trial: ms(40),
+                starts_again: false,
                 patience: Duration::from_secs(20),
                 budget: Duration::from_secs(60),
                 volume_bytes: 256 << 20,

@@ -2,7 +2,8 @@
 //!
 //! Two sidecores serve two functions from stores in memory, as fast as they can. If both functions
 //! belong to one controller, the sidecores account for them and read each other's accounts; if each
-//! function has a controller of its own, no accounting is needed. The two arrangements take turns.
+//! function has a controller of its own, no accounting is needed. The two arrangements take turns,
+//! and are made again after some pairs.
 //! Each sidecore makes its own requests, so that two cores are enough, and no ring or client hides
 //! a difference.
 
@@ -18,7 +19,7 @@ use crate::against;
 use crate::bounds::{Bound, Limit, Of};
 use crate::cells;
 use crate::cores::{self, Partner};
-use crate::experiment::{Common, Outcome, Report, Scale};
+use crate::experiment::{self, Common, Outcome, Report, Scale};
 use crate::record::{OURS, Records, params};
 use crate::turns::Turns;
 use arrangement::Arrangement;
@@ -27,6 +28,9 @@ const NAME: &str = "shares";
 /// The arrangement in which each function has a controller of its own.
 const APART: &str = "two-controllers";
 const METRIC: &str = "iops";
+/// Both arrangements are made so many times in each case: where their memory lies changes their
+/// speed by some percent, more than the difference that is to be found.
+const LAYOUTS: usize = 5;
 /// Requests in flight in each queue.
 const DEPTH: usize = 32;
 
@@ -36,6 +40,9 @@ pub struct Options {
     /// The options that all experiments have.
     #[command(flatten)]
     pub common: Common,
+    /// Measure only the cases whose name contains one of these texts.
+    #[arg(long, value_delimiter = ',', value_name = "CASES")]
+    pub only: Vec<String>,
 }
 
 /// The assignment of functions to sidecores.
@@ -63,7 +70,7 @@ const fn case(name: &'static str, placement: Placement, queues: usize, bytes: u6
     Case { name, placement, queues, bytes }
 }
 
-const CASES: [Case; 5] = [
+static CASES: [Case; 5] = [
     case("apart/4KiB/q1", Placement::Apart, 1, 4096),
     case("apart/4KiB/q4", Placement::Apart, 4, 4096),
     case("apart/512B/q4", Placement::Apart, 4, 512),
@@ -107,7 +114,6 @@ pub fn run(options: &Options) -> Result<bool> {
     let plan = Plan::of(scale);
     cores::pin(cores::CLIENT).context("the experiment needs two cores")?;
     let partner = Partner::start(cores::SERVER).context("the experiment needs two cores")?;
-    let arrangements = [Arrangement::new(true)?, Arrangement::new(false)?];
     let mut records = Records::new(NAME);
     eprintln!(
         "{NAME}, {}: a sidecore on core {}, another on core {}",
@@ -116,14 +122,16 @@ pub fn run(options: &Options) -> Result<bool> {
         cores::SERVER
     );
     let mut disturbed = 0;
-    for case in CASES {
-        disturbed += measure(&mut records, case, &arrangements, &partner, &plan, scale)?;
+    let wanted = |case: &&Case| experiment::is_named(&options.only, case.name);
+    for case in CASES.iter().filter(wanted) {
+        disturbed += measure(&mut records, *case, &partner, &plan, scale)?;
     }
-    let bounds = CASES.map(|case| Bound {
+    let bound = |case: &'static Case| Bound {
         case: case.name,
         of: Of::Ratio(METRIC, APART),
         limit: Limit::AtLeast(0.97),
-    });
+    };
+    let bounds: Vec<_> = CASES.iter().filter(wanted).map(bound).collect();
     let headlines = CASES.map(|case| (case.name, Of::Ratio(METRIC, APART)));
     let outcome = Outcome {
         records: &records,
@@ -137,12 +145,19 @@ pub fn run(options: &Options) -> Result<bool> {
 fn measure(
     records: &mut Records,
     case: Case,
-    arrangements: &[Arrangement; 2],
     partner: &Partner,
     plan: &Plan,
     scale: Scale,
 ) -> Result<usize> {
+    let (mut arrangements, mut pairs) = (None, 0_usize);
     let turns = Turns::take(plan.pairs, plan.repeats, |order| {
+        if pairs.is_multiple_of(plan.pairs.div_ceil(LAYOUTS)) {
+            // The memory of those before is free by then.
+            drop(arrangements.take());
+            arrangements = Some(Arrangement::both(order[0] == 0)?);
+        }
+        pairs += 1;
+        let arrangements = arrangements.as_ref().context("no arrangements")?;
         let (mut per_s, mut waited) = ([0.0; 2], 0.0_f64);
         for index in order {
             let run = arrangements[index].run(case, partner, plan)?;

@@ -53,14 +53,19 @@ type Rounds<'a> = (&'a Part, &'a mut Kept<Runs>);
 
 impl Bench {
     /// Measures all cases on one medium, on the servers that `start` starts for the time that it is
-    /// given. Those of two builds are started again after some pairs.
+    /// given, some rounds or all of them.
     pub(super) fn measure_on(
         &mut self,
         medium: Medium,
         start: impl Fn(&Self, usize) -> Result<Servers>,
     ) -> Result<()> {
         let mut kept = Kept::default();
-        for part in against::parts(&self.options.programs.common, self.plan.rounds) {
+        let parts = if self.plan.starts_again {
+            against::in_parts(self.plan.rounds, against::PAIRS_PER_START)
+        } else {
+            against::parts(&self.options.programs.common, self.plan.rounds)
+        };
+        for part in parts {
             let mut servers = start(self, part.start)?;
             self.cases(medium, &mut servers, (&part, &mut kept))?;
             servers.end()?;

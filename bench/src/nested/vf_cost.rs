@@ -2,7 +2,9 @@
 //!
 //! Both functions belong to one controller on the store in memory and are measured in pairs, on the
 //! same blocks, through one client. The difference is the cost of the function's own path:
-//! translation, the second tag, and the accounting of requests in flight.
+//! translation, the second tag, and the accounting of requests in flight. The daemon is started
+//! again after some pairs: where the memory of the two queues lies also makes a difference, which
+//! is another one at each start.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -41,7 +43,13 @@ pub struct Options {
 
 fn plan(scale: Scale) -> Plan {
     let ms = Duration::from_millis;
-    let plan = Plan { sizes: &SIZES, rounds: 20, volume_bytes: 256 << 20, ..Plan::of(scale) };
+    let plan = Plan {
+        sizes: &SIZES,
+        rounds: 20,
+        starts_again: true,
+        volume_bytes: 256 << 20,
+        ..Plan::of(scale)
+    };
     match scale {
         Scale::Full => Plan { run: ms(100), warm_up: ms(20), ..plan },
         Scale::Quick => Plan { run: ms(20), warm_up: ms(4), ..plan },

@@ -37,8 +37,17 @@ pub(super) struct Run {
 }
 
 impl Arrangement {
+    /// Makes the arrangement of one controller and that of two, in this order if `shared_first`.
+    pub(super) fn both(shared_first: bool) -> Result<[Self; 2]> {
+        if shared_first {
+            return Ok([Self::new(true)?, Self::new(false)?]);
+        }
+        let apart = Self::new(false)?;
+        Ok([Self::new(true)?, apart])
+    }
+
     /// Makes two functions, on one controller if `is_shared`.
-    pub(super) fn new(is_shared: bool) -> Result<Self> {
+    fn new(is_shared: bool) -> Result<Self> {
         let first = controller(if is_shared { 2 } else { 1 })?;
         let second = if is_shared { Arc::clone(&first) } else { controller(1)? };
         let functions =
