@@ -183,8 +183,9 @@ impl Bench<'_> {
         for system in systems {
             system.process.thaw()?;
             let name = system.name.clone();
-            let client = Client::connect(&system.sockets, &case)
-                .with_context(|| format!("connecting to {name}"))?;
+            let client = Client::connect(&system.sockets, &case).with_context(|| {
+                format!("connecting to {name}, which says:\n{}", system.process.output())
+            })?;
             system.process.freeze()?;
             runs.push((name, Runs::default()));
             connected.push(Connected { system, client, case });

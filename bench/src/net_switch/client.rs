@@ -1,7 +1,6 @@
 //! The client: the NICs of all guests on one thread, which send frames to each other and check what
 //! arrives.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -10,6 +9,7 @@ use sidecore_driver::{NetClient, NetClientOptions, NetQueues};
 
 use super::cases::{Case, Kind};
 use super::frames::{Frames, HEADER_BYTES};
+use super::systems::Socket;
 use crate::load::{Sample, Work};
 use crate::stats::Histogram;
 use crate::stop;
@@ -59,7 +59,7 @@ impl Client {
     ///
     /// # Errors
     /// A socket refuses, or no frames pass.
-    pub(super) fn connect(sockets: &[PathBuf], case: &Case) -> Result<Self> {
+    pub(super) fn connect(sockets: &[Socket], case: &Case) -> Result<Self> {
         let is_large = case.kind == Kind::Tso;
         let slots = if case.is_cold { COLD_BUFFERS } else { WARM_BUFFERS };
         let options = NetClientOptions {
@@ -72,11 +72,12 @@ impl Client {
             packed: case.packed,
             ..NetClientOptions::default()
         };
-        let connect = |socket: &PathBuf| {
-            NetClient::connect(socket, &options)
-                .with_context(|| format!("connecting to {}", socket.display()))
-        };
+        let connect = |socket: &Socket| socket.connect(&options);
         let nics = sockets.iter().map(connect).collect::<Result<Vec<_>>>()?;
+        if is_large {
+            let all = nics.iter().all(NetClient::takes_large_frames);
+            ensure!(all, "the switch takes no frame that is larger than the MTU");
+        }
         let window = match case.kind {
             Kind::RoundTrip => 1,
             Kind::Tso => LARGE_WINDOW,

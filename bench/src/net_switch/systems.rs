@@ -1,10 +1,14 @@
 //! The switches: this daemon, Open vSwitch with DPDK, and dpdk-testpmd, each on the server's core.
 
 use std::fmt::Write as _;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sidecore_driver::{NetClient, NetClientOptions};
 use sidecore_guest::root::{ROOTS, Root};
 
 use super::cases::Setting;
@@ -15,19 +19,66 @@ use crate::experiment::Experiment;
 use crate::process::Process;
 use crate::sidecored::{self, Sidecored};
 
-/// Memory of a DPDK program in MiB, in huge pages that no file names, so that none is left behind.
-const DPDK_MIB: u64 = 384;
+/// Memory of testpmd in MiB, in huge pages that no file names, so that none is left behind.
+const TESTPMD_MIB: u64 = 384;
+/// Memory of Open vSwitch in MiB: two pools of 262,144 buffers of 3 KB, and what it allocates when
+/// a guest connects. With less it takes as many buffers as fit, and may refuse a guest.
+const OVS_MIB: u64 = 2048;
+/// Memory of the clients of all systems in MiB.
+const CLIENTS_MIB: u64 = 640;
+/// Open vSwitch tries to connect once a second.
+const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Huge pages of one DPDK program and of the clients of all systems.
-pub(super) const HUGE_PAGES: u64 = (DPDK_MIB + 640) / 2;
+/// Huge pages of the DPDK programs and of the clients of all systems.
+pub(super) const HUGE_PAGES: u64 = (OVS_MIB + TESTPMD_MIB + CLIENTS_MIB) / 2;
+
+/// A port's vhost-user socket.
+pub(super) enum Socket {
+    /// The switch listens.
+    Listening(PathBuf),
+    /// The switch connects, and does so again after the end of each connection.
+    Connecting(UnixListener),
+}
+
+impl Socket {
+    /// Whether a NIC can be connected.
+    fn is_ready(&self) -> bool {
+        match self {
+            Self::Listening(path) => path.exists(),
+            Self::Connecting(listener) => is_called(listener, Duration::ZERO),
+        }
+    }
+
+    /// Connects a NIC.
+    ///
+    /// # Errors
+    /// The switch does not connect, refuses, or hangs up.
+    pub(super) fn connect(&self, options: &NetClientOptions) -> Result<NetClient> {
+        match self {
+            Self::Listening(path) => NetClient::connect(path, options)
+                .with_context(|| format!("connecting to {}", path.display())),
+            Self::Connecting(listener) => {
+                ensure!(is_called(listener, CALL_TIMEOUT), "the switch does not connect");
+                let (socket, address) = listener.accept()?;
+                NetClient::over(socket, options).with_context(|| format!("on {address:?}"))
+            }
+        }
+    }
+}
+
+/// Whether a connection waits, or comes within `timeout`.
+fn is_called(listener: &UnixListener, timeout: Duration) -> bool {
+    let timeout = Timespec::try_from(timeout).ok();
+    matches!(poll(&mut [PollFd::new(listener, PollFlags::IN)], timeout.as_ref()), Ok(1))
+}
 
 /// A switch as running processes.
 pub(super) struct System {
     pub(super) name: String,
     /// The process that forwards, which is frozen between runs.
     pub(super) process: Process,
-    /// The vhost-user sockets of its ports.
-    pub(super) sockets: Vec<PathBuf>,
+    /// Those of its ports.
+    pub(super) sockets: Vec<Socket>,
     is_peer: bool,
     /// The database of Open vSwitch, which ends after the process that forwards.
     _database: Option<Process>,
@@ -53,7 +104,8 @@ pub(super) fn ours(experiment: &Experiment, setting: Setting) -> Result<Vec<Syst
     let this = experiment.start_configured(&directory, &[], configure)?;
     let before = experiment.start_configured_before(&directory, &[], configure)?;
     let system = |name: String, daemon: Sidecored| {
-        let sockets = (0..setting.ports).map(|port| daemon.socket(&format!("nic{port}"))).collect();
+        let socket = |port| Socket::Listening(daemon.socket(&format!("nic{port}")));
+        let sockets = (0..setting.ports).map(socket).collect();
         System { name, process: daemon.process, sockets, is_peer: false, _database: None }
     };
     let mut systems = vec![system(crate::record::OURS.to_owned(), this)];
@@ -117,11 +169,11 @@ impl Programs {
             ["librte_net_vhost.so.25", "librte_mempool_ring.so.25", "librte_bus_vdev.so.25"];
         let mut command = self.0.command_with("usr/bin/dpdk-testpmd", &drivers)?;
         let (client, server) = (cores::CLIENT, cores::SERVER);
-        let memory = DPDK_MIB.to_string();
+        let memory = memory(TESTPMD_MIB);
         let cores = format!("{client},{server}");
         let main = client.to_string();
-        let eal = ["-l", &cores, "--main-lcore", &main, "--in-memory", "--no-pci", "-m", &memory];
-        command.extend(eal.map(str::to_owned));
+        command.extend(["-l", &cores, "--main-lcore", &main].map(str::to_owned));
+        command.extend(memory);
         let sockets = sockets(directory, setting);
         for (port, socket) in sockets.iter().enumerate() {
             command.push("--vdev".to_owned());
@@ -135,6 +187,7 @@ impl Programs {
         process.wait_until(|output| {
             output.contains("Port statistics") && sockets.iter().all(|socket| socket.exists())
         })?;
+        let sockets = sockets.into_iter().map(Socket::Listening).collect();
         Ok(System { name: TESTPMD.to_owned(), process, sockets, is_peer: true, _database: None })
     }
 
@@ -164,23 +217,18 @@ impl Programs {
             "other_config:dpdk-init=true",
             &format!("other_config:dpdk-lcore-mask={}", mask(cores::CLIENT)),
             &format!("other_config:pmd-cpu-mask={}", mask(cores::SERVER)),
-            &format!("other_config:dpdk-extra=--in-memory --no-pci -m {DPDK_MIB}"),
+            &format!("other_config:dpdk-extra={}", memory(OVS_MIB).join(" ")),
             &format!("other_config:userspace-tso-enable={}", setting.large),
         ])?;
         set(&["add-br", "br0", "--", "set", "bridge", "br0", "datapath_type=netdev"])?;
-        let sockets = sockets(directory, setting);
-        for port in 0..setting.ports {
+        // Ports on whose sockets Open vSwitch listens take no segmentation offload.
+        let mut listeners = Vec::new();
+        for (port, socket) in sockets(directory, setting).into_iter().enumerate() {
             let port = format!("port{port}");
-            set(&[
-                "add-port",
-                "br0",
-                &port,
-                "--",
-                "set",
-                "Interface",
-                &port,
-                "type=dpdkvhostuser",
-            ])?;
+            let path = format!("options:vhost-server-path={}", text(&socket)?);
+            let interface = ["set", "Interface", &port, "type=dpdkvhostuserclient", &path];
+            set(&[&["add-port", "br0", &port, "--"], &interface[..]].concat())?;
+            listeners.push(Socket::Connecting(UnixListener::bind(&socket)?));
         }
         let path = "usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
         let mut command = self.in_directory(directory, path, &["librte_mempool_ring.so.25"])?;
@@ -188,11 +236,11 @@ impl Programs {
         command.push("-vconsole:info".to_owned());
         let both = [cores::CLIENT, cores::SERVER];
         let mut process = Process::start(OVS, &both, &command, directory)?;
-        process.wait_until(|_| sockets.iter().all(|socket| socket.exists()))?;
+        process.wait_until(|_| listeners.iter().all(Socket::is_ready))?;
         Ok(System {
             name: OVS.to_owned(),
             process,
-            sockets,
+            sockets: listeners,
             is_peer: true,
             _database: Some(database),
         })
@@ -224,6 +272,13 @@ impl Programs {
         ensure!(output.status.success(), "{program} {}: {message}", arguments.join(" "));
         Ok(())
     }
+}
+
+/// The options of a DPDK program that uses so many MiB and no more: what it would take of the huge
+/// pages beyond that, the clients would lack.
+fn memory(mib: u64) -> [String; 6] {
+    let mib = mib.to_string();
+    ["--in-memory", "--no-pci", "-m", &mib, "--socket-limit", &mib].map(str::to_owned)
 }
 
 fn text(path: &Path) -> Result<&str> {

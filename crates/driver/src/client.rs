@@ -216,10 +216,11 @@ fn agree(socket: &Path, options: &ClientOptions) -> Result<(Wire, Agreed, BlkCon
         timeout: options.timeout,
     };
     let mut config = BlkConfig::default();
-    let (wire, agreed) = front_end::agree(socket, &asked, |wire, protocol| {
-        config = read_config(wire, protocol)?;
-        Ok(())
-    })?;
+    let (wire, agreed) =
+        front_end::agree(Wire::connect(socket, asked.timeout)?, &asked, |wire, protocol| {
+            config = read_config(wire, protocol)?;
+            Ok(())
+        })?;
     Ok((wire, agreed, config))
 }
 

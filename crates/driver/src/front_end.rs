@@ -1,7 +1,6 @@
 //! The set-up that all vhost-user devices share: features, memory, rings.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::time::Duration;
 
 use rustix::event::EventfdFlags;
@@ -158,14 +157,12 @@ impl FrontEnd {
     }
 }
 
-/// Connects, and agrees on features. `configure` is called between the protocol's features and
-/// virtio's.
+/// Agrees on features. `configure` is called between the protocol's features and virtio's.
 pub(crate) fn agree(
-    socket: &Path,
+    mut wire: Wire,
     asked: &Asked,
     configure: impl FnOnce(&mut Wire, u64) -> Result<(), ClientError>,
 ) -> Result<(Wire, Agreed), ClientError> {
-    let mut wire = Wire::connect(socket, asked.timeout)?;
     let offered = wire.ask_u64(Request::GetFeatures)?;
     if offered & features::PROTOCOL_FEATURES == 0 {
         return Err(ClientError::Missing { what: "protocol features" });

@@ -4,6 +4,7 @@ mod in_place;
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,8 @@ use crate::error::ClientError;
 use crate::event;
 use crate::front_end::{self, Asked, FrontEnd, Hooks, RingPlan, RingShape, twice, whole_pages};
 use crate::request::Slot;
+use crate::socket;
+use crate::wire::Wire;
 
 pub use in_place::FrameBuffer;
 
@@ -112,6 +115,19 @@ impl NetClient {
         socket: impl AsRef<Path>,
         options: &NetClientOptions,
     ) -> Result<Self, ClientError> {
+        Self::set_up(Wire::connect(socket.as_ref(), options.timeout)?, options)
+    }
+
+    /// As [`connect`](Self::connect), with a device that has connected to its VMM.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub fn over(socket: UnixStream, options: &NetClientOptions) -> Result<Self, ClientError> {
+        socket::limit(&socket, options.timeout)?;
+        Self::set_up(Wire::over(socket), options)
+    }
+
+    fn set_up(wire: Wire, options: &NetClientOptions) -> Result<Self, ClientError> {
         let asked = Asked {
             features: options.features(),
             protocol: protocol::NET_MTU | protocol::RARP,
@@ -119,7 +135,7 @@ impl NetClient {
             status: true,
             timeout: options.timeout,
         };
-        let (wire, agreed) = front_end::agree(socket.as_ref(), &asked, |_, _| Ok(()))?;
+        let (wire, agreed) = front_end::agree(wire, &asked, |_, _| Ok(()))?;
         if agreed.features & features::VERSION_1 == 0 {
             return Err(ClientError::Missing { what: "virtio 1.0" });
         }
@@ -180,6 +196,12 @@ impl NetClient {
     #[must_use]
     pub fn features(&self) -> u64 {
         self.front_end.agreed.features
+    }
+
+    /// Whether the device takes TCP segments over IPv4 that are larger than the MTU.
+    #[must_use]
+    pub fn takes_large_frames(&self) -> bool {
+        self.features() & feature::HOST_TSO4 != 0
     }
 
     /// Pair `index` of the queues, if there is one.

@@ -9,13 +9,18 @@ use crate::error::ClientError;
 
 /// Connects; from then on nothing waits for longer than `timeout`.
 pub(crate) fn connect(path: &Path, timeout: Duration) -> Result<UnixStream, ClientError> {
-    let connect = || {
-        let socket = UnixStream::connect(path)?;
-        socket.set_read_timeout(Some(timeout))?;
-        socket.set_write_timeout(Some(timeout))?;
-        Ok(socket)
-    };
-    connect().map_err(|source| ClientError::Io { what: "connecting to the device", source })
+    let socket = UnixStream::connect(path)
+        .map_err(|source| ClientError::Io { what: "connecting to the device", source })?;
+    limit(&socket, timeout)?;
+    Ok(socket)
+}
+
+/// Has nothing on the socket wait for longer than `timeout`.
+pub(crate) fn limit(socket: &UnixStream, timeout: Duration) -> Result<(), ClientError> {
+    socket
+        .set_read_timeout(Some(timeout))
+        .and_then(|()| socket.set_write_timeout(Some(timeout)))
+        .map_err(|source| ClientError::Io { what: "setting a time limit", source })
 }
 
 /// Why a message of this name got no further.

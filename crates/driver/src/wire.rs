@@ -30,7 +30,12 @@ pub(crate) struct Wire {
 
 impl Wire {
     pub(crate) fn connect(path: &Path, timeout: Duration) -> Result<Self, ClientError> {
-        Ok(Self { socket: socket::connect(path, timeout)?, acknowledged: false })
+        Ok(Self::over(socket::connect(path, timeout)?))
+    }
+
+    /// Speaks over a socket that is connected.
+    pub(crate) fn over(socket: UnixStream) -> Self {
+        Self { socket, acknowledged: false }
     }
 
     /// From now on the device answers every message (VHOST_USER_PROTOCOL_F_REPLY_ACK).
