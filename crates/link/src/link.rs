@@ -70,8 +70,8 @@ pub trait Link: Send {
 
     /// Sends all of `buffers`, in their order. A buffer without a destination, or with a frame of
     /// no or too many bytes, is dropped and counted. A peer that was just going to sleep may be
-    /// woken only by the next [`receive`](Self::receive) or [`arm`](Self::arm), one of which
-    /// follows soon.
+    /// woken only by an [`arm`](Self::arm), by a [`receive`](Self::receive) that finds no frame, or
+    /// by one of the next few that find some.
     fn send(&mut self, now: Nanos, buffers: &mut Vec<Buffer>);
 
     /// Takes all of `buffers` back unsent.

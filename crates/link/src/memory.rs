@@ -26,8 +26,8 @@ use post::{Post, ToLink, ToService};
 pub use service::{CLIENTS_MAX, MemoryEnd, MemoryOptions};
 use service::{Places, spawn_connector, spawn_listener};
 
-/// Receives after which sleeping peers are looked at, if none of them found nothing.
-const RING_INTERVAL: u32 = 64;
+/// Receives after which sleeping peers are looked at, if each of them found frames.
+const RING_INTERVAL: u32 = 8;
 /// Frames that are published together: half a cache line of a ring.
 const SEND_BATCH: usize = 4;
 const BROKEN: &str = "the peer broke the rules of the shared memory";
@@ -60,10 +60,8 @@ pub struct MemoryLink {
     next: usize,
     down: &'static str,
     receives: u32,
-    /// Frames were published, and their receivers were not asked whether they sleep.
+    /// Frames were published, or slots given back, and the peers were not asked whether they sleep.
     owes_wakes: bool,
-    /// The same for slots that were given back.
-    owes_looks: bool,
     post: Arc<Post>,
     outbox: Vec<ToService>,
 }
@@ -136,7 +134,6 @@ impl MemoryLink {
             down: CONNECTING,
             receives: 0,
             owes_wakes: false,
-            owes_looks: false,
             post,
             outbox: Vec::new(),
         }
@@ -209,7 +206,7 @@ impl MemoryLink {
 
     /// Wakes peers that wait for what was published.
     fn ring_doorbells(&mut self) {
-        (self.owes_wakes, self.owes_looks) = (false, false);
+        self.owes_wakes = false;
         let mut wakes = 0_u64;
         for place in &self.open {
             if let Some(Some(channel)) = self.channels.get_mut(usize::from(*place)) {
@@ -232,7 +229,7 @@ impl MemoryLink {
         let Some(channel) = self.channel(place) else { return };
         channel.publish_returned();
         let is_open = channel.is_open;
-        self.owes_looks = true;
+        self.owes_wakes = true;
         if !is_open {
             self.release(place);
         }
@@ -247,7 +244,7 @@ impl MemoryLink {
         };
         channel.publish_filled();
         // A peer that sleeps is woken now. Whether it is just going to sleep is a question that has
-        // to wait for the caches, and is asked in the next receive.
+        // to wait for the caches, and is asked in a receive that finds nothing.
         if channel.seems_asleep() && channel.ring() {
             self.stats.wakes.add(1);
         }
@@ -324,9 +321,8 @@ impl Link for MemoryLink {
             self.stats.received_batches.add(1);
         }
         self.receives = self.receives.wrapping_add(1);
-        // A client that waits for its slots is woken although others keep this side busy.
-        let looks = count == 0 || self.receives.is_multiple_of(RING_INTERVAL);
-        if self.owes_wakes || (self.owes_looks && looks) {
+        // A peer that was just going to sleep is woken although others keep this side busy.
+        if self.owes_wakes && (count == 0 || self.receives.is_multiple_of(RING_INTERVAL)) {
             self.ring_doorbells();
         }
     }

@@ -189,8 +189,8 @@ fn any_bytes_in_the_shared_memory_end_in_a_closed_link_or_in_frames() {
 }
 
 /// Both sides act at the same moment, again and again: the one publishes a frame and then, at the
-/// latest in its next receive, looks whether its peer sleeps; the other one goes to sleep and then
-/// looks for a frame. One of the two looks is late enough.
+/// latest in a receive that finds nothing, looks whether its peer sleeps; the other one goes to
+/// sleep and then looks for a frame. One of the two looks is late enough.
 #[test]
 fn a_frame_is_seen_or_wakes_however_the_two_sides_interleave() {
     const ROUNDS: u64 = 30_000;
