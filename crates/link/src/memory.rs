@@ -224,7 +224,7 @@ impl MemoryLink {
     }
 
     /// The peer of a channel sees the slots that came back.
-    #[inline]
+    #[inline(always)]
     fn publish_returned(&mut self, place: u16) {
         let Some(channel) = self.channel(place) else { return };
         channel.publish_returned();
@@ -236,7 +236,7 @@ impl MemoryLink {
     }
 
     /// The peer of a channel sees the frames that were sent.
-    #[inline]
+    #[inline(always)]
     fn publish_filled(&mut self, place: u16) {
         let Some(channel) = self.channels.get_mut(usize::from(place)).and_then(Option::as_mut)
         else {
@@ -274,7 +274,7 @@ impl MemoryLink {
     }
 
     /// Takes up to `limit` frames of the open channel at a place. Returns their bytes.
-    #[inline]
+    #[inline(always)]
     fn take(&mut self, place: u16, limit: usize, frames: &mut Vec<Frame>) -> u64 {
         let Some(channel) = self.channel(place) else { return 0 };
         let taken = channel.take(limit, frames);

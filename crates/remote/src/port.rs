@@ -7,7 +7,7 @@ mod scratch;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use sidecore_link::{Buffer, Frame, Link, LinkAddress, LinkState, LinkStats, Pieces, Properties};
+use sidecore_link::{Buffer, Frame, Link, LinkAddress, LinkState, LinkStats, Properties};
 use sidecore_memory::{GuestAddress, GuestMemory, Part, RegionHint, Segments};
 use sidecore_reactor::Arm;
 use sidecore_units::{Nanos, SECTOR_BYTES};
@@ -144,20 +144,22 @@ impl Arrived {
     #[must_use]
     #[inline]
     pub fn head(&self) -> &[u8] {
-        self.head.get(..self.head_bytes).unwrap_or_default()
+        self.head.split_at(self.head_bytes.min(DATA_HEADER_BYTES)).0
     }
 
     /// The frame's first bytes and its payload, as an engine takes them.
     #[inline]
     pub fn parts(&mut self) -> (&[u8], &mut Received) {
-        (self.head.get(..self.head_bytes).unwrap_or_default(), &mut self.received)
+        let (head, _) = self.head.split_at(self.head_bytes.min(DATA_HEADER_BYTES));
+        (head, &mut self.received)
     }
 }
 
 /// A payload in a received frame, until the port receives the next batch.
 #[derive(Debug)]
 pub struct Received {
-    pieces: Pieces,
+    /// The index of the frame in the port's batch.
+    frame: usize,
     /// Where the whole payload begins.
     whole_at: usize,
     /// The payload that the engine reads begins so far into the whole one.
@@ -239,7 +241,7 @@ impl<D: RequestData> LinkPort<D> {
 
     /// Takes up to `limit` frames that have arrived by `now`; [`next_frame`](Self::next_frame)
     /// hands them out. Those of the last batch go back to the link. Returns their number.
-    #[inline]
+    #[inline(always)]
     pub fn receive(&mut self, now: Nanos, limit: usize) -> usize {
         self.now = now;
         self.give_back();
@@ -280,7 +282,7 @@ impl<D: RequestData> LinkPort<D> {
                 self.link.buffers(to, 1, &mut self.empty);
                 self.renew_memory();
             }
-            self.fetch_empty(FETCH_BYTES);
+            self.fetch_empty(self.empty.len().wrapping_sub(1), FETCH_BYTES);
         } else if self.idle_polls > READY_POLLS {
             self.link.cancel(&mut self.empty);
         }
@@ -298,18 +300,25 @@ impl<D: RequestData> LinkPort<D> {
     }
 
     /// The next frame of the batch.
-    #[inline]
+    #[inline(always)] // a frame that is returned through memory is copied twice
     pub fn next_frame(&mut self) -> Option<Arrived> {
-        self.fetch_received(self.next.wrapping_add(1));
-        let frame = self.received.get(self.next)?;
-        self.next = self.next.wrapping_add(1);
-        let pieces = *frame.pieces();
+        let index = self.next;
+        let next = index.wrapping_add(1);
+        self.fetch_received(next);
+        let frame = self.received.get(index)?;
+        self.next = next;
         let from = self.peers.name(frame.from);
         let mut head = [0; DATA_HEADER_BYTES];
-        let head_bytes = Place::of(&pieces, &self.memory, &mut self.hint).read(0, &mut head);
-        let received =
-            Received { pieces, whole_at: 0, skip_bytes: 0, payload_bytes: 0, is_in_scratch: false };
-        Some(Arrived { from, head, head_bytes, frame_bytes: pieces.len_bytes(), received })
+        let place = Place::of(frame.pieces(), &self.memory, &mut self.hint);
+        let head_bytes = place.read(0, &mut head);
+        let received = Received {
+            frame: index,
+            whole_at: 0,
+            skip_bytes: 0,
+            payload_bytes: 0,
+            is_in_scratch: false,
+        };
+        Some(Arrived { from, head, head_bytes, frame_bytes: frame.len_bytes(), received })
     }
 
     /// Gives the frames of the batch back to the link.
@@ -333,10 +342,11 @@ impl<D: RequestData> LinkPort<D> {
     /// aligned.
     #[inline]
     fn lendable(&self, received: &Received) -> Option<GuestAddress> {
-        let Received { pieces, whole_at, skip_bytes, payload_bytes, is_in_scratch } = received;
+        let Received { frame, whole_at, skip_bytes, payload_bytes, is_in_scratch } = received;
         if *payload_bytes < LENT_BYTES || *is_in_scratch || !self.lends {
             return None;
         }
+        let pieces = self.received.get(*frame)?.pieces();
         let piece = pieces.part(whole_at.saturating_add(*skip_bytes), *payload_bytes).next()?;
         let is_whole = piece.len_bytes() == *payload_bytes;
         let payload = piece.address();
@@ -395,7 +405,7 @@ impl<D: RequestData> LinkPort<D> {
 
     /// The address of a station; `None` if its name has become invalid. The buffers of a link
     /// through memory are each for one peer, those of others for any.
-    #[inline]
+    #[inline(always)]
     fn turn_to(&mut self, to: Peer) -> Option<LinkAddress> {
         if let Some((peer, address)) = self.empty_for
             && peer == to
@@ -413,24 +423,19 @@ impl<D: RequestData> LinkPort<D> {
         Some(address)
     }
 
-    /// An empty buffer for a frame to the address that the port has turned to.
-    #[inline]
-    fn buffer(&mut self, to: LinkAddress, frame_bytes: usize) -> Option<Buffer> {
-        if self.empty.is_empty() {
-            self.link.buffers(to, self.wanted, &mut self.empty);
-            self.renew_memory();
-            self.empty.reverse();
-        }
-        let buffer = self.empty.pop();
-        self.fetch_empty(frame_bytes.min(FETCH_BYTES));
-        buffer
+    /// Asks for empty buffers for the address that the port has turned to. False if there is none.
+    fn ask_for_buffers(&mut self, to: LinkAddress) -> bool {
+        self.link.buffers(to, self.wanted, &mut self.empty);
+        self.renew_memory();
+        self.empty.reverse();
+        !self.empty.is_empty()
     }
 
-    /// Fetches the first bytes of the next buffer: the peer's core has the lines that it has read.
+    /// Fetches the first bytes of an empty buffer: the peer's core has the lines that it has read.
     #[inline]
-    fn fetch_empty(&mut self, len_bytes: usize) {
-        if let Some(next) = self.empty.last()
-            && let Some(span) = next.pieces().span(&self.memory, &mut self.hint)
+    fn fetch_empty(&mut self, index: usize, len_bytes: usize) {
+        if let Some(buffer) = self.empty.get(index)
+            && let Some(span) = buffer.pieces().span(&self.memory, &mut self.hint)
         {
             span.prefetch_for_write(len_bytes);
         }
@@ -454,7 +459,13 @@ impl<D: RequestData> LinkPort<D> {
             self.unsendable = self.unsendable.wrapping_add(1);
             return true;
         };
-        let Some(mut buffer) = self.buffer(address, frame_bytes) else { return false };
+        if self.empty.is_empty() && !self.ask_for_buffers(address) {
+            return false;
+        }
+        // While this one is filled.
+        self.fetch_empty(self.empty.len().wrapping_sub(2), frame_bytes.min(FETCH_BYTES));
+        let Some(buffer) = self.empty.last_mut() else { return false };
+        buffer.address(address, frame_bytes);
         let frame = Place::of(buffer.pieces(), &self.memory, &mut self.hint);
         frame.write(0, head);
         if tag_bytes == 0 {
@@ -467,9 +478,10 @@ impl<D: RequestData> LinkPort<D> {
             seal.seal(counter, head, sealed);
             frame.write(head_bytes, sealed);
         }
-        buffer.address(address, frame_bytes);
-        self.outgoing.push(buffer);
-        self.used = self.used.saturating_add(1);
+        if let Some(buffer) = self.empty.pop() {
+            self.outgoing.push(buffer);
+        }
+        self.used = self.used.wrapping_add(1);
         if self.outgoing.len() >= self.batch {
             self.link.send(self.now, &mut self.outgoing);
         }
@@ -527,7 +539,8 @@ impl<D: RequestData> Port for LinkPort<D> {
         let sealed_bytes = payload_bytes.saturating_add(tag_bytes);
         let Some(sealed) = self.scratch.bytes_mut().get_mut(..sealed_bytes) else { return false };
         received.is_in_scratch = true;
-        let frame = Place::of(&received.pieces, &self.memory, &mut self.hint);
+        let Some(frame) = self.received.get(received.frame) else { return false };
+        let frame = Place::of(frame.pieces(), &self.memory, &mut self.hint);
         frame.read(head.len(), sealed) == sealed_bytes && seal.open(counter, head, sealed)
     }
 
@@ -543,9 +556,11 @@ impl<D: RequestData> Port for LinkPort<D> {
         let to = to.get_mut(..len).unwrap_or_default();
         if received.is_in_scratch {
             copy(to, self.scratch.bytes().get(received.skip_bytes..).unwrap_or_default())
+        } else if let Some(frame) = self.received.get(received.frame) {
+            let frame = Place::of(frame.pieces(), &self.memory, &mut self.hint);
+            frame.read(received.whole_at.wrapping_add(received.skip_bytes), to)
         } else {
-            let frame = Place::of(&received.pieces, &self.memory, &mut self.hint);
-            frame.read(received.whole_at.saturating_add(received.skip_bytes), to)
+            0
         }
     }
 
@@ -560,8 +575,9 @@ impl<D: RequestData> Port for LinkPort<D> {
             }
             return;
         }
-        let from = received.whole_at.saturating_add(received.skip_bytes);
-        match Place::of(&received.pieces, &self.memory, &mut self.hint) {
+        let Some(frame) = self.received.get(received.frame) else { return };
+        let from = received.whole_at.wrapping_add(received.skip_bytes);
+        match Place::of(frame.pieces(), &self.memory, &mut self.hint) {
             Place::Span(span) => {
                 span.copy_to((from, len_bytes), segments, at);
             }
@@ -578,7 +594,7 @@ impl<D: RequestData> Port for LinkPort<D> {
     fn store_all(&mut self, received: &mut Received, request: u64) {
         match self.lendable(received) {
             Some(payload) if self.data.lend(request, payload) => {
-                self.lent.push((self.next.wrapping_sub(1), request));
+                self.lent.push((received.frame, request));
             }
             _ => self.store(received, request, 0),
         }

@@ -26,6 +26,7 @@ pub(crate) struct RoundTrip {
 
 impl RoundTrip {
     /// Takes a sample.
+    #[inline]
     pub(crate) fn sample(&mut self, round_trip: Nanos) {
         let sample_ns = round_trip.0.max(1);
         if self.smoothed_ns == 0 {
@@ -68,6 +69,7 @@ impl RoundTrip {
 
     /// How long an attempt may be without an answer or an acknowledgement. The IOhost acknowledges
     /// after about one round trip, and that takes another one to arrive.
+    #[inline]
     pub(crate) fn timeout(&self, timing: &Timing) -> Nanos {
         let Some(acknowledge_after) = self.acknowledge_after.filter(|_| self.smoothed_ns > 0)
         else {

@@ -20,6 +20,7 @@ pub struct Segmentation {
 /// those; otherwise a block is whole segments. So an edge never has to be copied, and a read can be
 /// repaired block by block.
 #[must_use]
+#[inline]
 pub fn segment_bytes(frame_bytes: u32, tag_bytes: usize, block_bytes: u32) -> u32 {
     let header_bytes = DATA_HEADER_BYTES.saturating_add(tag_bytes);
     let room = frame_bytes.saturating_sub(u32::try_from(header_bytes).unwrap_or(u32::MAX));
@@ -88,7 +89,7 @@ impl Segmentation {
 
     /// The segment with this offset and size; `None` if there is no such segment.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn index_of(&self, offset_bytes: u32, len_bytes: usize) -> Option<u32> {
         let index =
             if offset_bytes == 0 { 0 } else { offset_bytes.checked_div(self.segment_bytes)? };

@@ -210,7 +210,7 @@ impl Channel {
 
     #[inline]
     fn piece(&self, direction: &Direction, slot: u16, len_bytes: u32) -> Pieces {
-        let start = direction.frame_at(slot).saturating_add(self.place.base);
+        let start = direction.frame_at(slot).wrapping_add(self.place.base);
         Pieces::one(Piece::new(start, len_bytes))
     }
 
@@ -235,8 +235,8 @@ impl Channel {
         for _ in 0..limit {
             let Some(entry) = self.incoming.filled.take() else { break };
             self.incoming.accept(entry, self.frame_bytes)?;
-            self.lent = self.lent.saturating_add(1);
-            bytes = bytes.saturating_add(entry.len_bytes.into());
+            self.lent = self.lent.wrapping_add(1);
+            bytes = bytes.wrapping_add(entry.len_bytes.into());
             let pieces = self.piece(&self.incoming.direction, entry.slot, entry.len_bytes);
             frames.push(Frame::new(self.address(), pieces, self.number(entry.slot)));
         }
@@ -268,7 +268,7 @@ impl Channel {
     pub fn lend(&mut self, count: usize, buffers: &mut Vec<Buffer>) -> Result<(), Violation> {
         // The slots that came back last are lent first: a ring that goes through all of its slots
         // goes through megabytes, and finds none of them in a cache.
-        self.outgoing.lends = self.outgoing.lends.saturating_add(count);
+        self.outgoing.lends = self.outgoing.lends.wrapping_add(count);
         if self.outgoing.free.len() < count || self.outgoing.lends >= LENDS_PER_LOOK {
             self.outgoing.reclaim()?;
         }
@@ -280,7 +280,7 @@ impl Channel {
             };
             let pieces = self.piece(&self.outgoing.direction, slot, len_bytes);
             buffers.push(Buffer::new(pieces, self.number(slot)));
-            self.lent = self.lent.saturating_add(1);
+            self.lent = self.lent.wrapping_add(1);
         }
         Ok(())
     }
@@ -300,7 +300,7 @@ impl Channel {
         if let Some(away) = self.outgoing.away.get_mut(usize::from(slot)) {
             *away = true;
         }
-        self.outgoing.away_count = self.outgoing.away_count.saturating_add(1);
+        self.outgoing.away_count = self.outgoing.away_count.wrapping_add(1);
         self.outgoing.filled.stage(Entry { slot, len_bytes });
     }
 

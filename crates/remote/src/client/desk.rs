@@ -147,9 +147,10 @@ impl<H: ClientHandshake> SessionDesk<H> {
         if self.drains {
             self.drain(now);
         }
-        if self.port.data.has_queued() || self.client.has_events() || self.client.is_due(now) {
-            work = work.saturating_add(self.push(now));
+        if self.port.data.has_queued() {
+            self.push(now);
         }
+        work = work.saturating_add(self.care(now));
         self.ring();
         self.look(now);
         if work > 0 {
@@ -177,8 +178,8 @@ impl<H: ClientHandshake> SessionDesk<H> {
             && !self.shared.has_commands.load(Ordering::Acquire)
     }
 
-    /// Gives queued parts to the engine and has it send. Returns the number of requests that ended.
-    fn push(&mut self, now: Nanos) -> usize {
+    /// Gives queued parts to the engine and has it send.
+    fn push(&mut self, now: Nanos) {
         while let Some(part) = self.port.data.next_part() {
             let request = (part.tag, part.device, part.request);
             match self.client.start(request, &mut self.port) {
@@ -195,8 +196,11 @@ impl<H: ClientHandshake> SessionDesk<H> {
             }
         }
         self.client.transmit(now, &mut self.port);
-        // The IOhost waits for these.
         self.port.flush(now);
+    }
+
+    /// Has the engine do what is due. Returns the number of requests that ended.
+    fn care(&mut self, now: Nanos) -> usize {
         if self.client.is_due(now) {
             self.client.poll(now, &mut self.port);
             self.port.flush(now);
@@ -232,6 +236,7 @@ impl<H: ClientHandshake> SessionDesk<H> {
         ended
     }
 
+    #[inline(always)]
     fn part_ended(&mut self, tag: u64, result: Result<(), BlockError>) {
         if let Some((line, request)) = self.port.data.part_ended(tag, result) {
             self.hand_back(line, request);
@@ -654,6 +659,7 @@ impl<H: ClientHandshake> Desk for SessionDesk<H> {
         for request in batch.drain(..room) {
             self.accept(now, number, request);
         }
+        // The IOhost waits for these. The next turn does the rest.
         self.push(now);
         self.shared.stats.in_flight.set(self.port.data.len() as u64);
         if self.is_asleep {

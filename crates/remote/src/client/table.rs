@@ -102,6 +102,7 @@ impl Table {
     }
 
     /// Takes a request for the device with this number; gives it back if there is no room.
+    #[inline(always)]
     pub(super) fn insert(
         &mut self,
         now: Nanos,
@@ -131,7 +132,11 @@ impl Table {
         let request = slot.request.as_ref()?;
         let rest_bytes = request.len_bytes.saturating_sub(slot.next_bytes);
         let most_bytes = part_bytes(request.operation);
-        let part = slot.next_bytes.checked_div(most_bytes).unwrap_or(0);
+        // Nearly all requests have one part: no division.
+        let part = match slot.next_bytes {
+            0 => 0,
+            next_bytes => next_bytes.checked_div(most_bytes).unwrap_or(0),
+        };
         Some(PartOf {
             tag: u64::from(number) | part.wrapping_shl(SLOT_BITS),
             device: slot.device,
@@ -153,8 +158,8 @@ impl Table {
     pub(super) fn sent(&mut self, part: &PartOf) -> bool {
         let Some(number) = self.queued.pop_front() else { return false };
         let Some(slot) = self.slots.get_mut(usize::from(number)) else { return false };
-        slot.in_flight = slot.in_flight.saturating_add(1);
-        slot.next_bytes = slot.next_bytes.saturating_add(part.request.len_bytes);
+        slot.in_flight = slot.in_flight.wrapping_add(1);
+        slot.next_bytes = slot.next_bytes.wrapping_add(part.request.len_bytes);
         let len_bytes = slot.request.as_ref().map_or(0, |request| request.len_bytes);
         slot.is_queued = slot.next_bytes < len_bytes;
         if slot.is_queued {
@@ -164,7 +169,7 @@ impl Table {
     }
 
     /// A part has ended. Returns the request and its line when it was the last one.
-    #[inline]
+    #[inline(always)]
     pub(super) fn part_ended(
         &mut self,
         tag: u64,
@@ -228,6 +233,7 @@ impl Table {
         queue
     }
 
+    #[inline]
     fn take_if_over(&mut self, number: u16) -> Option<(LineNumber, Box<BlockRequest>)> {
         let slot = self.slots.get_mut(usize::from(number))?;
         if slot.is_queued || slot.in_flight > 0 {

@@ -210,7 +210,7 @@ impl Executor {
 }
 
 impl Lane {
-    #[inline]
+    #[inline(always)]
     fn submit(
         &mut self,
         now: Nanos,

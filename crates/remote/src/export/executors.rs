@@ -132,7 +132,7 @@ impl Executors {
     }
 
     /// Takes a request of a device, whose data are in `memory`.
-    #[inline]
+    #[inline(always)]
     pub fn take(
         &mut self,
         now: Nanos,

@@ -491,7 +491,7 @@ impl<H: HostHandshake> Export<H> {
         count
     }
 
-    #[inline]
+    #[inline(always)]
     fn end_all(&mut self, now: Nanos) {
         let mut done = std::mem::take(&mut self.done);
         for Done { device: number, ticket, result } in done.drain(..) {

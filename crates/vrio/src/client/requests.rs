@@ -34,7 +34,7 @@ pub(super) enum Start {
 
 impl Core {
     /// Makes an entry of a request; `None` if there is none left.
-    #[inline]
+    #[inline(always)]
     pub(super) fn accept(
         &mut self,
         origin: Origin,
@@ -58,7 +58,7 @@ impl Core {
     }
 
     /// Makes an entry blank again, and returns its origin.
-    #[inline]
+    #[inline(always)]
     fn release(&mut self, index: u16) -> Option<Origin> {
         let place = self.entries.get_mut(usize::from(index))?;
         // All of it is written when the next request gets the entry.
@@ -170,7 +170,7 @@ impl Core {
             return Start::Waits;
         }
         let asked_frames = if request.operation == Operation::Read { cut.count() } else { 1 };
-        let all_asked = self.asked_frames.saturating_add(asked_frames);
+        let all_asked = self.asked_frames.wrapping_add(asked_frames);
         let has_room = self.asked_frames == 0 || all_asked <= self.options.receive_frames;
         if !has_room && neglected.keeps(Rule::ReceiveRing) {
             return Start::Waits;
@@ -264,7 +264,7 @@ impl Core {
         Start::Waits
     }
 
-    #[inline]
+    #[inline(always)]
     fn give_slot(&mut self, index: u16, number: u16, (cut, asked_frames): (Segmentation, u32)) {
         let timeout = self.round_trip.timeout(&self.options.timing);
         let Some(entry) = self.entries.get_mut(usize::from(index)) else { return };
@@ -284,7 +284,7 @@ impl Core {
             ..Slot::default()
         };
         self.free_slots.take(number);
-        self.asked_frames = self.asked_frames.saturating_add(asked_frames);
+        self.asked_frames = self.asked_frames.wrapping_add(asked_frames);
         self.list(number);
     }
 

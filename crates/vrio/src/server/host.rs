@@ -128,6 +128,14 @@ struct Place<H: HostHandshake> {
     is_timed: bool,
 }
 
+impl<H: HostHandshake> Place<H> {
+    /// Whether something is to be sent or to begin.
+    #[inline]
+    fn has_work(&self) -> bool {
+        self.server.has_frames() || self.owes_welcome.is_some() || self.next.is_some()
+    }
+}
+
 /// The name of a session: where it is, the client's link queue, and a random number.
 fn session_name(random: u64, queue: u8, place: u16) -> u64 {
     // Never 0.
@@ -492,18 +500,19 @@ impl<H: HostHandshake> Host<H> {
         if let Some(found) = self.places.get_mut(usize::from(place)) {
             found.server.complete(ticket, result);
             // Neither a timer nor what is ready has changed.
-            if !found.is_active {
-                self.activate(place);
+            if !found.is_active && found.has_work() {
+                found.is_active = true;
+                self.active.push_back(place);
             }
         }
     }
 
     /// Puts a place into the lists that its state asks for.
+    #[inline]
     fn activate(&mut self, number: u16) {
         let Some(place) = self.places.get_mut(usize::from(number)) else { return };
-        let server = &place.server;
-        let is_active = server.has_frames() || place.owes_welcome.is_some() || place.next.is_some();
-        if is_active && !std::mem::replace(&mut place.is_active, true) {
+        if !place.is_active && place.has_work() {
+            place.is_active = true;
             self.active.push_back(number);
         }
         if place.server.has_ready() && !std::mem::replace(&mut place.is_ready, true) {
@@ -534,12 +543,16 @@ impl<H: HostHandshake> Host<H> {
                     .get_mut(usize::from(number))
                     .is_none_or(|place| place.server.poll(now, port));
             if let Some(place) = self.places.get_mut(usize::from(number)) {
-                place.is_active = false;
-            }
-            // A place that waits for its store is activated when that completes a request.
-            let waits = |place: &Place<H>| place.next.is_some() && !place.server.has_frames();
-            if !self.places.get(usize::from(number)).is_some_and(waits) {
-                self.activate(number);
+                // A place that waits for its store is activated when that completes a request.
+                let waits = place.next.is_some();
+                let owes_welcome = place.owes_welcome.is_some() && !waits;
+                place.is_active = place.server.has_frames() || owes_welcome;
+                // Sending makes no request ready and starts no timer: frames do, as they arrive.
+                debug_assert!(place.is_ready || !place.server.has_ready());
+                debug_assert!(place.is_timed || place.server.next_acknowledge() == Nanos::MAX);
+                if place.is_active {
+                    self.active.push_back(number);
+                }
             }
             // A link may have room for one client and none for another.
             self.has_room &= has_room;
