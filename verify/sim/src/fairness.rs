@@ -2,11 +2,10 @@
 //!
 //! # Real and simulated parts
 //!
-//! The controller, its functions, the reactors, the queues and the rings are the production code;
-//! each sidecore has a thread of its own, because a sidecore's objects are found by its thread. One
-//! sidecore at a time takes a turn, the one whose clock is behind the others', so that a seed gives
-//! the same history again. Simulated are time, the guests, which keep their queues full, and the
-//! [store](Store).
+//! The controller, its functions, the reactors, the queues and the rings are the production code.
+//! One sidecore at a time takes a turn, the one whose clock is behind the others', so that a seed
+//! gives the same history again. Simulated are time, the guests, which keep their queues full, and
+//! the [store](Store).
 //!
 //! # Time
 //!
@@ -137,8 +136,7 @@ pub fn run(case: &Case, seed: u64) -> Served {
                 Placement::Apart => index,
                 Placement::Spread => (queue + index) % 2,
             };
-            let device: Arc<dyn BlockDevice> = Arc::clone(function) as _;
-            sidecores[sidecore].serve(index, device, depth);
+            sidecores[sidecore].serve(index, &**function, depth);
         }
     }
     let Span { warm_up, measured } = case.store.span();
@@ -150,7 +148,7 @@ pub fn run(case: &Case, seed: u64) -> Served {
             .min_by_key(|(now, _)| *now)
             .expect("one");
         if start.is_none() && now >= warm_up {
-            start = Some(sidecores.iter_mut().map(Sidecore::served).collect::<Vec<_>>());
+            start = Some(sidecores.iter().map(Sidecore::served).collect::<Vec<_>>());
             continue;
         }
         if now >= warm_up.after(measured) {
@@ -159,7 +157,7 @@ pub fn run(case: &Case, seed: u64) -> Served {
         next.turn(&mut random);
     }
     let mut queues: Vec<(usize, u64)> = Vec::new();
-    for (sidecore, before) in sidecores.iter_mut().zip(start.expect("it has begun")) {
+    for (sidecore, before) in sidecores.iter().zip(start.expect("it has begun")) {
         let served = sidecore.served().into_iter().zip(before);
         queues.extend(served.map(|((function, after), (_, before))| (function, after - before)));
     }

@@ -1,10 +1,8 @@
-//! A sidecore on a thread of its own, which takes its turns on command.
+//! A sidecore, which takes its turns on command.
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::thread::JoinHandle;
 
 use sidecore_block::BlockDevice;
 use sidecore_reactor::{CoreContext, EventFd, IdleMode, Reactor, Sleeper, WakeKey, mailbox};
@@ -25,67 +23,49 @@ const fn costs(store: Store) -> (u64, u64) {
     }
 }
 
-enum Command {
-    Serve(usize, Arc<dyn BlockDevice>, u16),
-    Turn(Nanos),
-    Report,
-}
-
-enum Answer {
-    Serving,
-    /// Requests completed in the turn.
-    Turned(u64),
-    /// Each queue's function, and its number of requests.
-    Served(Vec<(usize, u64)>),
-}
-
 pub(super) struct Sidecore {
     pub(super) now: Nanos,
     store: Store,
-    commands: Option<Sender<Command>>,
-    answers: Receiver<Answer>,
-    thread: Option<JoinHandle<()>>,
+    /// Never dropped: the requests in flight have no owner left.
+    reactor: ManuallyDrop<Reactor<Sleepless>>,
+    /// Each queue's function, and its guest.
+    guests: Vec<(usize, SaturatingGuest)>,
 }
 
 impl Sidecore {
     pub(super) fn start(store: Store) -> Self {
-        let (commands, inbox) = mpsc::channel();
-        let (outbox, answers) = mpsc::channel();
-        let thread = std::thread::spawn(move || execute(&inbox, &outbox));
-        Self { now: Nanos(1), store, commands: Some(commands), answers, thread: Some(thread) }
+        let (_post, mail) = mailbox().expect("a mailbox");
+        let reactor = Reactor::new(CoreContext::default(), Sleepless, mail).expect("a reactor");
+        let reactor = ManuallyDrop::new(reactor);
+        Self { now: Nanos(1), store, reactor, guests: Vec::new() }
     }
 
     /// Adds a queue of function number `function`, with a guest.
-    pub(super) fn serve(&self, function: usize, device: Arc<dyn BlockDevice>, depth: u16) {
-        self.command(Command::Serve(function, device, depth));
-        assert!(matches!(self.answers.recv(), Ok(Answer::Serving)), "the sidecore died");
+    pub(super) fn serve(&mut self, function: usize, device: &dyn BlockDevice, depth: u16) {
+        let mut guest = SaturatingGuest::new(device, depth);
+        let channel =
+            device.open_channel(self.reactor.context(), usize::from(depth) * 4).expect("a channel");
+        let (resources, fresh) = (guest.resources(), RingState::fresh(RingFormat::Split));
+        let (mode, signal) = (IdleMode::Poll, EventFd::peer_signal);
+        let queue = BlkQueue::new(&guest.device, 0, resources, fresh, channel, mode, signal);
+        self.reactor.add(queue.expect("a queue")).expect("room");
+        guest.step();
+        self.guests.push((function, guest));
     }
 
     /// Takes a turn, and advances the clock by its cost.
     pub(super) fn turn(&mut self, random: &mut Random) {
-        self.command(Command::Turn(self.now));
-        let Ok(Answer::Turned(requests)) = self.answers.recv() else { panic!("the sidecore died") };
+        let now = self.now;
+        self.reactor.turn(&mut || now).expect("it does not sleep");
+        let requests: u64 = self.guests.iter_mut().map(|(_, guest)| guest.step()).sum();
         let (request, turn) = costs(self.store);
         let cost = requests * request + turn;
-        self.now = self.now.after(Nanos(cost - cost / 10 + random.below(cost / 5)));
+        self.now = now.after(Nanos(cost - cost / 10 + random.below(cost / 5)));
     }
 
-    pub(super) fn served(&mut self) -> Vec<(usize, u64)> {
-        self.command(Command::Report);
-        let Ok(Answer::Served(served)) = self.answers.recv() else { panic!("the sidecore died") };
-        served
-    }
-
-    fn command(&self, command: Command) {
-        self.commands.as_ref().expect("it runs").send(command).expect("the sidecore died");
-    }
-}
-
-impl Drop for Sidecore {
-    fn drop(&mut self) {
-        drop(self.commands.take());
-        let ended = self.thread.take().map(JoinHandle::join);
-        assert!(std::thread::panicking() || ended.is_some_and(|ended| ended.is_ok()));
+    /// Each queue's function, and its number of requests.
+    pub(super) fn served(&self) -> Vec<(usize, u64)> {
+        self.guests.iter().map(|(function, guest)| (*function, guest.served)).collect()
     }
 }
 
@@ -104,41 +84,4 @@ impl Sleeper for Sleepless {
     fn wait(&mut self, _timeout: Option<Nanos>, _woken: &mut Vec<WakeKey>) -> io::Result<()> {
         Ok(())
     }
-}
-
-fn execute(commands: &Receiver<Command>, answers: &Sender<Answer>) {
-    let (_post, mail) = mailbox().expect("a mailbox");
-    let mut reactor: Reactor<Sleepless> =
-        Reactor::new(CoreContext::default(), Sleepless, mail).expect("a reactor");
-    let mut guests: Vec<(usize, SaturatingGuest)> = Vec::new();
-    for command in commands {
-        let answer = match command {
-            Command::Serve(function, device, depth) => {
-                let mut guest = SaturatingGuest::new(&*device, depth);
-                let channel = device
-                    .open_channel(reactor.context(), usize::from(depth) * 4)
-                    .expect("a channel");
-                let (resources, fresh) = (guest.resources(), RingState::fresh(RingFormat::Split));
-                let (mode, signal) = (IdleMode::Poll, EventFd::peer_signal);
-                let queue =
-                    BlkQueue::new(&guest.device, 0, resources, fresh, channel, mode, signal);
-                reactor.add(queue.expect("a queue")).expect("room");
-                guest.step();
-                guests.push((function, guest));
-                Answer::Serving
-            }
-            Command::Turn(now) => {
-                reactor.turn(&mut || now).expect("it does not sleep");
-                Answer::Turned(guests.iter_mut().map(|(_, guest)| guest.step()).sum())
-            }
-            Command::Report => Answer::Served(
-                guests.iter().map(|(function, guest)| (*function, guest.served)).collect(),
-            ),
-        };
-        if answers.send(answer).is_err() {
-            break;
-        }
-    }
-    // The requests in flight have no owner left.
-    std::mem::forget(reactor);
 }

@@ -3,9 +3,9 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidecore_link::{EthernetAddress, Faults, Link as _, LinkAddress, LinkOptions, SimulatedLink};
-use sidecore_reactor::{Arm, IdleMode, Pollable, Polled};
+use sidecore_linux::EpollSleeper;
+use sidecore_reactor::{Arm, IdleMode, Pollable, Polled, Sleeper as _, WakeKey};
 use sidecore_remote::export::{
     ClientId, ClientShare, ClientSpec, Export, ExportedDevice, Helper, Load, SteeringCounts, helper,
 };
@@ -67,20 +67,26 @@ impl Sidecore {
         self.at = now.after(Nanos(1_000 + pause_ns));
     }
 
-    /// Has a sleeping unit polled soon whose event has come.
-    fn look(&mut self, now: Nanos, unit: &dyn Pollable, random: &mut Random) {
-        if !self.sleeps || self.is_woken {
-            return;
-        }
-        unit.wake_fds(&mut |fd| {
-            let mut polled = [PollFd::new(&fd, PollFlags::IN)];
-            let ready = poll(&mut polled, Some(&Timespec::default()));
-            self.is_woken |= ready.expect("poll of an event") > 0;
-        });
-        if self.is_woken {
-            self.at = self.at.min(now.after(Nanos(1_000 + random.below(30_000))));
-        }
+    /// Whether its unit sleeps and no event has come.
+    fn waits(&self) -> bool {
+        self.sleeps && !self.is_woken
     }
+
+    /// Has a sleeping unit polled soon whose event has come.
+    fn wake(&mut self, now: Nanos, random: &mut Random) {
+        self.is_woken = true;
+        self.at = self.at.min(now.after(Nanos(1_000 + random.below(30_000))));
+    }
+}
+
+/// Watches what wakes the unit with the link, and its helpers.
+fn watch(export: &Export<Checksum>, helpers: &[Helper]) -> EpollSleeper {
+    let mut events = EpollSleeper::new().expect("an epoll");
+    let helpers = helpers.iter().map(|helper| helper as &dyn Pollable);
+    for (number, unit) in (0..).zip(std::iter::once(export as &dyn Pollable).chain(helpers)) {
+        unit.wake_fds(&mut |fd| events.watch(fd, WakeKey(number)).expect("room in an epoll"));
+    }
+    events
 }
 
 /// The requests that an IOhost has where.
@@ -98,6 +104,12 @@ pub(super) struct Unit {
     helpers: Vec<Helper>,
     /// That of the link, and those of the helpers.
     sidecores: Vec<Sidecore>,
+    /// Of all descriptors that wake a unit; the key is the number of its sidecore. One system call
+    /// asks for all of them, because simulations would spend half of their time in one for each.
+    events: EpollSleeper,
+    woken: Vec<WakeKey>,
+    /// Whether there may be events of which the units were not told: something was done to them.
+    stirred: bool,
     /// The clients' ends of the IOhost's wire, which is perfect: the paths are the network's.
     ends: Vec<SimulatedLink>,
     clients: Vec<ClientId>,
@@ -126,7 +138,7 @@ impl Unit {
             export.add_helper(end).expect("a helper");
             Helper::new(&Rc::default(), seed, IdleMode::Poll).expect("a helper")
         });
-        let helpers = helpers.collect();
+        let helpers: Vec<Helper> = helpers.collect();
         let (mut clients, mut numbers) = (Vec::new(), Vec::new());
         for (client, disks) in disks.chunks(manner.devices).enumerate() {
             let spec = ClientSpec {
@@ -156,10 +168,14 @@ impl Unit {
             .collect();
         let ends = 0..clients.len();
         let ends = ends.map(|client| wire.link(station(client), &link_options()).expect("a link"));
+        let events = watch(&export, &helpers);
         Self {
             export: Box::new(export),
             helpers,
             sidecores,
+            events,
+            woken: Vec::new(),
+            stirred: true,
             ends: ends.collect(),
             clients,
             numbers,
@@ -170,6 +186,7 @@ impl Unit {
 
     /// A frame of a client arrives.
     pub(super) fn receive(&mut self, now: Nanos, client: usize, frame: &[u8]) {
+        self.stirred = true;
         let end = &mut self.ends[client];
         let mut buffers = Vec::new();
         end.buffers(LinkAddress::Ethernet(HOST), 1, &mut buffers);
@@ -187,21 +204,30 @@ impl Unit {
 
     /// Has those sidecores poll whose time it is, and sends what they send.
     pub(super) fn poll(&mut self, now: Nanos, network: &mut Network) {
-        let Self { export, helpers, sidecores, ends, random, .. } = self;
+        let Self { export, helpers, sidecores, events, woken, stirred, ends, random, .. } = self;
         let helpers = helpers.iter_mut().map(|helper| helper as &mut dyn Pollable);
         let units = std::iter::once(&mut **export as &mut dyn Pollable).chain(helpers);
-        let mut units: Vec<(&mut Sidecore, &mut dyn Pollable)> =
-            sidecores.iter_mut().zip(units).collect();
+        let mut units: Vec<(u64, &mut Sidecore, &mut dyn Pollable)> = (0..)
+            .zip(sidecores.iter_mut().zip(units))
+            .map(|(number, (sidecore, unit))| (number, sidecore, unit))
+            .collect();
         // Any of them may be the first.
         let first = random.below(units.len() as u64) as usize;
         units.rotate_left(first);
-        for (sidecore, unit) in &mut units {
+        for (_, sidecore, unit) in &mut units {
             if sidecore.at <= now {
                 sidecore.turn(now, &mut **unit, random);
+                *stirred = true;
             }
         }
-        for (sidecore, unit) in &mut units {
-            sidecore.look(now, &**unit, random);
+        woken.clear();
+        if std::mem::take(stirred) {
+            events.wait(Some(Nanos::ZERO), woken).expect("poll of events");
+        }
+        for (number, sidecore, _) in &mut units {
+            if sidecore.waits() && woken.contains(&WakeKey(*number)) {
+                sidecore.wake(now, random);
+            }
         }
         let (mut frames, mut bytes) = (Vec::new(), Vec::new());
         for (client, end) in ends.iter_mut().enumerate() {
@@ -216,10 +242,12 @@ impl Unit {
     }
 
     pub(super) fn resize(&mut self, device: usize, capacity_bytes: u64) {
+        self.stirred = true;
         self.export.resize_device(self.numbers[device], capacity_bytes).expect("a device");
     }
 
     pub(super) fn set_slot_limit(&mut self, client: usize, slots: u16) {
+        self.stirred = true;
         let client = self.clients[client];
         if slots > 0 {
             let share = ClientShare { slots, ..ClientShare::default() };
