@@ -103,6 +103,8 @@ const ARROWS: &[(&str, Uses)] = &[
     ("verify/skip", Only(&[])),
     ("verify/fuse", Only(&["verify/skip"])),
     ("verify/kit", Only(&["driver", "verify/skip", "units"])),
+    ("verify/block-contract", Only(&["block", "reactor", "memory", "units"])),
+    ("verify/link-contract", Only(&["link", "reactor", "telemetry", "units"])),
     ("verify/guest", Anything),
     ("verify/sim", Anything),
     ("verify/wire", Anything),

@@ -46,8 +46,6 @@
     )
 )]
 
-#[cfg(feature = "contract")]
-pub mod contract;
 mod device;
 mod error;
 mod filter;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use sidecore_block::contract::{self, check_at_each_depth};
 use sidecore_block::{BlockDevice, Geometry, NullStore, RamStore, Readiness, Tag};
+use sidecore_block_contract::{self as contract, check_at_each_depth};
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 

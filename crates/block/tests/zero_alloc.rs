@@ -1,7 +1,7 @@
 //! The simple stores' requests allocate nothing, once the channel is warm.
 
-use sidecore_block::contract::allocates_nothing;
 use sidecore_block::{Geometry, NullStore, RamStore};
+use sidecore_block_contract::allocates_nothing;
 use sidecore_counting_alloc::{CountingAllocator, allocations};
 
 #[global_allocator]

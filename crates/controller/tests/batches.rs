@@ -8,10 +8,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sidecore_block::contract::Harness;
 use sidecore_block::{
     Batch, BlockChannel, BlockDevice, Geometry, Operation, RamStore, Readiness, Tag,
 };
+use sidecore_block_contract::Harness;
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 

@@ -4,8 +4,8 @@ mod common;
 
 use std::sync::Arc;
 
-use sidecore_block::contract::{self, Options};
 use sidecore_block::{BlockDevice, Geometry, RamStore};
+use sidecore_block_contract::{self as contract, Options};
 use sidecore_controller::Controller;
 use sidecore_linux::{FileOptions, FileStore};
 use sidecore_stage_delay::DelayStore;

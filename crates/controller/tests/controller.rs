@@ -6,8 +6,8 @@ mod common;
 use std::sync::Arc;
 
 use common::{function, guest, in_memory, over, until_commit};
-use sidecore_block::contract::{Harness, guest_memory, pattern, request};
 use sidecore_block::{Batch, BlockDevice, BlockError, Geometry, Next, Operation, RamStore, Tag};
+use sidecore_block_contract::{Harness, guest_memory, pattern, request};
 use sidecore_controller::{
     Controller, ControllerError, ControllerOptions, FUNCTIONS_MAX, FunctionOptions, Limit, Limits,
     PhysicalDisk,

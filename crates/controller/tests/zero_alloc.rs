@@ -3,8 +3,8 @@
 
 mod common;
 
-use sidecore_block::contract::{guest_memory, request};
 use sidecore_block::{Batch, BlockDevice, Operation, Tag};
+use sidecore_block_contract::{guest_memory, request};
 use sidecore_controller::{FunctionOptions, Limit, Limits};
 use sidecore_counting_alloc::{CountingAllocator, allocations};
 use sidecore_reactor::CoreContext;
@@ -104,7 +104,7 @@ trait Flush {
     fn run_one_flush(&mut self);
 }
 
-impl Flush for sidecore_block::contract::Harness {
+impl Flush for sidecore_block_contract::Harness {
     fn run_one_flush(&mut self) {
         let flush = self.request(Operation::Flush, 0, &[]);
         assert_eq!(self.run_one(flush), Ok(()));

@@ -46,8 +46,6 @@
 )]
 
 mod address;
-#[cfg(feature = "contract")]
-pub mod contract;
 mod description;
 mod frame;
 mod interface;

@@ -1,6 +1,7 @@
 //! The links that need no interface keep the contract.
 
-use sidecore_link::{EthernetAddress, Faults, LinkOptions, MemoryLink, Network, contract};
+use sidecore_link::{EthernetAddress, Faults, LinkOptions, MemoryLink, Network};
+use sidecore_link_contract as contract;
 use sidecore_reactor::{EventFd, MakeSignal};
 use sidecore_units::Nanos;
 

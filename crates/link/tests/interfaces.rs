@@ -5,7 +5,8 @@
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
-use sidecore_link::{Link as _, LinkError, LinkOptions, XdpLink, XdpOptions, contract};
+use sidecore_link::{Link as _, LinkError, LinkOptions, XdpLink, XdpOptions};
+use sidecore_link_contract as contract;
 use sidecore_linux::XdpMode;
 use sidecore_skip::skip;
 

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidecore_link::{
-    Frame, Link, LinkAddress, LinkDescription, LinkOptions, LinkState, Medium, MemoryEnd, contract,
-    open,
+    Frame, Link, LinkAddress, LinkDescription, LinkOptions, LinkState, Medium, MemoryEnd, open,
 };
+use sidecore_link_contract as contract;
 use sidecore_memory::RegionHint;
 use sidecore_reactor::Arm;
 use sidecore_units::Nanos;

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use sidecore_link::contract::{self, End, Pair, pattern};
 use sidecore_link::{
     Contents, FakeHeader, LinkAddress, LinkOptions, LinkQueue, PacketLink, PacketOptions, QUEUE_AT,
 };
+use sidecore_link_contract::{self as contract, End, Pair, pattern};
 
 mod veth;
 use veth::{LEFT, RIGHT, Veth};

@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use sidecore_link::{
     EthernetAddress, Link, LinkAddress, LinkError, LinkOptions, LinkQueue, LinkState, PacketLink,
-    PacketOptions, contract,
+    PacketOptions,
 };
+use sidecore_link_contract as contract;
 use sidecore_reactor::Arm;
 use sidecore_units::Nanos;
 

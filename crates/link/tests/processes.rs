@@ -5,9 +5,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use sidecore_link::{
-    Frame, Link, LinkAddress, LinkDescription, LinkOptions, LinkState, Medium, MemoryEnd, contract,
-    open,
+    Frame, Link, LinkAddress, LinkDescription, LinkOptions, LinkState, Medium, MemoryEnd, open,
 };
+use sidecore_link_contract as contract;
 use sidecore_units::Nanos;
 
 const PATH: &str = "SIDECORE_LINK_PATH";

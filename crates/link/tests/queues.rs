@@ -1,8 +1,9 @@
 //! Links with several queues, each of which gets the frames that name it.
 
 use sidecore_link::{
-    Link, LinkAddress, LinkDescription, LinkError, LinkOptions, Medium, QUEUE_AT, contract, open,
+    Link, LinkAddress, LinkDescription, LinkError, LinkOptions, Medium, QUEUE_AT, open,
 };
+use sidecore_link_contract as contract;
 use sidecore_skip::skip;
 use sidecore_units::Nanos;
 

@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use sidecore_link::{LinkAddress, LinkError, LinkOptions, UdpLink, UdpOptions, contract};
+use sidecore_link::{LinkAddress, LinkError, LinkOptions, UdpLink, UdpOptions};
+use sidecore_link_contract as contract;
 use sidecore_reactor::Arm;
 
 mod veth;

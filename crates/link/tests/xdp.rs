@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use sidecore_link::{
     EthernetAddress, Link, LinkAddress, LinkError, LinkOptions, LinkState, XdpLink, XdpOptions,
-    contract,
 };
+use sidecore_link_contract as contract;
 use sidecore_linux::XdpMode;
 use sidecore_skip::skip;
 

@@ -1,11 +1,11 @@
 //! No link allocates for a frame.
 
 use sidecore_counting_alloc::{CountingAllocator, allocations};
-use sidecore_link::contract::{Pair, exchange, exchange_batches};
 use sidecore_link::{
     EthernetAddress, Faults, LinkOptions, LinkQueue, MemoryLink, Network, PacketLink,
     PacketOptions, UdpLink, UdpOptions, XdpLink, XdpOptions,
 };
+use sidecore_link_contract::{Pair, exchange, exchange_batches};
 
 mod veth;
 use veth::{LEFT, RIGHT, Veth};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sidecore_block::BlockDevice;
-use sidecore_block::contract::Harness;
+use sidecore_block_contract::Harness;
 use sidecore_fuse::{Operation, SlowDisk};
 use sidecore_kit::loop_device::LoopDevice;
 use sidecore_kit::process::Process;

@@ -3,8 +3,8 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use sidecore_block::contract::{guest_memory, request};
 use sidecore_block::{Batch, BlockDevice, Operation};
+use sidecore_block_contract::{guest_memory, request};
 use sidecore_counting_alloc::{CountingAllocator, allocations};
 use sidecore_linux::{Clock, FileOptions, FileStore, peer_event};
 use sidecore_reactor::CoreContext;

@@ -7,8 +7,8 @@ mod vmhost;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use sidecore_block::contract::{guest_memory, request};
 use sidecore_block::{Batch, BlockDevice as _, Geometry, Operation, RamStore, Tag};
+use sidecore_block_contract::{guest_memory, request};
 use sidecore_counting_alloc::{CountingAllocator, allocations};
 use sidecore_link::{Faults, LinkAddress, Network};
 use sidecore_reactor::{CoreContext, IdleMode, Pollable as _};

@@ -4,8 +4,8 @@ mod vmhost;
 
 use std::time::Duration;
 
-use sidecore_block::contract::pattern;
 use sidecore_block::{BlockDevice as _, BlockError, Operation, Tag, dropped_tags};
+use sidecore_block_contract::pattern;
 use sidecore_link::{Faults, Link as _, LinkAddress, dropped_frames};
 use sidecore_reactor::{Arm, CoreContext, Pollable as _, Polled, Unit as _};
 use sidecore_remote::client::{DrainReport, Iohost, OpenError, Opening, Session, WaitsFor};

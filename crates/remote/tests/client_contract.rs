@@ -4,8 +4,8 @@ mod vmhost;
 
 use std::sync::Arc;
 
-use sidecore_block::contract::{Options, check};
 use sidecore_block::{BlockDevice, dropped_tags};
+use sidecore_block_contract::{Options, check};
 use sidecore_link::Faults;
 use sidecore_vrio::wire::{DeviceEntry, device_flag};
 use vmhost::{Pumped, RIG, Rig, entry};

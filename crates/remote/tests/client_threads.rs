@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-use sidecore_block::contract::{Options, check, guest_memory, pattern, request};
 use sidecore_block::{
     Batch, BlockChannel, BlockDevice, Geometry, Next, Operation, Tag, dropped_tags,
 };
+use sidecore_block_contract::{Options, check, guest_memory, pattern, request};
 use sidecore_link::{LinkAddress, MemoryLink};
 use sidecore_linux::Clock;
 use sidecore_memory::{GuestAddress, RegionHint};

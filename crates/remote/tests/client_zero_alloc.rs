@@ -2,8 +2,8 @@
 
 mod vmhost;
 
-use sidecore_block::contract::request;
 use sidecore_block::{Batch, Operation};
+use sidecore_block_contract::request;
 use sidecore_counting_alloc::{CountingAllocator, allocations};
 use sidecore_link::Faults;
 use sidecore_reactor::Pollable as _;

@@ -4,8 +4,8 @@ mod common;
 
 use std::sync::Arc;
 
-use sidecore_block::contract::check_at_each_depth;
 use sidecore_block::{Geometry, RamStore};
+use sidecore_block_contract::check_at_each_depth;
 use sidecore_luks::SectorSize;
 use sidecore_stage_delay::DelayStore;
 use sidecore_units::Nanos;

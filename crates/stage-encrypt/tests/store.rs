@@ -6,10 +6,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sidecore_block::contract::{Harness, pattern};
 use sidecore_block::{
     BlockChannel, BlockDevice, BlockError, Geometry, Operation, RamStore, Stage as _,
 };
+use sidecore_block_contract::{Harness, pattern};
 use sidecore_luks::{Kdf, NewHeader, SectorSize, Segment, Tweaks, write_header};
 use sidecore_reactor::CoreContext;
 use sidecore_stage_encrypt::{EncryptStage, EncryptStore, Misfit};

@@ -2,7 +2,7 @@
 
 mod common;
 
-use sidecore_block::contract::allocates_nothing;
+use sidecore_block_contract::allocates_nothing;
 use sidecore_counting_alloc::{CountingAllocator, allocations};
 use sidecore_luks::SectorSize;
 

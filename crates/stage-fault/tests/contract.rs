@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use sidecore_block::contract::check_at_each_depth;
 use sidecore_block::{BlockDevice, Geometry, RamStore};
+use sidecore_block_contract::check_at_each_depth;
 use sidecore_stage_delay::DelayStore;
 use sidecore_stage_fault::{FaultPlan, FaultStore};
 use sidecore_units::Nanos;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use sidecore_block::contract::{Harness, check_at_each_depth, pattern};
 use sidecore_block::{BlockDevice, BlockError, Geometry, Operation, RamStore, Stage};
+use sidecore_block_contract::{Harness, check_at_each_depth, pattern};
 use sidecore_stage_read_only::ReadOnlyStage;
 
 fn ram() -> Arc<dyn BlockDevice> {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use sidecore_block::contract::allocates_nothing;
 use sidecore_block::{Geometry, RamStore, Stage};
+use sidecore_block_contract::allocates_nothing;
 use sidecore_counting_alloc::{CountingAllocator, allocations};
 use sidecore_stage_read_only::ReadOnlyStage;
 

@@ -52,7 +52,6 @@ mod round_trip;
 mod rules;
 mod segmentation;
 mod server;
-#[cfg(feature = "slices")]
 pub mod slices;
 mod stats;
 mod window;

@@ -72,7 +72,7 @@ pub fn libvirt(options: &DemoOptions, arguments: &[&str]) -> Result<()> {
     let initramfs = initramfs::build(&cache, &kernel, &busybox, &Extra::default(), &progress)?;
     let binaries = match &options.binaries {
         Some(binaries) => binaries.clone(),
-        None => build(options, &["sidecored"], &progress)?,
+        None => build(options, &["sidecored", "sidecore"], &progress)?,
     };
     interrupt::check()?;
 

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use sidecore_block::contract::Harness;
 use sidecore_block::{Batch, BlockDevice, BlockError, BlockRequest, Geometry, RamStore};
+use sidecore_block_contract::Harness;
 use sidecore_controller::{
     Controller, ControllerOptions, FunctionOptions, PhysicalDisk, VirtualFunction,
 };

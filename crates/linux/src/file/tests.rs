@@ -2,8 +2,8 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use sidecore_block::contract::{self, Harness};
 use sidecore_block::{Batch, BlockError, BlockRequest, Operation, dropped_tags};
+use sidecore_block_contract::{self as contract, Harness};
 use sidecore_kit::loop_device::LoopDevice;
 use sidecore_kit::mount::Mount;
 use sidecore_memory::{GuestAddress, GuestMemory, RegionSpec, UserAddress};

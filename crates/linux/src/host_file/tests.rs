@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
-use sidecore_block::contract::{self, Harness, pattern};
 use sidecore_block::{BlockDevice, Operation};
+use sidecore_block_contract::{self as contract, Harness, pattern};
 
 use super::*;
 use crate::{FileError, FileOptions};

@@ -9,10 +9,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use sidecore_block::contract::{guest_memory, pattern, request};
 use sidecore_block::{
     Batch, BlockChannel, BlockDevice as _, BlockError, BlockRequest, Operation, Tag,
 };
+use sidecore_block_contract::{guest_memory, pattern, request};
 use sidecore_link::{EthernetAddress, Faults, Link, LinkAddress, LinkOptions, Network};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, Segments, SharedPages};
 use sidecore_reactor::{Arm, CoreContext, IdleMode, Pollable, Polled, Unit};

@@ -2,7 +2,7 @@
 
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 
-use crate::{BlockRequest, Operation};
+use sidecore_block::{BlockRequest, Operation};
 
 /// Where the guest's memory is: the first two regions touch in the guest and
 /// not in the host, the third lies apart.

@@ -1,7 +1,8 @@
 //! The contract that every link keeps, as tests that each of them runs:
 //!
 //! ```
-//! use sidecore_link::{EthernetAddress, Faults, LinkOptions, Network, contract};
+//! use sidecore_link::{EthernetAddress, Faults, LinkOptions, Network};
+//! use sidecore_link_contract as contract;
 //!
 //! let open = || {
 //!     let network = Network::new(1, Faults::default());
@@ -16,14 +17,7 @@
 //!
 //! Time is the test's: it runs with the real clock and jumps to a link's deadline.
 
-// A test's way to fail is to panic; this module is in no release build.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::arithmetic_side_effects
-)]
+#![forbid(unsafe_code)]
 
 mod wakes;
 
@@ -33,7 +27,7 @@ use std::time::{Duration, Instant};
 use sidecore_telemetry::CounterSet as _;
 use sidecore_units::Nanos;
 
-use crate::{Buffer, Frame, Link, LinkAddress, LinkCounts, LinkState};
+use sidecore_link::{Buffer, Frame, Link, LinkAddress, LinkCounts, LinkState};
 
 /// How to get two links that are connected with each other, and with no third one.
 pub type Open<'a> = &'a dyn Fn() -> Pair;
@@ -257,7 +251,7 @@ pub fn properties_are_sound(open: Open<'_>) {
     let pair = open();
     for end in [&pair.left, &pair.right] {
         let properties = end.link.properties();
-        assert!(properties.frame_bytes >= crate::FRAME_BYTES_MIN, "{properties:?}");
+        assert!(properties.frame_bytes >= sidecore_link::FRAME_BYTES_MIN, "{properties:?}");
         assert!(properties.payload_align_bytes.is_power_of_two(), "{properties:?}");
         assert!(
             properties.receive_frames >= 2 && properties.transmit_frames >= 2,
@@ -330,7 +324,7 @@ pub fn carries_long_batches_in_order(open: Open<'_>) {
         let frame = |(at, len): (usize, usize)| {
             let mut frame = pattern(at + round, len);
             // Frames for several queues could not be carried together.
-            frame.iter_mut().skip(crate::QUEUE_AT).take(1).for_each(|queue| *queue = 0);
+            frame.iter_mut().skip(sidecore_link::QUEUE_AT).take(1).for_each(|queue| *queue = 0);
             frame
         };
         let frames: Vec<_> = sizes.enumerate().map(frame).collect();
@@ -381,8 +375,9 @@ pub fn aligns_payloads(open: Open<'_>) {
     let Pair { mut left, mut right } = open();
     let properties = left.link.properties().clone();
     let (header, align) = (properties.header_bytes, properties.payload_align_bytes as u64);
-    let first =
-        |pieces: &crate::Pieces| pieces.part(header, usize::MAX).next().unwrap().address().0;
+    let first = |pieces: &sidecore_link::Pieces| {
+        pieces.part(header, usize::MAX).next().unwrap().address().0
+    };
     let mut buffers = Vec::new();
     left.link.buffers(left.peer, 8, &mut buffers);
     assert!(

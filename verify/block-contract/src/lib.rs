@@ -2,7 +2,8 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use sidecore_block::{Geometry, RamStore, contract};
+//! use sidecore_block::{Geometry, RamStore};
+//! use sidecore_block_contract as contract;
 //!
 //! let open = || Arc::new(RamStore::new(Geometry::new(4 << 20, 512)).unwrap()) as _;
 //! contract::check(&open, &contract::Options::default());
@@ -14,14 +15,7 @@
 //! Time is the test's: it runs with the real clock and jumps to a channel's
 //! deadline, so that a slow device does not make a slow test.
 
-// A test's way to fail is to panic; this module is in no release build.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::arithmetic_side_effects
-)]
+#![forbid(unsafe_code)]
 
 mod guest;
 mod harness;
@@ -33,7 +27,7 @@ use std::time::{Duration, Instant};
 use sidecore_memory::GuestMemory;
 use sidecore_units::{ByteExtent, Nanos};
 
-use crate::{
+use sidecore_block::{
     Batch, BlockDevice, BlockError, BlockRequest, Geometry, Mapped, Next, Operation, Readiness, Tag,
 };
 

@@ -12,7 +12,9 @@ use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
 use super::{SCRATCH, guest_memory, request};
-use crate::{Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation, Tag};
+use sidecore_block::{
+    Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation, Tag,
+};
 
 /// A channel under test, and the guest that uses it.
 pub struct Harness {

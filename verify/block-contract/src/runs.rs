@@ -4,7 +4,7 @@ use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
 use super::{Open, Options, SCRATCH, check, guest_memory, request};
-use crate::{Batch, BlockDevice, Operation, dropped_tags};
+use sidecore_block::{Batch, BlockDevice, Operation, dropped_tags};
 
 /// [`check`] at several depths; no request is lost.
 ///
