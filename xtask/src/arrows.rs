@@ -250,6 +250,7 @@ mod tests {
         let dependency = |(path, kind): &(&str, Option<&str>)| Dependency {
             kind: kind.map(str::to_owned),
             path: Some(format!("/src/{path}").into()),
+            features: Vec::new(),
         };
         Package {
             name: directory.replace('/', "-"),

@@ -98,7 +98,7 @@ pub fn run(workspace: &Workspace) -> Result<Report> {
     let mut report = Report::default();
     for machine in MACHINES {
         if let Some(reason) = machine.lacks_library()? {
-            report.skipped.push(format!("cargo xtask foreign: {reason}"));
+            report.skip(reason);
             continue;
         }
         tools::ensure(machine.tools)?;

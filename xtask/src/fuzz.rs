@@ -62,11 +62,10 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Fuzzes every target for its share of `seconds_together`, between 5 and 20 seconds.
-pub fn run_briefly(workspace: &Workspace, seconds_together: u32) -> Result<()> {
+/// Fuzzes every target for so long, and prints its outcome alone.
+pub fn run_briefly(workspace: &Workspace, seconds: u32) -> Result<()> {
     tools::ensure(&[tools::CPP_COMPILER])?;
     let targets = targets(workspace)?;
-    let seconds = (seconds_together / u32::try_from(targets.len())?.max(1)).clamp(5, 20);
     let build = Build::new(workspace)?;
     build.run()?;
     targets.iter().try_for_each(|target| build.target(target).fuzz(seconds, Show::Outcome))

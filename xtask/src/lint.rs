@@ -6,16 +6,28 @@ use crate::steps::Steps;
 use crate::workspace::Workspace;
 use crate::{arrows, fuzz, law, links, ratchet, shell, tidy, tools};
 
+/// The name of the step that runs [`clippy`], and the remedy if it fails.
+pub const CLIPPY: (&str, &str) =
+    ("clippy", "fix what clippy names; allow a lint only with a reason beside it");
+
+/// The same of [`documentation`].
+pub const DOCUMENTATION: (&str, &str) =
+    ("documentation", "fix the link or the comment that rustdoc names");
+
 /// Checks all that can be checked without running the project.
 pub fn run(workspace: &Workspace) -> Result<()> {
     let mut steps = Steps::new();
-    check(workspace, &mut steps)?;
+    quick(workspace, &mut steps)?;
+    let (name, advice) = CLIPPY;
+    steps.step(name, advice, || clippy(workspace))?;
+    let (name, advice) = DOCUMENTATION;
+    steps.step(name, advice, documentation)?;
     steps.summarise();
     Ok(())
 }
 
-/// Runs the same checks as a part of a longer command.
-pub fn check(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
+/// Runs the checks that compile nothing of this project.
+pub fn quick(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
     steps.step("format", "run `cargo fmt --all`, and the same in verify/fuzz", || {
         shell::run(shell::cargo().args(["fmt", "--all", "--check"]))?;
         shell::run(shell::cargo().args(["fmt", "--check", "--manifest-path", fuzz::MANIFEST]))
@@ -41,28 +53,18 @@ pub fn check(workspace: &Workspace, steps: &mut Steps) -> Result<()> {
                 "deny --offline check -D unmatched-skip -D unnecessary-skip bans licenses sources";
             shell::run(shell::cargo().args(check.split(' ')))
         },
-    )?;
-    steps.step(
-        "clippy",
-        "fix what clippy names; allow a lint only with a reason beside it",
-        || {
-            shell::run(shell::cargo().args([
-                "clippy",
-                "--workspace",
-                "--all-targets",
-                "--",
-                "-D",
-                "warnings",
-            ]))?;
-            // The runtime of the fuzzer is C++.
-            tools::ensure(&[tools::CPP_COMPILER])?;
-            fuzz::clippy(workspace)
-        },
-    )?;
-    steps.step("documentation", "fix the link or the comment that rustdoc names", || {
-        let mut command = shell::cargo();
-        shell::run(
-            command.args(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"),
-        )
-    })
+    )
+}
+
+pub fn clippy(workspace: &Workspace) -> Result<()> {
+    let command = "clippy --workspace --all-targets -- -D warnings";
+    shell::run(shell::cargo().args(command.split(' ')))?;
+    // The runtime of the fuzzer is C++.
+    tools::ensure(&[tools::CPP_COMPILER])?;
+    fuzz::clippy(workspace)
+}
+
+pub fn documentation() -> Result<()> {
+    let mut command = shell::cargo();
+    shell::run(command.args(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))
 }

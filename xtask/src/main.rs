@@ -12,10 +12,12 @@ mod demo;
 mod foreign;
 mod fuzz;
 mod install;
+mod jobs;
 mod law;
 mod libvirt;
 mod links;
 mod lint;
+mod programs;
 mod ratchet;
 mod shell;
 mod steps;
@@ -62,6 +64,9 @@ enum Task {
     Ublk(demo::UblkOptions),
     /// Run everything that must pass before a commit.
     Test,
+    /// Run one step of `test`.
+    #[command(hide = true)]
+    Step { step: test::Step },
     /// Run the experiments, in release mode.
     #[command(disable_help_flag = true)]
     Bench {
@@ -108,13 +113,12 @@ fn run(task: Task) -> Result<()> {
         Task::DemoRemote(options) => demo::run_remote(&workspace, &options),
         Task::DemoNet => demo::run_net(&workspace),
         Task::DmCrypt => demo::run_encrypted(&workspace),
-        Task::Foreign => foreign::run(&workspace).map(|report| {
-            report.skipped.iter().for_each(|test| println!("skipped: {test}"));
-        }),
+        Task::Foreign => foreign::run(&workspace).map(drop),
         Task::Libvirt(_) => libvirt::run(&workspace),
         Task::Ublk(options) => demo::run_ublk(&workspace, &options),
         Task::Test => test::run(&workspace),
-        Task::Bench { arguments } => bench::run(&arguments),
+        Task::Step { step } => step.run(&workspace),
+        Task::Bench { arguments } => bench::run(&workspace, &arguments),
         Task::Lint => lint::run(&workspace),
         Task::Ratchet => ratchet::tighten(&workspace),
         Task::Fuzz(options) => fuzz::run(&workspace, &options),

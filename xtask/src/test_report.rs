@@ -58,13 +58,27 @@ impl Report {
         Ok(report)
     }
 
+    /// The report of what a step printed.
+    pub fn of_output(step: &str, output: &str) -> Self {
+        let mut report = Self { program: step.to_owned(), ..Self::default() };
+        output.lines().for_each(|line| report.read(line));
+        report
+    }
+
+    /// Notes that something did not run, and prints the reason.
+    pub fn skip(&mut self, skipped: String) {
+        println!("{SKIPPED}{skipped}");
+        self.skipped.push(skipped);
+    }
+
     /// Adds the report of another run.
     pub fn add(&mut self, other: Self) {
         self.programs.extend(other.programs);
         self.skipped.extend(other.skipped);
     }
 
-    fn read(&mut self, line: &str) {
+    /// Takes what a summary needs from a line of output.
+    pub fn read(&mut self, line: &str) {
         let line = line.trim_start();
         if let Some(program) = program(line) {
             self.program = program;

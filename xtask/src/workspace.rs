@@ -41,6 +41,7 @@ pub struct Dependency {
     pub kind: Option<String>,
     /// The other package's directory, if it is on this disk and not in a registry.
     pub path: Option<PathBuf>,
+    pub features: Vec<String>,
 }
 
 impl Workspace {
@@ -73,6 +74,15 @@ impl Workspace {
 impl Package {
     pub fn directory(&self) -> &Path {
         self.manifest.parent().unwrap_or(Path::new(""))
+    }
+
+    /// Whether the package's tests turn on features of this package or of another one here.
+    pub fn has_features_for_tests(&self) -> bool {
+        self.dependencies.iter().any(|dependency| {
+            dependency.kind.as_deref() == Some("dev")
+                && dependency.path.is_some()
+                && !dependency.features.is_empty()
+        })
     }
 }
 

@@ -1,6 +1,8 @@
 //! A sidecore that loses its CPU to other work reports that, pauses between looks, and polls again
 //! when the CPU is free.
 
+// sidecore: runs alone, because the test needs a CPU that becomes free
+
 #[allow(dead_code)]
 mod common;
 
