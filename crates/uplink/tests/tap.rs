@@ -9,6 +9,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use sidecore_counting_alloc::{CountingAllocator, allocations};
 use sidecore_kit::namespace::Namespace;
 use sidecore_kit::process::output_of;
+use sidecore_kit::wait;
 use sidecore_linux::{DatagramSocket, Departure, FrameFilter, PacketSocket, Place, Tap};
 use sidecore_memory::{GuestAddress, RegionHint, SharedPages};
 use sidecore_net::contract::{NIC, QueueDriver, QueueRig, Station, WIRE, check_queue};
@@ -56,7 +57,10 @@ fn options() -> TapOptions {
 
 fn open() -> (TapQueue, Arc<PortStats>) {
     let stats = Arc::<PortStats>::default();
-    (TapQueue::open(&options(), Arc::clone(&stats)).unwrap(), stats)
+    // Until a child of another test runs its program, it has the descriptors of this process, and
+    // an interface that was closed is still busy.
+    let tap = wait::succeed(SOON, || TapQueue::open(&options(), Arc::clone(&stats)));
+    (tap, stats)
 }
 
 /// Sets the interface up. Without IPv6 its kernel sends nothing by itself.
