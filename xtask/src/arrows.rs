@@ -37,6 +37,7 @@ const ARROWS: &[(&str, Uses)] = &[
     ("volume", Only(&["extent", "units"])),
     ("controller", Only(&["volume", "extent", "block", "memory", "reactor", "telemetry", "units"])),
     ("net", Only(&["spec-virtio", "memory", "reactor", "telemetry", "units"])),
+    ("stage-firewall", Only(&["net", "telemetry", "units"])),
     ("vrio", Only(&["spec-virtio", "block", "telemetry", "units"])),
     ("trust", Only(&["vrio"])),
     ("virtio", Only(&["spec-virtio", "ring", "block", "net", "memory", "reactor", "units"])),

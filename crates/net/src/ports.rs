@@ -9,7 +9,10 @@ use crate::config::{PORTS_MAX, QUEUES_MAX};
 use crate::floods::Floods;
 use crate::head::TAG_BYTES;
 use crate::table::Key;
-use crate::{Frames, Loan, PortConfig, PortKind, PortQueue, PortStats, Properties, Vlans};
+use crate::{
+    DropReason, FrameStage, Frames, Loan, PortConfig, PortKind, PortQueue, PortStats, Properties,
+    StageFrame, Verdict, Vlans, Way,
+};
 
 /// Names a port of a switch. It is invalid once the port is removed, for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,6 +82,12 @@ pub(crate) struct Port {
     pub queues: Vec<u16>,
     pub blocked_until: Option<Nanos>,
     pub floods: Floods,
+    /// The stages of its frames: those from the station pass them in this order, those to it in
+    /// the reverse one.
+    pub stages: Vec<Box<dyn FrameStage>>,
+    /// Nothing but the tables decides on its frames: it is open and has no stages. The one test
+    /// for a frame on its way.
+    pub is_plain: bool,
 }
 
 impl Port {
@@ -88,6 +97,39 @@ impl Port {
         self.blocked_until.is_none()
     }
 
+    pub fn block(&mut self, until: Option<Nanos>) {
+        self.blocked_until = until;
+        self.note_plain();
+    }
+
+    /// Replaces the stages, and returns the old ones.
+    pub fn set_stages(&mut self, stages: Vec<Box<dyn FrameStage>>) -> Vec<Box<dyn FrameStage>> {
+        let old = std::mem::replace(&mut self.stages, stages);
+        self.note_plain();
+        old
+    }
+
+    fn note_plain(&mut self) {
+        self.is_plain = self.blocked_until.is_none() && self.stages.is_empty();
+    }
+
+    /// Has the stages decide on a frame.
+    ///
+    /// # Errors
+    /// A stage drops it.
+    pub fn pass_stages(&mut self, now: Nanos, frame: &StageFrame<'_>) -> Result<(), DropReason> {
+        let mut pass = |stage: &mut Box<dyn FrameStage>| match stage.frame(now, frame) {
+            Verdict::Pass => Ok(()),
+            Verdict::Drop(cause) => Err(cause.reason(frame.way())),
+        };
+        match frame.way() {
+            Way::FromStation => self.stages.iter_mut().try_for_each(&mut pass),
+            Way::ToStation => self.stages.iter_mut().rev().try_for_each(&mut pass),
+        }
+    }
+}
+
+impl Port {
     pub fn is_uplink(&self) -> bool {
         self.config.kind == PortKind::Uplink
     }

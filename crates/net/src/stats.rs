@@ -163,6 +163,14 @@ reasons! {
         /// Frames from the station dropped: for the reserved addresses of bridges (IEEE 802.1Q,
         /// 8.6.3).
         Reserved dropped_reserved = "dropped_reserved_total",
+        /// Frames from the station dropped: by a rule of the port's firewall.
+        Rule dropped_rule = "dropped_rule_total",
+        /// Frames from the station dropped: on a port with a firewall, with IP or transport headers
+        /// that are wrong, or not whole within the first 256 bytes.
+        Headers dropped_headers = "dropped_headers_total",
+        /// Frames from the station dropped: on a port with a firewall, fragments whose first one
+        /// has not passed before, or that could overwrite its headers.
+        Fragment dropped_fragment = "dropped_fragment_total",
         /// Frames from the station dropped: on a queue that the driver or its VMM has disabled.
         Disabled dropped_disabled = "dropped_disabled_total",
         /// Frames from the station dropped: that waited when a queue was detached.
@@ -177,6 +185,14 @@ reasons! {
         SmallBuffers dropped_small_buffers = "dropped_small_buffers_total",
         /// Frames to the station dropped: to a station whose MTU is smaller.
         Mtu dropped_mtu = "dropped_mtu_total",
+        /// Frames to the station dropped: by a rule of the port's firewall.
+        RuleOut dropped_rule_out = "dropped_rule_out_total",
+        /// Frames to the station dropped: on a port with a firewall, with IP or transport headers
+        /// that are wrong, or not whole within the first 256 bytes.
+        HeadersOut dropped_headers_out = "dropped_headers_out_total",
+        /// Frames to the station dropped: on a port with a firewall, fragments whose first one has
+        /// not passed before, or that could overwrite its headers.
+        FragmentOut dropped_fragment_out = "dropped_fragment_out_total",
         /// Frames to the station dropped: to a queue that the driver or its VMM has disabled.
         NotEnabled dropped_not_enabled = "dropped_not_enabled_total",
         /// Frames to the station dropped: to a queue that is broken.

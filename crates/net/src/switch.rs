@@ -16,8 +16,8 @@ use crate::head::Head;
 use crate::ports::{Lane, Port};
 use crate::table::{Key, Table};
 use crate::{
-    DropReason, MacAddress, PortConfig, PortId, PortQueue, PortStats, Properties, QueueId,
-    QueueState, SwitchError, SwitchOptions,
+    DropReason, FrameStage, MacAddress, PortConfig, PortId, PortQueue, PortStats, Properties,
+    QueueId, QueueState, SwitchError, SwitchOptions,
 };
 
 pub use turn::WAIT_TURNS;
@@ -86,6 +86,8 @@ pub struct Switch {
     generations: u64,
     /// Counts the turns.
     turn: u64,
+    /// The time of the turn.
+    now: Nanos,
     /// When the switch last looked at what need not be looked at in every turn.
     looked_at: Nanos,
     events: Vec<SwitchEvent>,
@@ -105,6 +107,7 @@ impl Switch {
             copy: Copy::new(),
             generations: 0,
             turn: 0,
+            now: Nanos::ZERO,
             looked_at: Nanos::ZERO,
             events: Vec::with_capacity(EVENTS_MAX),
         }
@@ -140,6 +143,8 @@ impl Switch {
             queues: Vec::with_capacity(PORT_QUEUES_MAX),
             blocked_until: None,
             floods,
+            stages: Vec::new(),
+            is_plain: true,
         };
         if let Some(place) = self.ports.get_mut(usize::from(index)) {
             *place = Some(port);
@@ -186,10 +191,31 @@ impl Switch {
         self.table.touch();
         if let Some(port) = self.ports.get_mut(usize::from(port.index)).and_then(Option::as_mut) {
             port.floods = Floods::new(config.floods, now);
-            port.blocked_until = None;
+            port.block(None);
             port.config = config;
         }
         Ok(())
+    }
+
+    /// Replaces the stages of a port, between two frames. Each new stage takes over the state of
+    /// the old one of its type. Returns the old stages: their memory is for another thread to free.
+    ///
+    /// # Errors
+    /// There is no such port.
+    pub fn set_stages(
+        &mut self,
+        port: PortId,
+        mut stages: Vec<Box<dyn FrameStage>>,
+    ) -> Result<Vec<Box<dyn FrameStage>>, SwitchError> {
+        self.port(port).ok_or(SwitchError::NoSuchPort)?;
+        let found = self.ports.get_mut(usize::from(port.index)).and_then(Option::as_mut);
+        let found = found.ok_or(SwitchError::NoSuchPort)?;
+        for stage in &mut stages {
+            for old in &mut found.stages {
+                stage.inherit(old.as_mut());
+            }
+        }
+        Ok(found.set_stages(stages))
     }
 
     /// Removes a port. Returns its queues, to which all frames were given back.
@@ -317,6 +343,7 @@ impl Switch {
         }
         let stats = Arc::clone(&from.stats);
         let limit = from.config.stations;
+        self.now = now;
         self.table.learn(Key::new(mac, vlan), port.index, now, limit);
         let mut head = Head::rarp(mac);
         let none = Segments::with_capacity(0);

@@ -10,7 +10,7 @@ use crate::flow::flow;
 use crate::frames::BATCH;
 use crate::head::Head;
 use crate::ports::{Lane, PortSet};
-use crate::{DropReason, NoBuffers};
+use crate::{DropReason, NoBuffers, StageFrame, Way};
 
 /// Turns that a frame waits for a buffer of its receiver.
 pub const WAIT_TURNS: u64 = 8;
@@ -25,6 +25,7 @@ impl Switch {
     /// delivered, dropped or taken.
     pub fn turn(&mut self, now: Nanos, budget: usize) -> usize {
         self.turn = self.turn.wrapping_add(1);
+        self.now = now;
         if now.since(self.looked_at) >= LOOK {
             self.looked_at = now;
             self.look(now);
@@ -88,19 +89,51 @@ impl Switch {
             lane.undecided = lane.frames.len().saturating_sub(before);
             copy_heads(lane);
         }
-        let mut work = 0_usize;
-        while lane.undecided > 0 && *frames > 0 && *bytes > 0 {
-            let at = lane.frames.len().saturating_sub(lane.undecided);
-            lane.undecided = lane.undecided.saturating_sub(1);
-            let len_bytes = self.forward(now, index, lane, at);
-            *frames = frames.saturating_sub(1);
-            *bytes = bytes.saturating_sub(len_bytes);
-            work = work.saturating_add(1);
-        }
+        // One question for a batch: frames of a port without stages are not asked.
+        let has_stages = self.port_at(lane.port).is_some_and(|port| !port.stages.is_empty());
+        let mut work = if has_stages {
+            self.forward_by_stages(now, index, lane, (frames, bytes))
+        } else {
+            self.forward_all::<false>(now, index, lane, (frames, bytes))
+        };
         if lane.waiting > 0 {
             work = work.saturating_add(self.expire(lane));
         }
         self.finish(lane);
+        work
+    }
+
+    /// Decides on frames of a port that has stages, which keeps that code out of the way of others.
+    #[inline(never)]
+    fn forward_by_stages(
+        &mut self,
+        now: Nanos,
+        index: u16,
+        lane: &mut Lane,
+        budget: (&mut usize, &mut usize),
+    ) -> usize {
+        self.forward_all::<true>(now, index, lane, budget)
+    }
+
+    /// Decides on the frames of a queue within the budget of frames and bytes, and delivers them.
+    /// Returns their number.
+    #[inline]
+    fn forward_all<const STAGES: bool>(
+        &mut self,
+        now: Nanos,
+        index: u16,
+        lane: &mut Lane,
+        (frames, bytes): (&mut usize, &mut usize),
+    ) -> usize {
+        let mut work = 0_usize;
+        while lane.undecided > 0 && *frames > 0 && *bytes > 0 {
+            let at = lane.frames.len().saturating_sub(lane.undecided);
+            lane.undecided = lane.undecided.saturating_sub(1);
+            let len_bytes = self.forward::<STAGES>(now, index, lane, at);
+            *frames = frames.saturating_sub(1);
+            *bytes = bytes.saturating_sub(len_bytes);
+            work = work.saturating_add(1);
+        }
         work
     }
 
@@ -116,7 +149,13 @@ impl Switch {
 
     /// Decides on the frame at `at`, and delivers it. Returns its size.
     #[inline]
-    fn forward(&mut self, now: Nanos, index: u16, lane: &mut Lane, at: usize) -> usize {
+    fn forward<const STAGES: bool>(
+        &mut self,
+        now: Nanos,
+        index: u16,
+        lane: &mut Lane,
+        at: usize,
+    ) -> usize {
         let from = lane.port;
         let Some(slot) = lane.frames.get_mut(at) else {
             return 0;
@@ -124,7 +163,10 @@ impl Switch {
         slot.is_done = true;
         let decided = match slot.fault {
             Some(reason) => Err(reason),
-            None => self.decide(now, from, (&lane.properties, &mut lane.memo), &mut slot.head),
+            None => {
+                let of_queue = (&lane.properties, &mut lane.memo);
+                self.decide::<STAGES>(now, from, of_queue, (&mut slot.head, &slot.segments))
+            }
         };
         // A frame that is not looked at has no size.
         let len_bytes = if slot.fault.is_none() { slot.head.len_bytes() } else { 0 };
@@ -191,13 +233,57 @@ impl Switch {
         segments: &Segments,
         is_last: bool,
     ) -> bool {
+        if self.port_at(target).is_some_and(|port| port.is_plain) {
+            return self.copy_to_open(target, vlan, head, segments, is_last);
+        }
+        self.copy_by_stages(target, vlan, head, segments, is_last)
+    }
+
+    /// Copies a frame to a port that is not plain, if its stages let it pass.
+    #[inline(never)]
+    fn copy_by_stages(
+        &mut self,
+        target: u16,
+        vlan: u16,
+        head: &mut Head,
+        segments: &Segments,
+        is_last: bool,
+    ) -> bool {
+        let now = self.now;
+        let Some(port) = self.ports.get_mut(usize::from(target)).and_then(Option::as_mut) else {
+            return true;
+        };
+        // The stages see frames that a station can get.
+        if !port.is_open() || port.up.is_empty() {
+            port.stats.dropped(DropReason::PortDown);
+            return true;
+        }
+        let frame = StageFrame::new(Way::ToStation, vlan, head, segments);
+        if let Err(reason) = port.pass_stages(now, &frame) {
+            port.stats.dropped(reason);
+            return true;
+        }
+        self.copy_to_open(target, vlan, head, segments, is_last)
+    }
+
+    /// Copies a frame to a port that may have it.
+    // Twice in the program, once for plain ports.
+    #[inline(always)]
+    fn copy_to_open(
+        &mut self,
+        target: u16,
+        vlan: u16,
+        head: &mut Head,
+        segments: &Segments,
+        is_last: bool,
+    ) -> bool {
         let lane = self.lane_of(target, head);
         let Some(port) = self.ports.get(usize::from(target)).and_then(Option::as_ref) else {
             return true;
         };
         let found = lane
             .and_then(|lane| Some((lane, self.lanes.get_mut(usize::from(lane))?.as_deref_mut()?)));
-        let Some((index, lane)) = found.filter(|_| port.is_open()) else {
+        let Some((index, lane)) = found else {
             port.stats.dropped(DropReason::PortDown);
             return true;
         };
@@ -385,10 +471,12 @@ impl Switch {
         self.refresh();
         for at in 0..self.ports.len() {
             let port = self.ports.get_mut(at).and_then(Option::as_mut);
-            if let Some(port) = port
-                && port.blocked_until.is_some_and(|until| until <= now)
-            {
-                port.blocked_until = None;
+            let Some(port) = port.filter(|port| !port.is_plain) else {
+                continue;
+            };
+            port.stages.iter_mut().for_each(|stage| stage.look(now));
+            if port.blocked_until.is_some_and(|until| until <= now) {
+                port.block(None);
                 let name = port.name.clone();
                 self.event(SwitchEvent::Opened { port: name });
             }

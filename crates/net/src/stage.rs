@@ -1,0 +1,147 @@
+//! The seam for stages: what decides on the frames of one port besides the switch itself.
+
+use std::any::Any;
+
+use sidecore_memory::Segments;
+use sidecore_units::Nanos;
+
+use crate::head::Head;
+use crate::{DropReason, MacAddress};
+
+/// The way of a frame through a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Way {
+    /// From the station into the switch.
+    FromStation,
+    /// From the switch to the station.
+    ToStation,
+}
+
+/// Why a stage drops a frame; the port counts it by its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DropCause {
+    /// The rule of this number says so, counted from 0.
+    Rule(u16),
+    /// Its headers are wrong, or not whole in the part that decisions are made on.
+    Headers,
+    /// It is a fragment without its first one.
+    Fragment,
+}
+
+impl DropCause {
+    pub(crate) const fn reason(self, way: Way) -> DropReason {
+        match (self, way) {
+            (Self::Rule(_), Way::FromStation) => DropReason::Rule,
+            (Self::Rule(_), Way::ToStation) => DropReason::RuleOut,
+            (Self::Headers, Way::FromStation) => DropReason::Headers,
+            (Self::Headers, Way::ToStation) => DropReason::HeadersOut,
+            (Self::Fragment, Way::FromStation) => DropReason::Fragment,
+            (Self::Fragment, Way::ToStation) => DropReason::FragmentOut,
+        }
+    }
+}
+
+/// The decision of a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The frame goes on.
+    Pass,
+    /// It is dropped and counted.
+    Drop(DropCause),
+}
+
+/// A frame as a stage sees it: the private copy of its head. The rest is in memory that its sender
+/// can change at any time, so that nothing may be decided on it.
+#[derive(Clone, Copy, Debug)]
+pub struct StageFrame<'a> {
+    way: Way,
+    vlan: u16,
+    head: &'a Head,
+    segments: &'a Segments,
+}
+
+impl<'a> StageFrame<'a> {
+    pub(crate) const fn new(way: Way, vlan: u16, head: &'a Head, segments: &'a Segments) -> Self {
+        Self { way, vlan, head, segments }
+    }
+
+    /// Its way through the port.
+    #[must_use]
+    #[inline]
+    pub const fn way(&self) -> Way {
+        self.way
+    }
+
+    /// Its VLAN.
+    #[must_use]
+    #[inline]
+    pub const fn vlan(&self) -> u16 {
+        self.vlan
+    }
+
+    /// The receiver.
+    #[must_use]
+    pub const fn to(&self) -> MacAddress {
+        self.head.to
+    }
+
+    /// The sender.
+    #[must_use]
+    pub const fn from(&self) -> MacAddress {
+        self.head.from
+    }
+
+    /// The type of the payload, behind a VLAN tag.
+    #[must_use]
+    #[inline]
+    pub const fn ether_type(&self) -> u16 {
+        self.head.ether_type
+    }
+
+    /// Size of the frame in bytes, without virtio header and check sequence.
+    #[must_use]
+    #[inline]
+    pub const fn len_bytes(&self) -> usize {
+        self.head.len_bytes()
+    }
+
+    /// The payload, as far as it is in the private copy.
+    #[must_use]
+    #[inline]
+    pub fn payload(&self) -> &'a [u8] {
+        self.head.payload()
+    }
+
+    /// Copies the frame to `bytes`, as much as there is room for. Returns the number of bytes.
+    /// Those behind the private copy may differ from what the receiver gets, if the sender changes
+    /// them.
+    pub fn copy(&self, bytes: &mut [u8]) -> usize {
+        let known = self.head.frame();
+        let known_bytes = known.len().min(bytes.len());
+        let (front, behind) = bytes.split_at_mut(known_bytes);
+        front.copy_from_slice(known.get(..known_bytes).unwrap_or(&[]));
+        let (skip, rest) = self.head.rest();
+        let behind = behind.get_mut(..rest.min(behind.len())).unwrap_or_default();
+        known_bytes.saturating_add(self.segments.copy_to_slice(skip as u64, behind))
+    }
+}
+
+/// A stage of a port: a firewall, for instance. Frames from the station pass the stages in their
+/// order after the switch has found out where they go; frames to the station pass those of their
+/// receiver in the reverse order, once, before they are delivered or wait for buffers.
+///
+/// A port without stages pays nothing for this seam.
+///
+/// # Duties
+///
+/// A stage neither allocates, locks nor waits for a frame.
+pub trait FrameStage: Any + Send {
+    /// Decides on a frame.
+    fn frame(&mut self, now: Nanos, frame: &StageFrame<'_>) -> Verdict;
+
+    /// Runs about once a millisecond while the switch polls: the place to forget what is old.
+    fn look(&mut self, now: Nanos);
+
+    /// Takes over the state of `old`, if that is of the same type: this stage replaces it.
+    fn inherit(&mut self, old: &mut dyn FrameStage);
+}
