@@ -190,6 +190,11 @@ impl Running {
         self.signal(Signal::HUP)
     }
 
+    /// Sends SIGUSR1, on which an owner hands over.
+    pub(crate) fn hand_over(&self) -> Result<()> {
+        self.signal(Signal::USR1)
+    }
+
     fn signal(&self, signal: Signal) -> Result<()> {
         self.child.signal(signal).with_context(|| format!("cannot send a signal to {}", self.name))
     }

@@ -2,12 +2,13 @@
 //!
 //! The cables between them lose, double and reorder frames. Each VMhost gives a guest its disk, one
 //! by virtio and one by NVMe. The IOhost's daemon is killed while both write. Then root on a VMhost
-//! tries to get past what the IOhost enforces (vRIO, section 4.6), a guest migrates between the
-//! VMhosts while it writes, and the events per request of the models of the paper's Table 3 are
-//! counted.
+//! tries to get past what the IOhost enforces (vRIO, section 4.6). Two IOhosts with etcd hand a
+//! disk over and fail over while its guest writes, the guest migrates between the VMhosts, and the
+//! events per request of the models of the paper's Table 3 are counted.
 
 mod config;
 mod enforced;
+mod failover;
 mod host;
 mod intruder;
 mod migration;
@@ -18,7 +19,7 @@ mod store;
 
 use crate::checks::Checks;
 use crate::progress::Progress;
-use crate::{DemoOptions, Prepared, json, listen, qemu, write};
+use crate::{DemoOptions, Prepared, install, json, listen, qemu, write};
 use anyhow::{Result, bail};
 use serde::Serialize;
 use std::time::Duration;
@@ -45,6 +46,7 @@ struct Remote {
 pub fn demo(options: &DemoOptions) -> Result<()> {
     listen()?;
     let progress = Progress::start();
+    install::packages(&[("etcd", "etcd-server")], &progress)?;
     let prepared = Prepared::new(options, &BUILT, &progress)?;
     let accelerator = qemu::Accelerator::choose();
     progress.say(accelerator.explanation());

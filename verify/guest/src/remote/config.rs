@@ -34,7 +34,7 @@ pub(super) fn invitation(directory: &Path, client: &str) -> PathBuf {
 /// The IOhost's configuration: a link and a client for each VMhost. The stores are in `stores`, all
 /// other files in `directory`.
 pub(super) fn iohost(directory: &Path, stores: &Path, limits: Limits) -> Result<String> {
-    let mut text = iohost_head(directory)?;
+    let mut text = iohost_head(directory, "iohost")?;
     for station in &STATIONS {
         let limits = match limits {
             Limits::None => String::new(),
@@ -47,10 +47,10 @@ pub(super) fn iohost(directory: &Path, stores: &Path, limits: Limits) -> Result<
     Ok(text)
 }
 
-/// The IOhost's configuration with one disk, whose guest migrates from the first VMhost to the
-/// second.
-pub(super) fn shared(directory: &Path, stores: &Path) -> Result<String> {
-    let mut text = iohost_head(directory)?;
+/// The configuration of an IOhost with one disk, whose guest migrates from the first VMhost to the
+/// second. All IOhosts with it have the same keys.
+pub(super) fn shared(directory: &Path, stores: &Path, host: &str) -> Result<String> {
+    let mut text = iohost_head(directory, host)?;
     STATIONS.iter().for_each(|station| text.push_str(&client(station, "")));
     let [from, to] = &STATIONS;
     let migrates = format!("migrates_to = [\"{}\"]\n", to.client);
@@ -58,9 +58,9 @@ pub(super) fn shared(directory: &Path, stores: &Path) -> Result<String> {
     Ok(text)
 }
 
-fn iohost_head(directory: &Path) -> Result<String> {
+fn iohost_head(directory: &Path, host: &str) -> Result<String> {
     let keys = quoted(&directory.join("keys"))?;
-    Ok(format!("{}key_directory = {keys}\n{}", head(directory, "iohost")?, sidecore("io0")))
+    Ok(format!("{}key_directory = {keys}\n{}", head(directory, host)?, sidecore("io0")))
 }
 
 /// A link, and the client behind it; `keys` are further keys of the client.

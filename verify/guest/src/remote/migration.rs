@@ -1,8 +1,10 @@
-//! A guest that moves between two VMhosts of one IOhost while it writes, by QEMU's live migration.
+//! A guest whose disk changes between two IOhosts while it writes, and that moves between two
+//! VMhosts, by QEMU's live migration.
 
 use super::config::{self, DISK_MIB};
+use super::failover::IoHosts;
 use super::host::Host;
-use super::net::{Net, STATIONS};
+use super::net::{RackNet, STATIONS};
 use super::run::{FILESYSTEM, LOAD, LOAD_SIZE, is_attached, wait_for};
 use super::store::{self, Digest};
 use crate::checks::Checks;
@@ -38,13 +40,13 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Checks> {
         std::fs::create_dir(&stores)?;
         let disk = STATIONS[0].disk;
         std::fs::File::create(config::store(&stores, disk))?.set_len(DISK_MIB << 20)?;
-        let net = Net::plain()?;
-        let text = config::shared(session.directory, &stores)?;
-        let mut iohost = Host::start(session, &net.iohost, "iohost", &text)?;
+        let net = RackNet::new()?;
+        let mut iohosts = IoHosts::start(session, &net, &stores, disk)?;
         let mut vmhosts = Vec::new();
         for (station, namespace) in STATIONS.iter().zip(&net.vmhosts) {
             let file = config::invitation(session.directory, station.client);
-            iohost.sidecore.run(&["remote", "invite", station.client, crate::text(&file)?])?;
+            let owner = iohosts.owner()?;
+            owner.sidecore.run(&["remote", "invite", station.client, crate::text(&file)?])?;
             let text = config::vmhost_of(session.directory, station, disk)?;
             vmhosts.push(Host::start(session, namespace, station.client, &text)?);
         }
@@ -52,11 +54,11 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Checks> {
             wait_for("the disk at both VMhosts", || is_attached(host))?;
         }
         let mut checks = Checks::default();
-        let digest = migrate(session, &vmhosts, &mut checks)?;
+        let digest = migrate(session, (&mut iohosts, &vmhosts), &mut checks)?;
         for host in &mut vmhosts {
             host.stop(session)?;
         }
-        iohost.stop(session)?;
+        iohosts.stop(session)?;
         store::compare(session, &stores, disk, &digest, &mut checks)?;
         Ok(checks)
     })
@@ -85,15 +87,20 @@ fn start(
     }
 }
 
-/// Lets the guest write, cancels one migration, completes another one, and ends the load at the
-/// other VMhost. Returns the checksums of the disk.
-fn migrate(session: &mut Session<'_>, vmhosts: &[Host], checks: &mut Checks) -> Result<Digest> {
+/// Lets the guest write while its disk changes between the IOhosts, cancels one migration,
+/// completes another one, and ends the load at the other VMhost. Returns the checksums of the disk.
+fn migrate(
+    session: &mut Session<'_>,
+    (iohosts, vmhosts): (&mut IoHosts, &[Host]),
+    checks: &mut Checks,
+) -> Result<Digest> {
     let mut guest = start(session, MOVING, 0, None)?;
     guest.booted(session)?;
     guest.order(session, "log")?;
     guest.order(session, &format!("mkfs {FILESYSTEM}"))?;
     guest.order(session, "keep")?;
     guest.order(session, &format!("load {LOAD} {LOAD_SIZE}"))?;
+    iohosts.take_over(session, &mut guest, &vmhosts[0], checks)?;
     let mut source = session.qmp(MOVING)?;
     cancel(session, &mut guest, &mut source, checks)?;
     let mut moved = complete(session, guest, source, checks)?;

@@ -92,6 +92,60 @@ impl Net {
     }
 }
 
+/// Two IOhosts with one address, a switch for each link of a VMhost to them, and a network on which
+/// they reach etcd.
+pub(super) struct RackNet {
+    pub(super) iohosts: [Namespace; 2],
+    pub(super) vmhosts: [Namespace; 2],
+    /// The namespace of the switches and of etcd.
+    pub(super) middle: Namespace,
+}
+
+impl RackNet {
+    /// The address of etcd's members.
+    pub(super) const ETCD: &'static str = "10.0.0.1";
+
+    pub(super) fn new() -> Result<RackNet> {
+        let Net { iohost, vmhosts } = Net::hosts()?;
+        let iohosts = [iohost, Namespace::new()?];
+        let middle = Namespace::new()?;
+        let join =
+            |port: &str, switch: &str| middle.ip(&format!("link set {port} master {switch}"));
+        switch(&middle, "etcd")?;
+        middle.ip(&format!("address add {}/24 dev etcd", Self::ETCD))?;
+        for (number, iohost) in (1..).zip(&iohosts) {
+            let port = format!("e{number}");
+            let end = End { interface: "eth0", address: &format!("02:00:00:00:03:0{number}") };
+            let its = End { interface: &port, address: &format!("02:00:00:00:04:0{number}") };
+            iohost.connect(&end, &middle, &its, MTU)?;
+            iohost.ip(&format!("address add 10.0.0.1{number}/24 dev eth0"))?;
+            join(&port, "etcd")?;
+        }
+        for (station, vmhost) in STATIONS.iter().zip(&vmhosts) {
+            let Station { link, middle: [port, to_iohost], .. } = *station;
+            switch(&middle, link)?;
+            let its = End { interface: port, address: "02:00:00:00:05:01" };
+            vmhost.connect(&station.vmhost, &middle, &its, MTU)?;
+            join(port, link)?;
+            for (number, iohost) in (1..).zip(&iohosts) {
+                let port = format!("{to_iohost}-{number}");
+                let address = format!("02:00:00:00:05:1{number}");
+                let its = End { interface: &port, address: &address };
+                iohost.connect(&station.iohost, &middle, &its, MTU)?;
+                join(&port, link)?;
+            }
+        }
+        Ok(RackNet { iohosts, vmhosts, middle })
+    }
+}
+
+/// Makes a switch that sends each frame to all ports: two of them have hosts with one address.
+fn switch(namespace: &Namespace, name: &str) -> Result<()> {
+    namespace.ip(&format!("link add {name} type bridge ageing_time 0"))?;
+    namespace.ip(&format!("link set {name} up"))?;
+    Ok(())
+}
+
 /// Hosts with a lossy wire in the middle of each cable.
 pub(super) struct LossyNet {
     pub(super) net: Net,
