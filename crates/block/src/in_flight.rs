@@ -54,6 +54,14 @@ impl Budget {
         true
     }
 
+    /// Lowers the bytes that may be taken to `bytes`.
+    #[inline]
+    pub const fn limit_bytes(&mut self, bytes: u64) {
+        if bytes < self.bytes {
+            self.bytes = bytes;
+        }
+    }
+
     /// Accounts for the bytes of a request.
     #[inline]
     pub const fn spend_bytes(&mut self, bytes: u64) {

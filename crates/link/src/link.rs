@@ -58,7 +58,9 @@ pub trait Link: Send {
     /// Whether it carries frames.
     fn state(&self) -> LinkState;
 
-    /// Appends up to `limit` frames that have arrived by `now`, in the order of their arrival.
+    /// Appends up to `limit` frames that have arrived by `now`, those of a sender in the order of
+    /// their arrival. A link with a queue for each sender takes few frames of those that send many
+    /// while another one waits for an answer to each of its own.
     fn receive(&mut self, now: Nanos, limit: usize, frames: &mut Vec<Frame>);
 
     /// Takes all of `frames` back.

@@ -28,6 +28,16 @@ use service::{Places, spawn_connector, spawn_listener};
 
 /// Receives after which sleeping peers are looked at, if each of them found frames.
 const RING_INTERVAL: u32 = 8;
+/// Frames that a client has sent say for so long how it sends.
+const MEMORY: Nanos = Nanos::from_millis(10);
+/// Frames of each client that a receive takes while several send some.
+const SHARE_FRAMES: usize = 8;
+/// The same while one of them has few frames on their way: the caller answers the others' before it
+/// takes more, so that this client waits for little of a flood.
+const LEAST_FRAMES: usize = 1;
+/// More clients than these have no shares: a client waits for all of them anyway, and the batches
+/// of many clients cost less for each frame.
+const FEW_CLIENTS: usize = 4;
 /// Frames that are published together: half a cache line of a ring.
 const SEND_BATCH: usize = 4;
 const BROKEN: &str = "the peer broke the rules of the shared memory";
@@ -56,8 +66,19 @@ pub struct MemoryLink {
     channels: Box<[Option<Box<Channel>>]>,
     /// The places of those that are open.
     open: Vec<u16>,
-    /// Where the next receive begins.
-    next: usize,
+    /// Where the next receive begins: among the channels of which the last one left nothing behind,
+    /// and among the others.
+    next: [usize; 2],
+    /// The last receive left frames behind.
+    has_backlogs: bool,
+    /// The channel that the newest frame came from.
+    newest: Option<u16>,
+    /// Until then several clients count as sending.
+    shared_until: Nanos,
+    /// Clients that have sent frames a short time ago, as the last receive has counted them.
+    senders: usize,
+    /// Until then one of them counts as having few frames on their way.
+    little_until: Nanos,
     down: &'static str,
     receives: u32,
     /// Frames were published, or slots given back, and the peers were not asked whether they sleep.
@@ -130,7 +151,12 @@ impl MemoryLink {
             memory: GuestMemory::empty(),
             channels: (0..places).map(|_| None).collect(),
             open: Vec::with_capacity(places),
-            next: 0,
+            next: [0; 2],
+            has_backlogs: false,
+            newest: None,
+            shared_until: Nanos::ZERO,
+            senders: 0,
+            little_until: Nanos::ZERO,
             down: CONNECTING,
             receives: 0,
             owes_wakes: false,
@@ -254,23 +280,85 @@ impl MemoryLink {
         }
     }
 
-    /// Takes up to `limit` frames of all open channels. Returns their bytes.
-    fn take_in_turn(&mut self, limit: usize, frames: &mut Vec<Frame>) -> u64 {
-        let (before, mut bytes) = (frames.len(), 0_u64);
+    /// Takes up to `limit` frames of all open channels, and few of each while several clients send
+    /// some. Returns their bytes.
+    fn take_in_turn(&mut self, now: Nanos, limit: usize, frames: &mut Vec<Frame>) -> u64 {
+        let end = frames.len().saturating_add(limit);
+        // A part of the batch is left to those that come second.
+        let is_shared = now < self.shared_until && self.senders <= FEW_CLIENTS;
+        let (share, rest) = match (is_shared, now < self.little_until) {
+            (false, _) => (limit, 0),
+            (true, false) => (SHARE_FRAMES, limit / 4),
+            (true, true) => (LEAST_FRAMES, limit / 4),
+        };
+        let had_backlogs = std::mem::take(&mut self.has_backlogs);
+        let rest = if had_backlogs { rest } else { 0 };
+        self.senders = 0;
+        // Clients that send little come first.
+        let bytes = self.take_of(now, false, (share, end.saturating_sub(rest)), frames);
+        if !had_backlogs {
+            return bytes;
+        }
+        bytes.saturating_add(self.take_of(now, true, (share, end), frames))
+    }
+
+    /// Takes up to `share` frames of each open channel of which the last receive left some behind,
+    /// or of all others, until there are `end`. Returns their bytes.
+    fn take_of(
+        &mut self,
+        now: Nanos,
+        had_backlog: bool,
+        (share, end): (usize, usize),
+        frames: &mut Vec<Frame>,
+    ) -> u64 {
+        let (receive, mut bytes) = (self.receives, 0_u64);
+        let [next, next_of_busy] = self.next;
+        let mut index = if had_backlog { next_of_busy } else { next };
         for _ in 0..self.open.len() {
-            let left = limit.saturating_sub(frames.len().saturating_sub(before));
-            if left == 0 {
-                break;
+            if index >= self.open.len() {
+                index = 0;
             }
-            if self.next >= self.open.len() {
-                self.next = 0;
+            let Some(place) = self.open.get(index).copied() else { break };
+            let Some(channel) = self.channel(place) else { break };
+            let sends = !had_backlog && channel.sends(now);
+            if channel.had_backlog() == had_backlog && !channel.has_left(receive) {
+                let before = frames.len();
+                let left = end.saturating_sub(before);
+                if left == 0 {
+                    self.has_backlogs |= had_backlog;
+                    break;
+                }
+                bytes = bytes.saturating_add(self.take(place, share.min(left), frames));
+                let taken = frames.len().saturating_sub(before);
+                if taken > 0 || had_backlog {
+                    self.note(now, place, taken);
+                }
             }
-            let Some(place) = self.open.get(self.next).copied() else { break };
-            bytes = bytes.saturating_add(self.take(place, left, frames));
-            // The next receive begins with the next client: one that floods delays no other.
-            self.next = self.next.saturating_add(1);
+            self.senders = self.senders.saturating_add(usize::from(sends));
+            index = index.saturating_add(1);
+        }
+        // The next receive begins with the next client.
+        if let Some(next) = self.next.get_mut(usize::from(had_backlog)) {
+            *next = index;
         }
         bytes
+    }
+
+    /// So many frames of a channel have been taken.
+    #[inline]
+    fn note(&mut self, now: Nanos, place: u16, taken: usize) {
+        let receive = self.receives;
+        let Some(Some(channel)) = self.channels.get_mut(usize::from(place)) else { return };
+        self.has_backlogs |= channel.note_backlog(receive);
+        if taken == 0 {
+            return;
+        }
+        if channel.sends_little(now, taken, MEMORY) {
+            self.little_until = now.after(MEMORY);
+        }
+        if self.newest.replace(place) != Some(place) {
+            self.shared_until = now.after(MEMORY);
+        }
     }
 
     /// Takes up to `limit` frames of the open channel at a place. Returns their bytes.
@@ -305,14 +393,14 @@ impl Link for MemoryLink {
         }
     }
 
-    fn receive(&mut self, _now: Nanos, limit: usize, frames: &mut Vec<Frame>) {
+    fn receive(&mut self, now: Nanos, limit: usize, frames: &mut Vec<Frame>) {
         if self.has_messages() {
             self.exchange_messages();
         }
         let before = frames.len();
         let bytes = match *self.open.as_slice() {
             [place] => self.take(place, limit, frames),
-            _ => self.take_in_turn(limit, frames),
+            _ => self.take_in_turn(now, limit, frames),
         };
         let count = frames.len().saturating_sub(before);
         if count > 0 {

@@ -375,3 +375,75 @@ fn a_path_that_is_taken_and_a_number_out_of_range_are_refused() {
     let large = LinkOptions { receive_frames: 1 << 14, ..options() };
     assert!(error(listen(100), large).contains("4 GiB"));
 }
+
+/// Takes a batch at this time, and returns the first byte of each frame.
+fn batch(host: &mut dyn Link, now: Nanos) -> Vec<u8> {
+    let mut frames = Vec::new();
+    host.receive(now, 64, &mut frames);
+    let firsts = frames.iter().map(|frame| bytes(host, frame)[0]).collect();
+    host.give_back(&mut frames);
+    firsts
+}
+
+#[test]
+fn a_client_that_floods_leaves_the_others_their_turn() {
+    let (_directory, path) = path();
+    let mut host = open_end(&path, listen(4), 1, options()).remove(0);
+    let (mut flood, mut quiet) = (connect(&path), connect(&path));
+    until_up(&mut *flood);
+    until_up(&mut *quiet);
+    exchange(&mut *host, &mut *flood, 1);
+    exchange(&mut *host, &mut *quiet, 2);
+    let fill = |flood: &mut dyn Link, first: u8, count: u8| {
+        (first..first + count).for_each(|number| send(flood, LinkAddress::Peer(0), &[number; 100]));
+    };
+    fill(&mut *flood, 100, 10);
+    let mut seen = batch(&mut *host, Nanos::ZERO);
+    assert_eq!(seen, [100], "no more than a share, because the other one has just sent");
+    for number in 0..5 {
+        send(&mut *quiet, LinkAddress::Peer(0), &[number; 100]);
+        assert_eq!(batch(&mut *host, Nanos::ZERO), [number, 101 + number], "the quiet one first");
+        seen.push(101 + number);
+    }
+    // As soon as it has sent all, it is like the others again.
+    while seen.len() < 10 {
+        seen.append(&mut batch(&mut *host, Nanos::ZERO));
+    }
+    assert_eq!(seen, (100..110).collect::<Vec<_>>(), "in their order");
+    assert!(batch(&mut *host, Nanos::ZERO).is_empty());
+    fill(&mut *flood, 200, 1);
+    send(&mut *quiet, LinkAddress::Peer(0), &[7; 100]);
+    let mut both = batch(&mut *host, Nanos::ZERO);
+    both.sort_unstable();
+    assert_eq!(both, [7, 200]);
+    // The other one has sent nothing for a while.
+    fill(&mut *flood, 210, 10);
+    assert_eq!(batch(&mut *host, Nanos::from_millis(20)).len(), 10);
+    // Both have many frames on their way: longer batches, which cost less for each frame.
+    for now in [Nanos::from_millis(40), Nanos::from_millis(41)] {
+        fill(&mut *flood, 100, 12);
+        fill(&mut *quiet, 0, 12);
+        let first = batch(&mut *host, now);
+        let of_flood = first.iter().filter(|number| **number >= 100).count();
+        let expected = if now == Nanos::from_millis(40) { (24, 12) } else { (16, 8) };
+        assert_eq!((first.len(), of_flood), expected);
+        while !batch(&mut *host, now).is_empty() {}
+    }
+}
+
+#[test]
+fn many_clients_that_send_have_no_shares() {
+    let (_directory, path) = path();
+    let mut host = open_end(&path, listen(6), 1, options()).remove(0);
+    let mut clients: Vec<_> = (0..6).map(|_| connect(&path)).collect();
+    for (seed, client) in clients.iter_mut().enumerate() {
+        until_up(&mut **client);
+        exchange(&mut *host, &mut **client, seed);
+    }
+    // This receive counts the clients.
+    assert!(batch(&mut *host, Nanos::ZERO).is_empty());
+    for client in &mut clients {
+        (0..4).for_each(|number| send(&mut **client, LinkAddress::Peer(0), &[number; 100]));
+    }
+    assert_eq!(batch(&mut *host, Nanos::ZERO).len(), 24);
+}

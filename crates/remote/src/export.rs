@@ -23,6 +23,7 @@ mod entry;
 mod executor;
 mod executors;
 mod helper;
+mod sharing;
 mod slots;
 mod status;
 mod steering;

@@ -115,6 +115,12 @@ pub struct LinkPort<D: RequestData> {
     wanted: usize,
     /// Frames since the last flush.
     used: usize,
+    /// See [`share`](Self::share).
+    share_bytes: usize,
+    /// The rest of the session's share.
+    left_bytes: usize,
+    /// A session has used up its share, and has more to send.
+    is_paused: bool,
     /// Polls without a frame since the last one was sent or received.
     idle_polls: u32,
     /// A part of a frame as a list.
@@ -196,6 +202,9 @@ impl<D: RequestData> LinkPort<D> {
             batch,
             wanted: 1,
             used: 0,
+            share_bytes: usize::MAX,
+            left_bytes: usize::MAX,
+            is_paused: false,
             idle_polls: READY_POLLS,
             list: Segments::with_capacity(sidecore_link::PIECES_MAX.saturating_mul(2)),
             scratch,
@@ -359,6 +368,20 @@ impl<D: RequestData> LinkPort<D> {
         &self.memory
     }
 
+    /// Lets each session send frames of `share_bytes`, but for its last one's, from now on until
+    /// the next call. After those the engine finds no room, until a later poll.
+    #[inline]
+    pub const fn share(&mut self, share_bytes: usize) {
+        (self.share_bytes, self.left_bytes) = (share_bytes, share_bytes);
+        self.is_paused = false;
+    }
+
+    /// Whether a session has more to send than its [`share`](Self::share) since the last call.
+    #[inline]
+    pub const fn is_paused(&self) -> bool {
+        self.is_paused
+    }
+
     /// Sends the frames that an engine has made. The caller's last act in a poll.
     #[inline]
     pub fn flush(&mut self, now: Nanos) {
@@ -459,9 +482,14 @@ impl<D: RequestData> LinkPort<D> {
             self.unsendable = self.unsendable.wrapping_add(1);
             return true;
         };
+        if self.left_bytes == 0 {
+            self.is_paused = true;
+            return false;
+        }
         if self.empty.is_empty() && !self.ask_for_buffers(address) {
             return false;
         }
+        self.left_bytes = self.left_bytes.saturating_sub(frame_bytes);
         // While this one is filled.
         self.fetch_empty(self.empty.len().wrapping_sub(2), frame_bytes.min(FETCH_BYTES));
         let Some(buffer) = self.empty.last_mut() else { return false };
@@ -518,6 +546,15 @@ impl<D: RequestData> Port for LinkPort<D> {
         self.send_frame(to, (head, payload_bytes), sealed_by, |target, data, list| {
             target.put_parts(payload_bytes, parts, data, list);
         })
+    }
+
+    #[inline]
+    fn next_session(&mut self) {
+        self.left_bytes = self.share_bytes;
+        // A client does not wait for the frames of the next one, where that costs no system call.
+        if self.share_bytes < usize::MAX && self.batch < BATCH && !self.outgoing.is_empty() {
+            self.link.send(self.now, &mut self.outgoing);
+        }
     }
 
     #[inline]
@@ -624,44 +661,4 @@ impl<D: RequestData> Drop for LinkPort<D> {
 }
 
 #[cfg(test)]
-mod tests {
-    use sidecore_link::{LinkOptions, MemoryLink};
-    use sidecore_reactor::EventFd;
-    use sidecore_vrio::Plain;
-
-    use super::*;
-
-    struct NoData;
-
-    impl RequestData for NoData {
-        fn segments(&self, _request: u64) -> Option<&Segments> {
-            None
-        }
-    }
-
-    #[test]
-    fn a_buffer_is_ready_for_the_next_frame_for_a_limited_time() {
-        let options = LinkOptions::new(DATA_HEADER_BYTES);
-        let (_host, client) = MemoryLink::pair(&options, EventFd::peer_signal).unwrap();
-        let mut port = LinkPort::new(Box::new(client), NoData);
-        let to = port.peers().name(LinkAddress::Peer(0));
-        let send = |port: &mut LinkPort<NoData>| {
-            assert!(port.send(to, &[1; 8], Payload::NONE, (1, &mut Plain)));
-            port.flush(Nanos::ZERO);
-            assert!(port.empty.is_empty());
-            port.receive(Nanos::ZERO, 8);
-            assert_eq!(port.empty.len(), 1);
-        };
-        assert_eq!((port.receive(Nanos::ZERO, 8), port.empty.len()), (0, 0));
-        send(&mut port);
-        for _ in 1..READY_POLLS {
-            port.receive(Nanos::ZERO, 8);
-            assert_eq!(port.empty.len(), 1);
-        }
-        port.receive(Nanos::ZERO, 8);
-        assert!(port.empty.is_empty());
-        send(&mut port);
-        let _ = port.arm();
-        assert!(port.empty.is_empty());
-    }
-}
+mod tests;

@@ -3,16 +3,22 @@
 mod common;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use common::request;
-use common::{STEP, TestClient, TestStore, client_id, device_name, exported, iohost_on, pattern};
+use common::{
+    STEP, TestClient, TestStore, client_id, device_name, exported, iohost_on, pattern, request,
+};
 use sidecore_block::Operation;
-use sidecore_link::{LinkAddress, LinkOptions, MemoryLink, dropped_frames};
+use sidecore_link::{
+    LinkAddress, LinkDescription, LinkOptions, LinkState, Medium, MemoryEnd, MemoryLink,
+    dropped_frames, open,
+};
 use sidecore_reactor::{Arm, EventFd, Pollable};
 use sidecore_remote::export::{ClientId, ClientShare, ClientSpec, Export};
 use sidecore_units::Nanos;
-use sidecore_vrio::wire::DATA_HEADER_BYTES;
-use sidecore_vrio::{ClientOptions, Plain, ServerOptions};
+use sidecore_vrio::port::{Payload, Port};
+use sidecore_vrio::wire::{DATA_HEADER_BYTES, FrameHeader, Kind, RequestBody, VERSION};
+use sidecore_vrio::{ClientOptions, Plain, Reason, ServerOptions};
 
 #[test]
 fn requests_pass_through_shared_memory_whole_and_both_sides_can_sleep() {
@@ -197,4 +203,212 @@ fn frames_that_a_store_uses_go_back_when_the_unit_ends() {
     let held = Held::new();
     drop(held);
     assert_eq!(dropped_frames(), 0);
+}
+
+/// A client that floods, and its victim, at one IOhost: each has a channel of its own.
+struct Flooded {
+    export: Box<Export<Plain>>,
+    /// The one that floods, and the victim.
+    clients: [TestClient; 2],
+    disks: [u16; 2],
+    stores: [TestStore; 2],
+    now: Nanos,
+    _directory: tempfile::TempDir,
+}
+
+/// In a poll: a share of the flood, and its last frame.
+const SENT_BYTES: u64 = 8192 + 8100;
+
+impl Flooded {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("wire.sock");
+        let options = LinkOptions::new(DATA_HEADER_BYTES);
+        let end = |end| {
+            let medium = Medium::Memory { path: path.clone(), end };
+            open(&LinkDescription { medium, queues: 1, options }).unwrap().remove(0)
+        };
+        let host = end(MemoryEnd::Listen { users: Vec::new(), clients: 2 });
+        let (mut export, _) = iohost_on(host, 1, 0, ServerOptions::default());
+        let stores = [TestStore::new(), TestStore::new()];
+        let clients = [0_u8, 1].map(|number| {
+            let share = ClientShare::default();
+            let name = format!("client{number}").into();
+            let spec = ClientSpec { name, id: client_id(number), queues: 1, share };
+            let id = export.add_client(&spec).unwrap();
+            let store = Arc::new(stores[usize::from(number)].clone());
+            export.add_device(id, &exported("disk", store)).unwrap();
+            let mut link = end(MemoryEnd::Connect);
+            let start = Instant::now();
+            while link.state() != LinkState::Up {
+                assert!(start.elapsed() < Duration::from_secs(20), "the link does not come up");
+                link.receive(Nanos::ZERO, 0, &mut Vec::new());
+                std::thread::yield_now();
+            }
+            TestClient::on(link, LinkAddress::Peer(0), number, ClientOptions::default())
+        });
+        let (disks, now) = ([0; 2], Nanos::from_millis(1));
+        let mut rig = Self { export, clients, disks, stores, now, _directory: directory };
+        rig.disks = [0, 1].map(|client| {
+            let client: &mut TestClient = &mut rig.clients[client];
+            client.client.open(&device_name("disk")).unwrap()
+        });
+        let start = Instant::now();
+        while (0..2).any(|client| !rig.clients[client].client.is_ready(rig.disks[client])) {
+            assert!(start.elapsed() < Duration::from_secs(20), "no session begins");
+            rig.clients.iter_mut().for_each(|client| client.poll(rig.now));
+            rig.poll_iohost();
+            std::thread::yield_now();
+        }
+        rig
+    }
+
+    fn poll_iohost(&mut self) {
+        self.export.poll(self.now, 32);
+        self.now = self.now.after(STEP);
+    }
+
+    fn read(&mut self, client: usize, tag: u64, len_bytes: u64) {
+        let read = request(Operation::Read, tag % 32 * len_bytes, len_bytes);
+        self.clients[client].client.submit(tag, self.disks[client], read).unwrap();
+    }
+
+    /// Frames of the flood that were taken so far, and bytes that were sent to all.
+    fn served(&mut self) -> [u64; 2] {
+        let status = self.export.status();
+        let taken = status.link_counts.received - status.sessions[1].counts.frames_received;
+        [taken, status.link_counts.sent_bytes]
+    }
+
+    /// Has the victim read while `flood` is repeated, and checks how much of it the IOhost serves
+    /// from the moment at which a request has just missed a poll until its answer.
+    fn check(&mut self, name: &str, flood: &mut dyn FnMut(&mut Self)) {
+        // Its queue is full, and the victim has sent something.
+        for _ in 0..20 {
+            flood(self);
+        }
+        let mut late = 0;
+        for round in 0..200 {
+            let before = self.served();
+            flood(self);
+            self.poll_iohost();
+            self.read(1, round, 4096);
+            let mut polls = 1;
+            while self.clients[1].completed.is_empty() {
+                self.clients[1].poll(self.now);
+                flood(self);
+                self.poll_iohost();
+                self.clients[1].poll(self.now);
+                polls += 1;
+            }
+            assert_eq!(self.clients[1].take(round), Some(Ok(())), "{name}, round {round}");
+            late += u64::from(polls > 2);
+            let after = self.served();
+            let [taken, sent] = [0, 1].map(|at: usize| after[at] - before[at]);
+            assert!(polls <= 3, "{name}, round {round}: {polls} polls");
+            if round == 0 {
+                // The IOhost did not know of this client's requests.
+                continue;
+            }
+            assert!(taken <= polls, "{name}, round {round}: {taken} frames taken");
+            let most = polls * SENT_BYTES + 4200;
+            assert!(sent <= most, "{name}, round {round}: {sent} bytes sent");
+        }
+        assert!(late <= 4, "{name}: {late} requests behind a PING");
+    }
+
+    /// Sends frames with this head as long as there is room.
+    fn send_heads(&mut self, mut head: impl FnMut() -> Vec<u8>) {
+        let port = &mut self.clients[0].port;
+        let host = port.peers().name(LinkAddress::Peer(0));
+        for _ in 0..32 {
+            if !port.send(host, &head(), Payload::NONE, (1, &mut Plain)) {
+                break;
+            }
+        }
+        port.flush(self.now);
+    }
+}
+
+#[test]
+fn a_flood_of_requests_delays_a_victim_by_one_of_them() {
+    for len_bytes in [512, 4096, 65_536] {
+        let mut rig = Flooded::new();
+        let mut free: Vec<u64> = (0..200).collect();
+        let mut answered = 0;
+        rig.check(&format!("reads of {len_bytes} bytes"), &mut |rig| {
+            for tag in free.drain(..) {
+                rig.read(0, tag, len_bytes);
+            }
+            rig.clients[0].poll(rig.now);
+            answered += rig.clients[0].completed.len();
+            free.extend(rig.clients[0].completed.drain(..).map(|(tag, _)| tag));
+        });
+        assert!(answered > 40, "the flood has its share: {answered}");
+        // The victim sends nothing for a while: whole batches.
+        rig.now = rig.now.after(Nanos::from_millis(20));
+        let before = rig.served();
+        rig.poll_iohost();
+        let sent = rig.served()[1] - before[1];
+        assert!(sent >= 30 * len_bytes.min(4096), "{len_bytes} bytes: {sent} bytes sent");
+    }
+}
+
+#[test]
+fn a_flood_beyond_the_credit_is_dropped_and_delays_a_victim_by_a_frame() {
+    let mut rig = Flooded::new();
+    rig.stores[0].set(|disk| disk.holds = true);
+    (0..128).for_each(|tag| rig.read(0, tag, 4096));
+    for _ in 0..300 {
+        rig.clients[0].poll(rig.now);
+        rig.poll_iohost();
+    }
+    assert_eq!(rig.stores[0].get(|disk| disk.held), 128);
+    let status = rig.export.status();
+    let (session, incarnation) = (status.sessions[0].session, status.incarnation);
+    let (device, mut counter) = (status.devices[0].number, 100_000_u64);
+    rig.check("requests beyond the credit", &mut |rig| {
+        rig.send_heads(|| {
+            counter += 1;
+            let kind = Kind::Request.code();
+            let header = FrameHeader {
+                version: VERSION,
+                kind,
+                session,
+                counter,
+                incarnation,
+                ..FrameHeader::default()
+            };
+            let (slot, sequence) = ((counter % 128) as u16, counter as u32);
+            let body = RequestBody {
+                device,
+                slot,
+                sequence,
+                epoch: 1,
+                len_bytes: 512,
+                ..RequestBody::default()
+            };
+            [header.encode().as_slice(), &body.encode()].concat()
+        });
+    });
+    let counts = rig.export.status().sessions[0].counts.clone();
+    assert!(counts.dropped(Reason::Slot) >= 400, "{counts:?}");
+    assert_eq!(rig.stores[0].get(|disk| disk.held), 128);
+}
+
+#[test]
+fn a_flood_of_garbage_delays_a_victim_by_a_frame() {
+    let mut rig = Flooded::new();
+    let mut number = 0_u64;
+    rig.check("garbage", &mut |rig| {
+        rig.send_heads(|| {
+            number += 1;
+            let bytes = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
+            bytes.iter().copied().cycle().take(1 + number as usize % 80).collect()
+        });
+    });
+    let status = rig.export.status();
+    let dropped: u64 = Reason::ALL.iter().map(|reason| status.strangers.dropped(*reason)).sum();
+    assert!(dropped >= 400, "{dropped}");
+    assert_eq!(status.sessions[1].counts.sessions, 1);
 }

@@ -211,6 +211,36 @@ fn a_client_that_floods_does_not_delay_another_one() {
     }
 }
 
+/// All frames arrive in one queue. What the IOhost does for a flood in one poll is the least that a
+/// victim waits.
+#[test]
+fn a_poll_is_short_while_several_clients_send_and_long_for_one() {
+    for len_bytes in [4096, 16_384] {
+        let (mut rig, devices) = loaded_rig(0, 2);
+        let mut free: Vec<u64> = (0..128).collect();
+        let mut step = |rig: &mut Rig, has_victim: bool| {
+            for tag in free.drain(..) {
+                let read = request(Operation::Read, tag * 16_384, len_bytes);
+                rig.clients[0].client.submit(tag, devices[0], read).unwrap();
+            }
+            if has_victim && rig.clients[1].client.unanswered() == 0 {
+                let read = request(Operation::Read, 0, 4096);
+                rig.clients[1].client.submit(0, devices[1], read).unwrap();
+            }
+            rig.step();
+            rig.clients[1].completed.clear();
+            let count = rig.clients[0].completed.len();
+            free.extend(rig.clients[0].completed.drain(..).map(|(tag, _)| tag));
+            count as u64 * len_bytes
+        };
+        let most = (0..500).map(|_| step(&mut rig, true)).skip(50).max().unwrap();
+        assert!((16 << 10..=48 << 10).contains(&most), "{most} bytes in a poll");
+        rig.run_for(Nanos::from_millis(20));
+        let most = (0..500).map(|_| step(&mut rig, false)).skip(50).max().unwrap();
+        assert!(most >= 96 << 10, "{most} bytes in a poll of one client");
+    }
+}
+
 #[test]
 fn steady_requests_allocate_nothing() {
     for helpers in [0, 2] {

@@ -170,6 +170,10 @@ pub trait Port {
         sealed_by: (u64, &mut S),
     ) -> bool;
 
+    /// The frames of another session follow: a host's engine says so before it sends those of each.
+    #[inline]
+    fn next_session(&mut self) {}
+
     /// Opens a payload of `payload_bytes`, which stands behind `head` in the frame, with the seal's
     /// tag behind it: the engine has compared this with the size of the frame. Until the next call
     /// for another frame, [`message`](Self::message) and [`store`](Self::store) read the opened

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU64;
 use rustix::fs::FallocateFlags;
 use sidecore_memory::{GuestMemory, SharedPages, Words};
 use sidecore_reactor::{EventFd, MakeSignal, Signal};
+use sidecore_units::Nanos;
 
 use super::layout::{self, CLIENT_SLEEPS, Direction, HOST_SLEEPS, Layout};
 use super::ring::{Cursor, Entry};
@@ -16,6 +17,9 @@ use crate::{Buffer, Frame, LinkAddress, LinkError, LinkOptions};
 /// Buffers that are lent before the slots that came back are looked for, while there are others:
 /// the peer has just written the cache line that names them.
 const LENDS_PER_LOOK: usize = 8;
+
+/// A client that has so many frames on their way does not wait for each of them.
+const BUSY_FRAMES: usize = 3;
 
 /// A slot's number in frames and buffers has the channel's place above it.
 const PLACE_SHIFT: u32 = 16;
@@ -56,6 +60,12 @@ pub(super) struct Channel {
     pub is_open: bool,
     /// Frames and buffers that are lent.
     lent: usize,
+    /// The receive of its link that left frames of it behind, if that was its last one.
+    backlog: Option<u32>,
+    /// Until then the peer counts as one that sends.
+    sends_until: Nanos,
+    /// Until then the peer counts as one that has many frames on their way.
+    busy_until: Nanos,
 }
 
 /// The direction towards this side.
@@ -193,6 +203,9 @@ impl Channel {
             doorbell: Doorbell { sleep, event, signal, owed: false },
             is_open: true,
             lent: 0,
+            backlog: None,
+            sends_until: Nanos::ZERO,
+            busy_until: Nanos::ZERO,
         })
     }
 
@@ -244,6 +257,44 @@ impl Channel {
             self.outgoing.reclaim()?;
         }
         Ok(bytes)
+    }
+
+    /// Whether the receive before the one of this number left frames behind.
+    #[inline]
+    pub fn had_backlog(&self) -> bool {
+        self.backlog.is_some()
+    }
+
+    /// Whether this receive has left frames behind already.
+    #[inline]
+    pub fn has_left(&self, receive: u32) -> bool {
+        self.backlog == Some(receive)
+    }
+
+    /// A receive has taken its frames: notes and returns whether it leaves some behind.
+    #[inline]
+    pub fn note_backlog(&mut self, receive: u32) -> bool {
+        let has_more = self.incoming.filled.has_next();
+        self.backlog = has_more.then_some(receive);
+        has_more
+    }
+
+    /// A receive has taken so many frames, at least one. Returns whether the peer has had few of
+    /// them on their way at a time, for as long as `memory`.
+    #[inline]
+    pub fn sends_little(&mut self, now: Nanos, taken: usize, memory: Nanos) -> bool {
+        let more = BUSY_FRAMES.saturating_sub(taken) as u64;
+        if more == 0 || self.incoming.filled.has(more) {
+            self.busy_until = now.after(memory);
+        }
+        self.sends_until = now.after(memory);
+        now >= self.busy_until
+    }
+
+    /// Whether the peer has sent frames a short time ago.
+    #[inline]
+    pub fn sends(&self, now: Nanos) -> bool {
+        now < self.sends_until
     }
 
     /// Takes a frame back; the peer sees it after [`publish_returned`](Self::publish_returned).

@@ -75,6 +75,15 @@ impl Cursor {
         (bits >> ROUND_SHIFT == self.round(self.next)).then_some(Entry::from_bits(bits))
     }
 
+    /// Whether there are so many entries to take, at least one.
+    #[inline]
+    pub fn has(&self, count: u64) -> bool {
+        // They are published in their order.
+        let last = self.next.wrapping_add(count.saturating_sub(1));
+        let bits = self.word(last).map_or(0, |word| word.load(Ordering::Relaxed));
+        bits >> ROUND_SHIFT == self.round(last)
+    }
+
     /// Whether there is an entry to take.
     #[inline]
     pub fn has_next(&self) -> bool {

@@ -5,24 +5,32 @@ use std::collections::VecDeque;
 use sidecore_units::Nanos;
 
 /// Bytes that a session of weight 1 may have executed in a turn, but for its last request's.
-const TURN_BYTES: i64 = 64 << 10;
+const TURN_BYTES: i64 = 8 << 10;
 /// A request counts as so many bytes at least: small ones cost time as well.
-const REQUEST_BYTES: i64 = 4096;
+const REQUEST_BYTES_MIN: i64 = 4096;
+/// A request counts as so many bytes at most: a discard's bytes cost no time.
+const REQUEST_BYTES_MAX: i64 = 64 << 10;
 
 /// The requests of sessions that wait for their turns, by the places of the sessions (deficit
 /// round-robin: Shreedhar and Varghese 1995).
 ///
 /// A session that floods its queue takes what the others leave, and never a part of their share: a
-/// request waits for one turn of each other session, and for those before it in its own.
+/// request waits for one turn of each other session, and for those before it in its own. A session
+/// that had no request for a round comes first with its next one, for one turn (RFC 8290, 4.2).
 #[derive(Debug)]
 pub(crate) struct Turns<T> {
     places: Vec<Place<T>>,
-    /// The places that have requests. The first one has its turn.
+    /// The places that had no request for a round, and have one now.
+    fresh: VecDeque<u16>,
+    /// The other places. The first one has its turn, if none is fresh. One that was fresh and has
+    /// no more requests is here, too, until the round comes to it.
     order: VecDeque<u16>,
     /// The places whose next request is held back by a limit, and until when.
     paused: Vec<(u16, Nanos)>,
-    /// That turn has begun.
+    /// The turn of the first place in the order has begun.
     has_begun: bool,
+    /// Places that have requests and are not paused.
+    waiting: usize,
 }
 
 #[derive(Debug)]
@@ -30,25 +38,45 @@ struct Place<T> {
     weight: u32,
     /// The rest of its turn; zero or less if that is used up.
     credit: i64,
+    /// It is fresh, in the order, or paused.
+    is_listed: bool,
     /// Requests, and the bytes that they concern.
     requests: VecDeque<(u64, T)>,
 }
 
+impl<T> Place<T> {
+    fn new() -> Self {
+        Self { weight: 1, credit: 0, is_listed: false, requests: VecDeque::new() }
+    }
+
+    fn turn_bytes(&self) -> i64 {
+        TURN_BYTES.saturating_mul(self.weight.into())
+    }
+}
+
 impl<T> Turns<T> {
     pub const fn new() -> Self {
-        Self { places: Vec::new(), order: VecDeque::new(), paused: Vec::new(), has_begun: false }
+        Self {
+            places: Vec::new(),
+            fresh: VecDeque::new(),
+            order: VecDeque::new(),
+            paused: Vec::new(),
+            has_begun: false,
+            waiting: 0,
+        }
     }
 
     /// Makes room for the requests of a place, which has this weight from 1.
     pub fn set(&mut self, place: u16, weight: u32, requests: usize) {
         let index = usize::from(place);
         while self.places.len() <= index {
-            self.places.push(Place { weight: 1, credit: 0, requests: VecDeque::new() });
+            self.places.push(Place::new());
         }
         if let Some(place) = self.places.get_mut(index) {
             place.weight = weight.max(1);
             place.requests.reserve(requests);
         }
+        self.fresh.reserve(self.places.len());
         self.order.reserve(self.places.len());
         self.paused.reserve(self.places.len());
     }
@@ -58,20 +86,31 @@ impl<T> Turns<T> {
     pub fn push(&mut self, place: u16, len_bytes: u64, request: T) {
         let Some(found) = self.places.get_mut(usize::from(place)) else { return };
         if found.requests.is_empty() {
-            self.order.push_back(place);
+            self.waiting = self.waiting.saturating_add(1);
+            if !std::mem::replace(&mut found.is_listed, true) {
+                found.credit = found.turn_bytes();
+                self.fresh.push_back(place);
+            }
         }
         found.requests.push_back((len_bytes, request));
     }
 
+    /// The number of places with a request that waits for its turn.
+    #[inline]
+    pub const fn waiting(&self) -> usize {
+        self.waiting
+    }
+
     /// Whether no request waits for its turn.
-    pub fn is_empty(&self) -> bool {
-        self.order.is_empty()
+    #[inline]
+    pub const fn is_empty(&self) -> bool {
+        self.waiting == 0
     }
 
     /// Whether no request is here, also none that a limit holds back.
     #[inline]
     pub fn is_unused(&self) -> bool {
-        self.order.is_empty() && self.paused.is_empty()
+        self.waiting == 0 && self.paused.is_empty()
     }
 
     /// When the next request that a limit holds back may pass.
@@ -83,11 +122,12 @@ impl<T> Turns<T> {
     /// whose session `is_over`.
     #[inline]
     pub fn resume(&mut self, now: Nanos, is_over: impl Fn(u16) -> bool) {
-        let order = &mut self.order;
+        let (order, waiting) = (&mut self.order, &mut self.waiting);
         self.paused.retain(|(place, until)| {
             let is_due = *until <= now || is_over(*place);
             if is_due {
                 order.push_back(*place);
+                *waiting = waiting.saturating_add(1);
             }
             !is_due
         });
@@ -100,38 +140,60 @@ impl<T> Turns<T> {
         &mut self,
         mut pass: impl FnMut(u16, u64, &T) -> Result<(), Nanos>,
     ) -> Option<(u64, T)> {
-        loop {
-            let number = *self.order.front()?;
+        while self.waiting > 0 {
+            let (number, is_fresh) = match self.fresh.front() {
+                Some(number) => (*number, true),
+                None => (*self.order.front()?, false),
+            };
             let place = self.places.get_mut(usize::from(number))?;
-            if !self.has_begun {
-                self.has_begun = true;
-                let share = TURN_BYTES.saturating_mul(place.weight.into());
-                place.credit = place.credit.saturating_add(share);
+            if !is_fresh && !std::mem::replace(&mut self.has_begun, true) {
+                place.credit = place.credit.saturating_add(place.turn_bytes());
             }
+            let Some((len_bytes, request)) = place.requests.front() else {
+                // It was fresh a round ago, and will be with its next request.
+                (place.credit, place.is_listed) = (0, false);
+                self.leave(is_fresh);
+                continue;
+            };
             if place.credit <= 0 {
                 // Its debt is taken off its next turn.
-                self.order.pop_front();
+                self.leave(is_fresh);
                 self.order.push_back(number);
-                self.has_begun = false;
                 continue;
             }
-            let (len_bytes, request) = place.requests.front()?;
             if let Err(until) = pass(number, *len_bytes, request) {
-                self.order.pop_front();
-                self.paused.push((number, until));
                 place.credit = 0;
-                self.has_begun = false;
+                self.leave(is_fresh);
+                self.paused.push((number, until));
+                self.waiting = self.waiting.saturating_sub(1);
                 continue;
             }
             let (len_bytes, request) = place.requests.pop_front()?;
             let cost = i64::try_from(len_bytes).unwrap_or(i64::MAX);
-            place.credit = place.credit.saturating_sub(cost.clamp(REQUEST_BYTES, TURN_BYTES));
+            let cost = cost.clamp(REQUEST_BYTES_MIN, REQUEST_BYTES_MAX);
+            place.credit = place.credit.saturating_sub(cost);
             if place.requests.is_empty() {
                 place.credit = 0;
-                self.order.pop_front();
-                self.has_begun = false;
+                place.is_listed = is_fresh;
+                self.waiting = self.waiting.saturating_sub(1);
+                self.leave(is_fresh);
+                if is_fresh {
+                    self.order.push_back(number);
+                }
             }
             return Some((len_bytes, request));
+        }
+        None
+    }
+
+    /// Takes the place whose turn it is out of its list.
+    #[inline]
+    fn leave(&mut self, is_fresh: bool) {
+        if is_fresh {
+            self.fresh.pop_front();
+        } else {
+            self.order.pop_front();
+            self.has_begun = false;
         }
     }
 }
@@ -221,7 +283,8 @@ mod tests {
                 turns.push(place, size, place);
                 before += 1;
             }
-            assert!(before <= 7 * TURN_BYTES / REQUEST_BYTES, "{before} others came first");
+            let turn = TURN_BYTES / REQUEST_BYTES_MIN;
+            assert!(before <= 7 * turn, "{before} others came first");
         }
     }
 

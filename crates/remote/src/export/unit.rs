@@ -1,5 +1,7 @@
 //! The unit that polls a queue of a link and serves the clients behind it.
 
+mod execution;
+
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,10 +15,11 @@ use sidecore_vrio::wire::DeviceEntry;
 use sidecore_vrio::{Execute, Host, HostOptions, Member, VrioStats};
 
 use super::entry::entry;
-use super::executor::{Done, Job};
+use super::executor::Done;
 use super::executors::Executors;
 use super::helper::HelperEnd;
-use super::slots::{DataAt, SlotBuffers};
+use super::sharing::Sharing;
+use super::slots::SlotBuffers;
 use super::steering::{Assigned, Load};
 use super::tenure::{Holder, Tenure};
 use super::turns::Turns;
@@ -79,6 +82,7 @@ pub struct Export<H: HostHandshake> {
     pub(super) devices: Vec<Option<Device>>,
     pub(super) executors: Executors,
     turns: Turns<Execute>,
+    sharing: Sharing,
     /// The limits of clients, by places.
     limits: Vec<Option<Arc<ClientLimits>>>,
     done: Vec<Done>,
@@ -112,6 +116,7 @@ impl<H: HostHandshake> Export<H> {
             ..options.server
         };
         let options = HostOptions { server, station: Peers::station, ..options };
+        let sharing = Sharing::new(link.properties().batch_frames);
         Ok(Self {
             port: LinkPort::new(link, SlotBuffers::default()),
             host: Host::new(options, handshake, Arc::clone(&stats)),
@@ -121,6 +126,7 @@ impl<H: HostHandshake> Export<H> {
             devices: Vec::new(),
             executors: Executors::new(core, load, options.server.neglected)?,
             turns: Turns::new(),
+            sharing,
             limits: Vec::new(),
             done: Vec::new(),
             closed: Vec::new(),
@@ -216,6 +222,7 @@ impl<H: HostHandshake> Export<H> {
     fn set_shares(&mut self, places: &[(u8, u16, Arc<VrioStats>)], share: &ClientShare) {
         let slots = self.options.server.slots;
         for (_, place, _) in places {
+            self.sharing.add(*place);
             self.turns.set(*place, share.weight, slots.into());
             self.host.set_slot_limit(self.now, *place, share.slots.clamp(1, slots.max(1)));
             let index = usize::from(*place);
@@ -398,66 +405,11 @@ impl<H: HostHandshake> Export<H> {
             && self.leaving.is_empty()
     }
 
-    /// Whether a session has no limits and there is no other one whose requests wait: then it needs
-    /// no turns.
-    #[inline]
-    fn is_alone(&self, session: u16) -> bool {
-        let is_free = !matches!(self.limits.get(usize::from(session)), Some(Some(_)));
-        is_free && self.turns.is_unused() && !self.host.has_others(session)
-    }
-
     /// Ends a request.
     #[inline]
     fn end(&mut self, ticket: u64, result: Result<(), BlockError>) {
         self.host.complete(ticket, result);
         self.port.data.end(Execute::place_of(ticket));
-    }
-
-    /// Gives a request to the store of its device.
-    #[inline]
-    fn execute(&mut self, now: Nanos, execute: Execute) {
-        let Execute { ticket, place, device: number, attached_at, request } = execute;
-        let device = self.devices.get_mut(usize::from(number)).and_then(Option::as_mut);
-        let data = self.port.data.at(place);
-        let (Some(device), Some((memory, data))) =
-            (device.filter(|device| device.removed.is_none()), data)
-        else {
-            self.end(ticket, Err(BlockError::EIO));
-            return;
-        };
-        let session = (place >> 16) as u16;
-        // The client's next session waits for this request, and sends it again.
-        let is_owners = device.tenure.serves(attached_at, request.operation);
-        if is_over(&self.host, session) || !is_owners {
-            self.end(ticket, Err(BlockError::EIO));
-            return;
-        }
-        let is_first = device.assigned.in_flight == 0;
-        if !device.held.is_empty() || (!is_first && device.place != session) {
-            device.held.push(execute);
-            return;
-        }
-        if is_first && !device.tenure.take(self.holder) {
-            device.held.push(execute);
-            self.waiting.push(number);
-            return;
-        }
-        device.place = session;
-        let (memory, data, is_lent) = match data {
-            DataAt::Buffer(data) => (memory, data, false),
-            DataAt::Frame(data) => (self.port.memory(), data, true),
-        };
-        let job = Job {
-            ticket,
-            data,
-            is_lent,
-            operation: request.operation,
-            offset_bytes: request.offset_bytes,
-            len_bytes: request.len_bytes,
-            fua: request.fua || device.writes_through,
-        };
-        let device = (number, &mut device.assigned);
-        self.executors.take(now, device, (memory, job), &mut self.done);
     }
 
     /// Takes back what the stores have ended. Returns the number of requests.
@@ -578,42 +530,17 @@ impl<H: HostHandshake + 'static> Pollable for Export<H> {
             if frames == 0 && work == 0 && self.is_quiet(now) {
                 return Polled::Quiet;
             }
-            let mut budget = Budget::new(budget);
-            while let Some(execute) = self.host.next_execute() {
-                work = work.saturating_add(1);
-                self.port.data.claim(execute.place);
-                let session = (execute.place >> 16) as u16;
-                let len_bytes = execute.request.len_bytes;
-                if self.is_alone(session) && budget.take() {
-                    budget.spend_bytes(len_bytes);
-                    self.execute(now, execute);
-                } else {
-                    self.turns.push(session, len_bytes, execute);
-                }
-            }
-            let host = &self.host;
-            self.turns.resume(now, |place| is_over(host, place));
-            while !self.turns.is_empty() && budget.take() {
-                let (limits, host) = (&self.limits, &self.host);
-                let next = self.turns.pop(|place, len_bytes, execute| {
-                    match limits.get(usize::from(place)) {
-                        Some(Some(limits)) if !is_over(host, place) => {
-                            limits.pass(now, execute.request.operation, len_bytes)
-                        }
-                        _ => Ok(()),
-                    }
-                });
-                let Some((len_bytes, execute)) = next else { break };
-                budget.spend_bytes(len_bytes);
-                self.execute(now, execute);
-            }
+            work = work.saturating_add(self.execute_all(now, Budget::new(budget)));
         }
         if !self.waiting.is_empty() {
             self.try_waiting(now);
         }
         work = work.saturating_add(self.complete(now));
+        self.port.share(self.sharing.share_bytes(now));
         self.host.poll(now, &mut self.port);
         self.port.flush(now);
+        // A session that has more to send is no reason to sleep.
+        work = work.saturating_add(usize::from(self.port.is_paused()));
         // After the answers, which clients wait for.
         self.port.give_back();
         if !self.leaving.is_empty() {
@@ -636,7 +563,8 @@ impl<H: HostHandshake + 'static> Pollable for Export<H> {
     }
 
     fn arm(&mut self) -> Arm {
-        if !(self.turns.is_empty() && self.done.is_empty() && self.waiting.is_empty()) {
+        let is_waited_for = self.port.is_paused() || !self.waiting.is_empty();
+        if is_waited_for || !(self.turns.is_empty() && self.done.is_empty()) {
             return Arm::CannotSleep;
         }
         match self.executors.arm() {

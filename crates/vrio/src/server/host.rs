@@ -537,6 +537,7 @@ impl<H: HostHandshake> Host<H> {
         for _ in 0..self.active.len() {
             let Some(number) = self.active.pop_front() else { return };
             self.begin(now, number);
+            port.next_session();
             let has_room = self.welcome(number, port)
                 && self
                     .places
