@@ -100,10 +100,16 @@ impl Domain {
         while self.serial.read_line(&mut line).is_ok_and(|read| read > 0) {
             line.clear();
         }
-        let state = output_of("virsh", &["--quiet", "domstate", NAME])?;
-        if state != "shut off" {
+        let is_off = || -> Result<bool> {
+            Ok(output_of("virsh", &["--quiet", "domstate", NAME])? == "shut off")
+        };
+        if !is_off()? {
             // A kernel without ACPI cannot switch its machine off.
-            output_of("virsh", &["--quiet", "destroy", NAME]).with_context(|| place.log())?;
+            let destroyed = output_of("virsh", &["--quiet", "destroy", NAME]);
+            // It may have ended meanwhile by itself.
+            if !is_off()? {
+                destroyed.with_context(|| place.log())?;
+            }
         }
         output_of("virsh", &["--quiet", "undefine", NAME])?;
         Ok(())
