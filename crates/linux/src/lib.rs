@@ -70,8 +70,8 @@ pub use pin::pin_memory;
 pub use service_manager::{EnvironmentError, KeptDescriptor, ServiceManager, take_kept};
 pub use tap::{Tap, TapMonitor, TapOffloads, TapState};
 pub use ublk::{
-    IoDescriptor, IoResult, UblkControl, UblkError, UblkInfo, UblkParameters, UblkQueue, UblkState,
-    open_ublk_device, prepare_ublk_memory, ublk_flag, ublk_memory_prepared,
+    IoDescriptor, IoResult, UblkControl, UblkError, UblkInfo, UblkParameters, UblkPartitions,
+    UblkQueue, UblkState, open_ublk_device, prepare_ublk_memory, ublk_flag, ublk_memory_prepared,
 };
 pub use whole_file::replace_file;
 pub use xdp_socket::{

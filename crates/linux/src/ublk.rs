@@ -6,10 +6,12 @@
 
 mod control;
 mod memory;
+mod partitions;
 mod queue;
 mod wire;
 
 pub use control::{UblkControl, UblkError};
 pub use memory::{prepare_ublk_memory, ublk_memory_prepared};
+pub use partitions::UblkPartitions;
 pub use queue::{IoResult, UblkQueue, open_ublk_device};
 pub use wire::{IoDescriptor, UblkInfo, UblkParameters, UblkState, ublk_flag};

@@ -355,6 +355,64 @@ order_remote() {
     done
 }
 
+# A device whose store holds each request back for so many microseconds.
+configure_slow() {
+    mkdir -p /run/slow
+    truncate -s 64M /run/slow.img
+    cat >/run/slow.toml <<EOF
+control_socket = "/run/slow/control.sock"
+key_directory = "/run/slow/keys"
+
+[[sidecore]]
+name = "sc0"
+
+[[store]]
+name = "file"
+type = "file"
+path = "/run/slow.img"
+direct = false
+
+[[store.stage]]
+type = "delay"
+delay_us = $1
+
+[[device]]
+name = "slow"
+front_end = "ublk"
+number = 2
+store = "file"
+EOF
+}
+
+is_slow_running() {
+    sidecore --socket /run/slow/control.sock list 2>/dev/null | grep -q "^slow *running"
+}
+
+# Whether a process has ended, with all of its threads.
+has_exited() {
+    [ "$(ls "/proc/$1/task" 2>/dev/null | wc -l)" -le 1 ] && ! grep -q "^State:[[:space:]]*[RSD]" "/proc/$1/status" 2>/dev/null
+}
+
+# slow: kills a daemon that has shown a device, whose store answers no read for a minute.
+order_slow() {
+    configure_slow 60000000
+    start_one slow
+    slow=$!
+    until_so 300 test -e /sys/block/ublkb2 || fail "no device: $(tail -n 4 /run/slow.log | tr '\n' ' ')"
+    kill -9 "$slow"
+    until_so 100 has_exited "$slow" || fail "the killed daemon does not end: $(cat /proc/$slow/task/*/wchan)"
+    wait "$slow" 2>/dev/null
+    value state ended
+    configure_slow 0
+    start_one slow
+    slow=$!
+    until_so 300 is_slow_running || fail "the device is not recovered: $(tail -n 4 /run/slow.log | tr '\n' ' ')"
+    must dd if=/dev/ublkb2 of=/dev/null bs=1M count=4
+    must sidecore --socket /run/slow/control.sock device remove slow
+    kill "$slow"
+    wait "$slow"
+}
+
 mkdir -p /run
 mount -t tmpfs -o size=500m tmpfs /run
 configure

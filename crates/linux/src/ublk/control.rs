@@ -9,6 +9,7 @@ use io_uring::squeue::Entry128;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
 
+use super::partitions::UblkPartitions;
 use super::wire::{self, Argument, RawParameters, UblkInfo, UblkParameters, ublk_flag};
 
 const DEVICE: &str = "/dev/ublk-control";
@@ -104,6 +105,18 @@ impl UblkControl {
     #[must_use]
     pub fn queues_max(&self) -> u16 {
         queues_max(self.features)
+    }
+
+    /// How a start of a device is to read its partitions.
+    ///
+    /// Linux before 6.19 reads them within START_DEV, with the device's mutex held, which every
+    /// other command takes. If the server is killed meanwhile, the read waits for the next server,
+    /// whose recovery waits for the mutex: neither ends, nor does the killed process, which holds
+    /// its files. ("ublk: scan partition in async way", Ming Lei, December 2025. The flag is of
+    /// Linux 7.0, the first one by which such kernels can be recognized.)
+    #[must_use]
+    pub fn partitions(&self) -> UblkPartitions {
+        partitions(self.features)
     }
 
     /// The device of this number; `None` if there is none.
@@ -274,6 +287,14 @@ fn queues_max(features: u64) -> u16 {
     if features & ublk_flag::QUIESCE == 0 { 1 } else { u16::MAX }
 }
 
+fn partitions(features: u64) -> UblkPartitions {
+    if features & ublk_flag::NO_AUTO_PART_SCAN == 0 {
+        UblkPartitions::NotRead
+    } else {
+        UblkPartitions::Read
+    }
+}
+
 fn own_pid() -> i32 {
     i32::try_from(std::process::id()).unwrap_or(0)
 }
@@ -287,6 +308,13 @@ mod tests {
         // The features of Linux 6.12 and of 6.16.
         assert_eq!(queues_max(0x3ff), 1);
         assert_eq!(queues_max(0x3fff), u16::MAX);
+    }
+
+    #[test]
+    fn kernels_that_read_partitions_with_the_mutex_held_read_none() {
+        // The features of Linux 6.12 and of 7.0.
+        assert_eq!(partitions(0x3ff), UblkPartitions::NotRead);
+        assert_eq!(partitions(0x7_ffff), UblkPartitions::Read);
     }
 
     #[test]

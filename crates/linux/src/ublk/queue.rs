@@ -11,6 +11,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, SharedPages};
 use sidecore_units::PAGE_BYTES;
 
+use super::partitions::UblkPartitions;
 use super::wire::{self, COMMIT_AND_FETCH_REQ, DEPTH_MAX, FETCH_REQ, IoDescriptor};
 use crate::file::ring::{Completion, FILE, Ring};
 
@@ -58,6 +59,7 @@ impl UblkQueue {
         index: u16,
         depth: u16,
         io_bytes_max: u32,
+        partitions: UblkPartitions,
     ) -> io::Result<Self> {
         let buffer_bytes = (io_bytes_max as usize).next_multiple_of(PAGE_BYTES as usize);
         let buffers = SharedPages::new("ublk", buffer_bytes * usize::from(depth).max(1))?;
@@ -77,7 +79,9 @@ impl UblkQueue {
         for tag in 0..depth {
             queue.push(FETCH_REQ, tag, 0);
         }
-        queue.ring.turn();
+        partitions.fetch(|| {
+            queue.ring.turn();
+        })?;
         Ok(queue)
     }
 

@@ -12,6 +12,8 @@ pub mod ublk_flag {
     pub const UPDATE_SIZE: u64 = 1 << 10;
     /// A server can have a device wait for the next one (Linux 6.16).
     pub const QUIESCE: u64 = 1 << 12;
+    /// A server can have the kernel read no partitions (Linux 7.0).
+    pub const NO_AUTO_PART_SCAN: u64 = 1 << 18;
 }
 
 /// `_IOC` of the kernel: direction, size of the argument, type `u`, number.

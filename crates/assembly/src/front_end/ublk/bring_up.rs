@@ -113,7 +113,7 @@ fn make(
     let result = control
         .set_parameters(own.number, parameters(device, &geometry, info.io_bytes_max))
         .map_err(|error| error.to_string())
-        .and_then(|()| start_queues(device, &info, geometry, store))
+        .and_then(|()| start_queues(device, control, &info, geometry, store))
         .and_then(|()| {
             control.start(own.number, &|| device.ends()).map_err(|error| error.to_string())
         });
@@ -160,7 +160,7 @@ fn recover(
     };
     fits(&shown, store, device)?;
     begin_recovery(device, control)?;
-    start_queues(device, info, geometry, store)?;
+    start_queues(device, control, info, geometry, store)?;
     control.end_recovery(number, &|| device.ends()).map_err(|error| error.to_string())?;
     *lock(&device.geometry) = geometry;
     show(device, "recovered");
@@ -228,11 +228,13 @@ fn while_busy<T, E>(
 
 fn start_queues(
     device: &Arc<Device>,
+    control: &UblkControl,
     info: &UblkInfo,
     geometry: Geometry,
     store: &Arc<dyn BlockDevice>,
 ) -> Result<(), String> {
     let (depth, io_bytes_max) = (info.depth, info.io_bytes_max);
+    let partitions = control.partitions();
     device.made_queues.store(info.queues, Ordering::Relaxed);
     let number = device.own.number;
     let open = || open_ublk_device(number);
@@ -264,7 +266,7 @@ fn start_queues(
         let store = Arc::clone(store);
         let file = opened.try_clone().map_err(|error| error.to_string())?;
         let started = sidecore.start(move |core| {
-            let queue = UblkQueue::new(file.as_fd(), index, depth, io_bytes_max)?;
+            let queue = UblkQueue::new(file.as_fd(), index, depth, io_bytes_max, partitions)?;
             let channel = store.open_channel(core, usize::from(depth))?;
             UblkUnit::new(queue, channel, options)
         });
