@@ -156,8 +156,9 @@ pub fn run(workspace: &Workspace) -> Result<()> {
                 Step::DmCrypt,
                 Step::Libvirt,
                 Step::Ublk,
+                Step::Foreign,
             ],
-            &[Step::Fuzz, Step::Foreign],
+            &[Step::Fuzz],
         ],
     )?;
     steps.step("tiny benches", "run one alone: cargo xtask bench local-block --tiny", || {
