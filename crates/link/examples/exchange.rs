@@ -82,7 +82,13 @@ impl Bare {
         let found = socket.interface(interface).unwrap();
         let (receive, transmit) =
             (PacketRing::new(SLOT_BYTES, 256), PacketRing::new(SLOT_BYTES, 256));
-        let setup = PacketSetup { receive, transmit, reserve_bytes: 0, bypass_qdisc: true };
+        let setup = PacketSetup {
+            receive,
+            transmit,
+            reserve_bytes: 0,
+            bypass_qdisc: true,
+            has_virtio_headers: false,
+        };
         let memory = socket.set_up(&setup).unwrap();
         let bytes = usize::try_from(memory.len_bytes()).unwrap();
         let words = Words::in_bytes(&memory, UserAddress(0), bytes, 4).unwrap();

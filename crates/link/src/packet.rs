@@ -3,7 +3,6 @@
 mod fake_header;
 mod offload;
 mod receiving;
-mod ring;
 mod stations;
 mod transmitting;
 
@@ -14,7 +13,7 @@ use std::sync::Arc;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
-use sidecore_linux::{FrameFilter, FrameShare, PacketRing, PacketSetup, PacketSocket};
+use sidecore_linux::{FrameFilter, FrameShare, PacketRing, PacketSetup, PacketSlots, PacketSocket};
 use sidecore_memory::GuestMemory;
 use sidecore_reactor::Arm;
 use sidecore_units::Nanos;
@@ -29,7 +28,6 @@ use crate::{
 pub use fake_header::{Contents, FAKE_HEADER_BYTES, FakeHeader, OFFLOAD_BYTES_MAX};
 use offload::Offload;
 use receiving::{Arrival, Receiving};
-use ring::Ring;
 use transmitting::Transmitting;
 
 const ETHERNET_BYTES: u32 = 14;
@@ -111,14 +109,15 @@ impl PacketLink {
             transmit,
             reserve_bytes: as_u32(shape.frame_at.saturating_sub(LEAD_BYTES)),
             bypass_qdisc: options.bypass_qdisc,
+            has_virtio_headers: false,
         };
         let mut memory = socket
             .set_up(&setup)
             .map_err(LinkError::kernel("make the rings of a packet socket"))?;
         let address = EthernetAddress(interface.address);
-        let ring = Ring::new(&memory, receive.len_bytes(), &transmit)?;
+        let ring = slots(&memory, receive.len_bytes(), &transmit)?;
         let transmitting = Transmitting::new(ring, frame_at, frame_len, address, options.ethertype);
-        let receiving = Receiving::new(Ring::new(&memory, 0, &receive)?, slot_bytes, frame_len);
+        let receiving = Receiving::new(slots(&memory, 0, &receive)?, slot_bytes, frame_len);
         let mut offload = None;
         if options.offload {
             let options = PacketOptions { link, ..options.clone() };
@@ -320,6 +319,11 @@ impl PacketLink {
             self.take_error();
         }
     }
+}
+
+/// The ring that begins at this place of the socket's memory.
+fn slots(memory: &GuestMemory, at: u64, shape: &PacketRing) -> Result<PacketSlots, LinkError> {
+    PacketSlots::new(memory, at, shape).map_err(LinkError::kernel("map a packet ring"))
 }
 
 /// Numbers that the options bound.

@@ -38,6 +38,7 @@ mod held_signals;
 mod host_file;
 mod memory_file;
 mod offload_socket;
+mod packet_slots;
 mod packet_socket;
 mod peer_event;
 mod pin;
@@ -62,8 +63,10 @@ pub use host_file::{
 };
 pub use memory_file::{MemoryFile, boot_id};
 pub use offload_socket::{OFFLOAD_PLACES_MAX, OffloadSocket};
+pub use packet_slots::{PacketHeader, PacketSlots, packet_slot};
 pub use packet_socket::{
     FrameFilter, FrameShare, Interface, OffloadFilter, PacketRing, PacketSetup, PacketSocket,
+    VIRTIO_HEADER_BYTES,
 };
 pub use peer_event::peer_event;
 pub use pin::pin_memory;

@@ -97,7 +97,13 @@ pub struct PacketSetup {
     /// Frames go to the driver's queue at once, and not through the interface's queueing discipline
     /// (`PACKET_QDISC_BYPASS`).
     pub bypass_qdisc: bool,
+    /// Each frame has a `struct virtio_net_hdr` of [`VIRTIO_HEADER_BYTES`] in front, in both
+    /// directions (`PACKET_VNET_HDR`).
+    pub has_virtio_headers: bool,
 }
+
+/// Size of the virtio header of a packet socket's frames.
+pub const VIRTIO_HEADER_BYTES: usize = 10;
 
 /// The frames that a socket receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -227,6 +233,9 @@ impl PacketSocket {
         if setup.bypass_qdisc {
             self.set(libc::PACKET_QDISC_BYPASS, &yes)?;
         }
+        if setup.has_virtio_headers {
+            self.set(libc::PACKET_VNET_HDR, &yes)?;
+        }
         self.set(libc::PACKET_RX_RING, &setup.receive.request())?;
         self.set(libc::PACKET_TX_RING, &setup.transmit.request())?;
         // All frames of the ring are accounted to the socket; four times that, so that it is
@@ -280,6 +289,25 @@ impl PacketSocket {
     pub fn bind(&self, interface: &Interface, filter: &FrameFilter) -> io::Result<()> {
         self.attach(&own_frames(filter))?;
         self.bind_to(interface, filter.ethertype)
+    }
+
+    /// Receives, from now on, all frames that arrive at the interface, for any station
+    /// (`PACKET_MR_PROMISC`), and none that this host sends.
+    ///
+    /// # Errors
+    /// The interface is gone.
+    pub fn bind_to_all(&self, interface: &Interface) -> io::Result<()> {
+        let yes: libc::c_int = 1;
+        self.set(libc::PACKET_IGNORE_OUTGOING, &yes)?;
+        let index = i32::try_from(interface.index).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let membership = libc::packet_mreq {
+            mr_ifindex: index,
+            mr_type: libc::PACKET_MR_PROMISC as u16,
+            mr_alen: 0,
+            mr_address: [0; 8],
+        };
+        self.set(libc::PACKET_ADD_MEMBERSHIP, &membership)?;
+        self.bind_to(interface, libc::ETH_P_ALL as u16)
     }
 
     fn bind_to(&self, interface: &Interface, ethertype: u16) -> io::Result<()> {

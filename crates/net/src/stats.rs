@@ -50,6 +50,9 @@ macro_rules! reasons {
             pub in_frames: Counter = "in_frames_total",
             /// Bytes in these frames, without virtio headers and check sequences.
             pub in_octets: Counter = "in_octets_total",
+            /// Frames from the station that the host's kernel had no room for. They are not among
+            /// the others.
+            pub in_losses: Counter = "in_losses_total",
             /// Frames from the station for a group of stations.
             pub in_group: Counter = "in_group_frames_total",
             /// Copies of frames from the station that were made for other ports: one of most

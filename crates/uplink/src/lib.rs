@@ -1,6 +1,7 @@
 //! Ports of a switch to the rest of the network: interfaces of this host's kernel.
 //!
 //! * [`TapQueue`]: a TAP interface, behind which is the kernel itself.
+//! * [`PacketQueue`]: an Ethernet interface, behind which is a network.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),
@@ -16,7 +17,9 @@
 )]
 
 mod looks;
+mod packet;
 mod room;
 mod tap;
 
+pub use packet::PacketQueue;
 pub use tap::{TapOptions, TapQueue};

@@ -3,7 +3,8 @@
 use std::io;
 
 use sidecore_linux::{
-    FrameShare, Interface, OFFLOAD_PLACES_MAX, OffloadFilter, OffloadSocket, PacketRing, Place,
+    FrameShare, Interface, OFFLOAD_PLACES_MAX, OffloadFilter, OffloadSocket, PacketRing,
+    PacketSlots, Place, packet_slot,
 };
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 use sidecore_units::Nanos;
@@ -13,7 +14,6 @@ use super::fake_header::{
     SOURCE,
 };
 use super::receiving::Arrival;
-use super::ring::{Ring, USER, VLAN_NUMBER, VLAN_VALID};
 use super::stations::{MESSAGE_BYTES, Message, MessageKind, Stations};
 use super::{ETHERNET_BYTES, PacketOptions};
 use crate::frame::Piece;
@@ -77,7 +77,7 @@ impl Run {
 #[derive(Debug)]
 pub(super) struct Offload {
     socket: OffloadSocket,
-    ring: Ring,
+    ring: PacketSlots,
     next: usize,
     /// Frames of the slot of this number that are lent, or still to be lent.
     frames: Box<[u16]>,
@@ -139,7 +139,7 @@ impl Offload {
         let bytes = usize::try_from(all.len_bytes()).unwrap_or(usize::MAX);
         let too_much = || LinkError::TooMuchMemory { bytes };
         let _ = u32::try_from(all.len_bytes()).map_err(|_| too_much())?;
-        let ring = Ring::new(socket.received(), 0, &shape)?;
+        let ring = super::slots(socket.received(), 0, &shape)?;
         let mtu_bytes = usize::try_from(interface.mtu_bytes).unwrap_or(usize::MAX);
         let frame_bytes = options.link.frame_bytes;
         let offload = Self {
@@ -298,7 +298,8 @@ impl Offload {
     }
 
     fn has_packet(&self) -> bool {
-        self.frames.get(self.next) == Some(&0) && self.ring.status(self.next) & USER != 0
+        self.frames.get(self.next) == Some(&0)
+            && self.ring.status(self.next) & packet_slot::USER != 0
     }
 
     /// When the next packet arrived, by the kernel's clock, if it is not being taken already.
@@ -380,7 +381,9 @@ impl Offload {
         let Some(after_bytes) = size.checked_sub(HEADERS_BYTES).filter(|_| is_inside) else {
             return Err(Arrival::Malformed);
         };
-        if self.ring.status(slot) & VLAN_VALID != 0 && header.vlan_tag & VLAN_NUMBER != 0 {
+        if self.ring.status(slot) & packet_slot::VLAN_VALID != 0
+            && header.vlan_tag & packet_slot::VLAN_NUMBER != 0
+        {
             return Err(Arrival::Foreign);
         }
         let start = self.base.saturating_add(self.ring.start(slot)).saturating_add(mac_at);

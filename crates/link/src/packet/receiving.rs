@@ -1,15 +1,15 @@
 //! The receive ring: filled by the kernel in order, given back in any.
 
+use sidecore_linux::{PacketSlots, packet_slot};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 
 use super::ETHERNET_BYTES;
-use super::ring::{Ring, USER, VLAN_NUMBER, VLAN_VALID};
 use crate::EthernetAddress;
 use crate::frame::Piece;
 
 #[derive(Debug)]
 pub(super) struct Receiving {
-    ring: Ring,
+    ring: PacketSlots,
     next: usize,
     /// Whether the slot of this number is lent.
     lent: Box<[bool]>,
@@ -33,7 +33,7 @@ pub(super) enum Arrival {
 }
 
 impl Receiving {
-    pub fn new(ring: Ring, slot_bytes: u32, frame_bytes: u32) -> Self {
+    pub fn new(ring: PacketSlots, slot_bytes: u32, frame_bytes: u32) -> Self {
         let lent = vec![false; ring.slots()].into();
         Self { ring, next: 0, lent, slot_bytes, frame_bytes }
     }
@@ -46,7 +46,7 @@ impl Receiving {
     pub fn has_next(&self) -> bool {
         // A slot that is still lent since the last round looks as if it were full again.
         self.lent.get(self.next).is_some_and(|lent| !lent)
-            && self.ring.status(self.next) & USER != 0
+            && self.ring.status(self.next) & packet_slot::USER != 0
     }
 
     /// When the next arrival came, by the kernel's clock.
@@ -97,7 +97,9 @@ impl Receiving {
         if len_bytes > self.frame_bytes {
             return Arrival::Truncated;
         }
-        if self.ring.status(slot) & VLAN_VALID != 0 && header.vlan_tag & VLAN_NUMBER != 0 {
+        if self.ring.status(slot) & packet_slot::VLAN_VALID != 0
+            && header.vlan_tag & packet_slot::VLAN_NUMBER != 0
+        {
             return Arrival::Foreign;
         }
         let start = self.ring.start(slot).saturating_add(u32::from(header.mac_at));

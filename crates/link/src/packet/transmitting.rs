@@ -6,16 +6,16 @@
 
 use std::collections::VecDeque;
 
+use sidecore_linux::{PacketSlots, packet_slot};
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 
 use super::ETHERNET_BYTES;
-use super::ring::{Ring, SEND_REQUEST};
 use crate::frame::{Piece, Pieces};
 use crate::{Buffer, EthernetAddress};
 
 #[derive(Debug)]
 pub(super) struct Transmitting {
-    ring: Ring,
+    ring: PacketSlots,
     /// From the start of a slot to the frame, behind the Ethernet header.
     frame_at: u32,
     frame_bytes: u32,
@@ -44,7 +44,7 @@ pub(super) struct Transmitting {
 
 impl Transmitting {
     pub fn new(
-        ring: Ring,
+        ring: PacketSlots,
         frame_at: u32,
         frame_bytes: u32,
         own: EthernetAddress,
@@ -294,7 +294,7 @@ impl Transmitting {
     pub fn reap(&mut self, mut visit: impl FnMut(u32)) {
         while self.taken != self.submitted {
             let slot = self.slot_of(self.taken);
-            if self.ring.status(slot) & SEND_REQUEST != 0 {
+            if self.ring.status(slot) & packet_slot::SEND_REQUEST != 0 {
                 break;
             }
             self.taken = self.taken.wrapping_add(1);

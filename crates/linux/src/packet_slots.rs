@@ -1,12 +1,12 @@
 //! The slots of a packet socket's ring, whose headers the kernel and this process share
 //! (`struct tpacket2_hdr`).
 
+use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use sidecore_linux::PacketRing;
 use sidecore_memory::{GuestMemory, UserAddress, Words};
 
-use crate::LinkError;
+use crate::PacketRing;
 
 const STATUS: usize = 0;
 const LEN: usize = 4;
@@ -19,56 +19,67 @@ const NANOSECONDS: usize = 20;
 /// VLAN tag and its protocol, 16 bits each.
 const VLAN: usize = 24;
 
-/// VLAN number 0 marks a priority, and no VLAN.
-pub(super) const VLAN_NUMBER: u16 = 0xfff;
-
-/// Receive: the frame is ours.
-pub(super) const USER: u32 = 1;
-/// Receive: the VLAN tag is valid.
-pub(super) const VLAN_VALID: u32 = 1 << 4;
-/// Transmit: the kernel is to send the frame.
-pub(super) const SEND_REQUEST: u32 = 1;
-/// Transmit: the kernel sends the frame.
-pub(super) const SENDING: u32 = 1 << 1;
+/// States of a slot of a packet socket's ring.
+pub mod packet_slot {
+    /// Receive: the frame is ours.
+    pub const USER: u32 = 1;
+    /// Receive: the VLAN tag is valid.
+    pub const VLAN_VALID: u32 = 1 << 4;
+    /// Receive: the protocol of the VLAN tag is valid.
+    pub const VLAN_PROTOCOL_VALID: u32 = 1 << 6;
+    /// Transmit: the kernel is to send the frame.
+    pub const SEND_REQUEST: u32 = 1;
+    /// Transmit: the kernel sends the frame.
+    pub const SENDING: u32 = 1 << 1;
+    /// The part of a VLAN tag that is the VLAN; 0 marks a priority, and no VLAN.
+    pub const VLAN_NUMBER: u16 = 0xfff;
+}
 
 /// The header of a slot, as the kernel has filled it in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Header {
+pub struct PacketHeader {
     /// Bytes of the frame.
     pub len_bytes: u32,
     /// Bytes of it that are in the slot.
     pub snap_bytes: u32,
     /// From the start of the slot to the frame.
     pub mac_at: u16,
+    /// The tag that the kernel has taken out of the frame, if the slot's state says so.
     pub vlan_tag: u16,
+    /// Its protocol, if the slot's state says so.
+    pub vlan_protocol: u16,
 }
 
-/// One ring.
+/// The slots of one ring, receive or transmit. A slot that does not exist reads as zeros.
 #[derive(Debug)]
-pub(super) struct Ring {
+pub struct PacketSlots {
     words: Words<AtomicU32>,
     /// Where each slot begins, in the memory of both rings.
     starts: Box<[u32]>,
 }
 
-impl Ring {
+impl PacketSlots {
     /// The ring that begins at this place of the socket's memory.
-    pub fn new(memory: &GuestMemory, at: u64, shape: &PacketRing) -> Result<Self, LinkError> {
+    ///
+    /// # Errors
+    /// The memory is not the socket's, or too large.
+    pub fn new(memory: &GuestMemory, at: u64, shape: &PacketRing) -> io::Result<Self> {
         let bytes = usize::try_from(memory.len_bytes()).unwrap_or(usize::MAX);
-        let words =
-            Words::in_bytes(memory, UserAddress(0), bytes, size_of::<u32>()).map_err(|error| {
-                LinkError::Kernel { step: "map a packet ring", error: std::io::Error::other(error) }
-            })?;
+        let words = Words::in_bytes(memory, UserAddress(0), bytes, size_of::<u32>())
+            .map_err(io::Error::other)?;
         let start = |slot| u32::try_from(at.saturating_add(shape.slot_at(slot))).ok();
         let starts: Option<_> = (0..shape.slots()).map(start).collect();
-        Ok(Self { words, starts: starts.ok_or(LinkError::TooMuchMemory { bytes })? })
+        Ok(Self { words, starts: starts.ok_or(io::ErrorKind::OutOfMemory)? })
     }
 
+    /// The number of slots.
+    #[must_use]
     pub fn slots(&self) -> usize {
         self.starts.len()
     }
 
     /// Where a slot begins; the end of memory if there is no such slot.
+    #[must_use]
     pub fn start(&self, slot: usize) -> u32 {
         self.starts.get(slot).copied().unwrap_or(u32::MAX)
     }
@@ -89,6 +100,7 @@ impl Ring {
     }
 
     /// The slot's state. What the kernel wrote before is read after it.
+    #[must_use]
     #[inline]
     pub fn status(&self, slot: usize) -> u32 {
         self.word(slot, STATUS).map_or(0, |word| word.load(Ordering::Acquire))
@@ -102,18 +114,22 @@ impl Ring {
         }
     }
 
-    pub fn header(&self, slot: usize) -> Header {
+    /// The header of a slot that the kernel has filled.
+    #[must_use]
+    pub fn header(&self, slot: usize) -> PacketHeader {
         let [mac_low, mac_high, _, _] = self.load(slot, OFFSETS).to_ne_bytes();
-        let [tag_low, tag_high, _, _] = self.load(slot, VLAN).to_ne_bytes();
-        Header {
+        let [tag_low, tag_high, protocol_low, protocol_high] = self.load(slot, VLAN).to_ne_bytes();
+        PacketHeader {
             len_bytes: self.load(slot, LEN),
             snap_bytes: self.load(slot, SNAP_LEN),
             mac_at: u16::from_ne_bytes([mac_low, mac_high]),
             vlan_tag: u16::from_ne_bytes([tag_low, tag_high]),
+            vlan_protocol: u16::from_ne_bytes([protocol_low, protocol_high]),
         }
     }
 
-    /// When a frame arrived, by the kernel's clock.
+    /// When a frame arrived, by the kernel's clock: seconds and nanoseconds.
+    #[must_use]
     pub fn arrived_at(&self, slot: usize) -> (u32, u32) {
         (self.load(slot, SECONDS), self.load(slot, NANOSECONDS))
     }
@@ -123,7 +139,7 @@ impl Ring {
         let [low, high] = mac_at.to_ne_bytes();
         self.store(slot, LEN, len_bytes);
         self.store(slot, OFFSETS, u32::from_ne_bytes([low, high, 0, 0]));
-        self.set_status(slot, SEND_REQUEST);
+        self.set_status(slot, packet_slot::SEND_REQUEST);
     }
 
     /// Has the kernel pass over a slot, whose bytes it leaves alone: no frame begins inside of the
@@ -133,7 +149,8 @@ impl Ring {
     }
 
     /// Whether the kernel has no use for a transmit slot.
+    #[must_use]
     pub fn is_available(&self, slot: usize) -> bool {
-        self.status(slot) & (SEND_REQUEST | SENDING) == 0
+        self.status(slot) & (packet_slot::SEND_REQUEST | packet_slot::SENDING) == 0
     }
 }
