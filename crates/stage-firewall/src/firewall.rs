@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sidecore_net::{DropCause, FrameStage, StageFrame, Verdict, Way};
 use sidecore_units::Nanos;
 
-use crate::counts::FirewallCounts;
+use crate::counts::FirewallStats;
 use crate::packet::{Fragment, Packet, kind};
 use crate::rule::{Rules, state, way};
 use crate::tracker::{Seen, Tracker};
@@ -18,7 +18,7 @@ use crate::tracker::{Seen, Tracker};
 /// connection is answered or the rules are replaced: all that rules look at is the same in them.
 pub struct Firewall {
     rules: Arc<Rules>,
-    counts: Arc<FirewallCounts>,
+    stats: Arc<FirewallStats>,
     /// Counts the replacements of rules: decisions in the table are of one set of rules.
     generation: u32,
     /// There if a rule asks for a state.
@@ -30,15 +30,15 @@ impl Firewall {
     /// table for about `connections`. The seeds make its places unpredictable: random numbers.
     #[must_use]
     pub fn new(rules: Arc<Rules>, connections: usize, seeds: [u64; 2]) -> Self {
-        let counts = Arc::new(FirewallCounts::new(rules.texts().len()));
+        let stats = Arc::new(FirewallStats::new(rules.texts().len()));
         let tracker = rules.tracks().then(|| Tracker::new(connections, seeds));
-        Self { rules, counts, generation: 0, tracker }
+        Self { rules, stats, generation: 0, tracker }
     }
 
     /// Its counters.
     #[must_use]
-    pub const fn counts(&self) -> &Arc<FirewallCounts> {
-        &self.counts
+    pub const fn stats(&self) -> &Arc<FirewallStats> {
+        &self.stats
     }
 
     fn decide(&mut self, now: Nanos, frame: &StageFrame<'_>) -> Result<Option<u16>, DropCause> {
@@ -56,7 +56,7 @@ impl Firewall {
         let rule = self.decide_on_seen(now, frame, &packet, seen)?;
         if let (Fragment::First(id), Some(tracker)) = (packet.fragment, &mut self.tracker) {
             let time = (now, self.generation);
-            tracker.note_fragment(&packet, of_port, (id, rule), time, &self.counts);
+            tracker.note_fragment(&packet, of_port, (id, rule), time, &self.stats.table);
         }
         Ok(rule)
     }
@@ -74,8 +74,9 @@ impl Firewall {
         let connection = seen.place.and_then(|(place, _)| tracker.connection_mut(place));
         let (Some(connection), Some((_, of_beginner))) = (connection, seen.place) else {
             let rule = judge(&self.rules, packet, frame.way(), seen.state)?;
-            let place =
-                seen.begins.and_then(|key| tracker.insert(key, frame.way(), now, &self.counts));
+            let place = seen
+                .begins
+                .and_then(|key| tracker.insert(key, frame.way(), now, &self.stats.table));
             if let Some(connection) = place.and_then(|place| tracker.connection_mut(place)) {
                 connection.set_rule(true, generation, rule);
                 connection.note(true, packet.tcp_flags, crate::connection::ticks(now));
@@ -119,8 +120,8 @@ impl FrameStage for Firewall {
             Err(cause) => return Verdict::Drop(cause),
         };
         let counts = match rule {
-            Some(rule) => self.counts.rules.get(usize::from(rule)),
-            None => Some(&self.counts.unmatched),
+            Some(rule) => self.stats.rules.get(usize::from(rule)),
+            None => Some(&self.stats.unmatched),
         };
         if let Some(counts) = counts {
             counts.count(frame.len_bytes());
@@ -131,7 +132,7 @@ impl FrameStage for Firewall {
     fn look(&mut self, now: Nanos) {
         if let Some(tracker) = &mut self.tracker {
             tracker.look(now);
-            self.counts.connections.set(tracker.len() as u64);
+            self.stats.table.connections.set(tracker.len() as u64);
         }
     }
 
@@ -145,7 +146,7 @@ impl FrameStage for Firewall {
         {
             // The old stage leaves with the empty table.
             std::mem::swap(own, known);
-            self.counts.connections.set(own.len() as u64);
+            self.stats.table.connections.set(own.len() as u64);
         }
     }
 }

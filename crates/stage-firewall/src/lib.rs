@@ -32,7 +32,7 @@ mod parse;
 mod rule;
 mod tracker;
 
-pub use counts::{FirewallCounts, RuleCounts};
+pub use counts::{FirewallStats, RuleCounts, RuleStats, TableCounts, TableStats};
 pub use firewall::Firewall;
 pub use rule::{RULE_BYTES_MAX, RULES_MAX, RuleError, Rules};
 pub use tracker::{CONNECTIONS_MAX, CONNECTIONS_MIN};

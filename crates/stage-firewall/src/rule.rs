@@ -127,8 +127,8 @@ impl Rules {
         for (index, text) in texts.iter().enumerate() {
             let text = text.as_ref();
             let rule = crate::parse::rule(text).map_err(|why| {
-                let number = index.saturating_add(1);
-                RuleError { index, why: format!("rule {number}, \"{}\": {why}", short(text)) }
+                let (number, text) = (index.saturating_add(1), short(text));
+                RuleError { index, why: printable(&format!("rule {number}, \"{text}\": {why}")) }
             })?;
             all.rules.push(rule);
             all.texts.push(text.split_whitespace().collect::<Vec<_>>().join(" "));
@@ -163,5 +163,10 @@ impl Rules {
 
 /// The beginning of a text that may be anything.
 fn short(text: &str) -> String {
-    text.chars().take(80).map(|c| if c.is_control() { ' ' } else { c }).collect()
+    text.chars().take(80).collect()
+}
+
+/// A message that quotes such a text, for a terminal.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -4,7 +4,7 @@ use sidecore_net::Way;
 use sidecore_units::Nanos;
 
 use crate::connection::{Connection, Key, ticks};
-use crate::counts::FirewallCounts;
+use crate::counts::TableStats;
 use crate::packet::{Message, Packet, TCP, tcp};
 use crate::rule::state;
 
@@ -142,7 +142,7 @@ impl Tracker {
         (key, source_is_a): (Key, bool),
         way: Way,
         now: Nanos,
-        counts: &FirewallCounts,
+        counts: &TableStats,
     ) -> Option<Place> {
         let now = ticks(now);
         let (bucket, tag) = self.bucket(key.hash(self.seeds));
@@ -281,7 +281,7 @@ impl Tracker {
         (vlan, way): (u16, Way),
         (id, rule): (u32, Option<u16>),
         (now, generation): (Nanos, u32),
-        counts: &FirewallCounts,
+        counts: &TableStats,
     ) {
         let key = Key::of_fragments(packet, vlan, id);
         if let Some(place) = self.search(&key.0) {

@@ -12,7 +12,7 @@ use sidecore_net::contract::{NIC, Station};
 use sidecore_net::{
     DropReason, Guard, PortConfig, PortCounts, PortId, PortStats, Switch, SwitchOptions,
 };
-use sidecore_stage_firewall::{Firewall, FirewallCounts, Rules};
+use sidecore_stage_firewall::{Firewall, FirewallStats, Rules};
 use sidecore_telemetry::CounterSet as _;
 use sidecore_units::Nanos;
 
@@ -30,7 +30,7 @@ struct Net {
     stations: [Station; 2],
     port: PortId,
     stats: Arc<PortStats>,
-    counts: Arc<FirewallCounts>,
+    counts: Arc<FirewallStats>,
 }
 
 impl Net {
@@ -48,7 +48,7 @@ impl Net {
             (station, port, stats)
         };
         let ((a, ..), (b, port, stats)) = (add(1), add(2));
-        let counts = Arc::clone(firewall(&[]).counts());
+        let counts = Arc::clone(firewall(&[]).stats());
         let mut net = Self { switch, now, stations: [a, b], port, stats, counts };
         net.set(rules);
         net
@@ -56,7 +56,7 @@ impl Net {
 
     fn set(&mut self, rules: &[&str]) {
         let firewall = firewall(rules);
-        self.counts = Arc::clone(firewall.counts());
+        self.counts = Arc::clone(firewall.stats());
         drop(self.switch.set_stages(self.port, vec![Box::new(firewall)]).unwrap());
     }
 
@@ -132,7 +132,7 @@ fn the_first_rule_that_matches_decides_and_counts() {
     assert_eq!(net.counts.rules[0].bytes.get(), 2 * (14 + 20 + 8 + 10));
     let counts = net.port();
     assert_eq!((counts.drops(DropReason::Rule), counts.drops(DropReason::RuleOut)), (1, 3));
-    assert_eq!(net.counts.opened.get(), 0, "no rule asks for a state");
+    assert_eq!(net.counts.table.opened.get(), 0, "no rule asks for a state");
 }
 
 #[test]
@@ -309,7 +309,7 @@ fn silent_connections_are_forgotten() {
         net.wait_s(1);
         net.switch.turn(net.now, 32);
     }
-    assert_eq!(net.counts.connections.get(), 0);
+    assert_eq!(net.counts.table.connections.get(), 0);
 }
 
 #[test]
@@ -322,7 +322,7 @@ fn a_flood_takes_no_place_of_connections_that_are_used() {
     assert!(net.to(&tcp(A, B, 80, 5000, ACK)), "the connection is there");
     net.now = net.now.after(Nanos::from_millis(2));
     net.switch.turn(net.now, 32);
-    let counts = &net.counts;
+    let counts = &net.counts.table;
     let (len, opened) = (counts.connections.get(), counts.opened.get());
     assert!(len <= CONNECTIONS as u64 && opened == 5001, "{len} {opened}");
     assert_eq!(counts.evicted.get(), opened - len);
@@ -369,7 +369,7 @@ fn nothing_is_allocated_for_a_frame() {
         counted += allocations() - before;
     }
     assert_eq!(counted, 0);
-    assert!(net.counts.opened.get() > 100 && net.hits()[0] > 100);
+    assert!(net.counts.table.opened.get() > 100 && net.hits()[0] > 100);
 }
 
 #[test]
