@@ -18,7 +18,7 @@ help: ## List these targets
 demo: ## Boot real guests on thin volumes, interrupt-driven and polled, and clone one under load
 	cargo xtask demo $(ARGS)
 
-demo-net: ## Two guests on a switch: ping, files, VLANs, a claimed address
+demo-net: ## Two guests on a switch: ping, files, VLANs, a claimed address, a rule
 	cargo xtask demo-net $(ARGS)
 
 demo-remote: ## Two hosts' guests on disks of a third host, over a bad network (root)

@@ -82,6 +82,7 @@ const ARROWS: &[(&str, Uses)] = &[
             "stage-delay",
             "stage-encrypt",
             "stage-fault",
+            "stage-firewall",
             "stage-read-only",
             "block",
             "net",

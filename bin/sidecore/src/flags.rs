@@ -161,6 +161,7 @@ fn flag(key: &'static Key) -> Arg {
         Kind::Texts => {
             flag.value_name("TEXT[,TEXT]...").action(ArgAction::Append).value_delimiter(',')
         }
+        Kind::Lines => flag.value_name("TEXT").action(ArgAction::Append),
         // The daemon has another working directory.
         Kind::Path => flag.value_name("PATH").value_parser(|text: &str| {
             let path = std::path::absolute(text).map_err(|error| error.to_string())?;
@@ -205,7 +206,7 @@ fn values(matches: &ArgMatches, keys: impl Iterator<Item = &'static Key>) -> Map
             Kind::Number(..) | Kind::Size => (*matches.get_one::<u64>(name(key))?).into(),
             Kind::Ranges => matches.get_one::<Value>(name(key))?.clone(),
             Kind::Sections(..) => matches.get_many::<Value>(name(key))?.cloned().collect(),
-            Kind::Texts => matches.get_many::<String>(name(key))?.cloned().collect(),
+            Kind::Texts | Kind::Lines => matches.get_many::<String>(name(key))?.cloned().collect(),
             _ => matches.get_one::<String>(name(key))?.as_str().into(),
         };
         Some((key.name.to_owned(), value))

@@ -1,9 +1,14 @@
 //! `sidecore net`: switches, their ports, and the addresses that they know.
 
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use sidecore_control::Client;
-use sidecore_control::report::{Counts, PortCounts, PortReport, SwitchReport};
+use sidecore_control::report::{
+    Counts, FirewallReport, PortCounts, PortReport, RuleCounts, SwitchReport,
+};
 
 use crate::print;
 use crate::table::Table;
@@ -32,18 +37,66 @@ enum Command {
         /// The port: the name of its device.
         port: String,
     },
+    /// Show the rules of a port's firewall, with their counters, or replace them.
+    Rules {
+        /// The port: the name of its device.
+        port: String,
+        /// Replace the rules at once by those in this file, one a line; `-` reads standard input.
+        /// Empty lines, and what follows a `#`, have no meaning. Connections stay.
+        #[arg(long, value_name = "FILE")]
+        set: Option<PathBuf>,
+    },
 }
 
 pub(crate) fn run(client: &Client, arguments: Arguments) -> Result<()> {
-    let switches = client.switches()?;
     match arguments.command {
         Command::List { json: true } => {
-            Ok(print(&(serde_json::to_string_pretty(&switches)? + "\n"))?)
+            Ok(print(&(serde_json::to_string_pretty(&client.switches()?)? + "\n"))?)
         }
-        Command::List { json: false } => Ok(print(&list(&switches))?),
-        Command::Table { switch } => Ok(print(&table(find(&switches, &switch)?))?),
-        Command::Drops { port } => Ok(print(&drops(&switches, &port)?)?),
+        Command::List { json: false } => Ok(print(&list(&client.switches()?))?),
+        Command::Table { switch } => Ok(print(&table(find(&client.switches()?, &switch)?))?),
+        Command::Drops { port } => Ok(print(&drops(&client.switches()?, &port)?)?),
+        Command::Rules { port, set: None } => Ok(print(&rules(&client.rules(&port)?))?),
+        Command::Rules { port, set: Some(file) } => {
+            let text = read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+            Ok(client.set_rules(&port, lines(&text))?)
+        }
     }
+}
+
+fn read(file: &Path) -> std::io::Result<String> {
+    if file == Path::new("-") {
+        let mut text = String::new();
+        return std::io::stdin().read_to_string(&mut text).map(|_| text);
+    }
+    std::fs::read_to_string(file)
+}
+
+/// The rules in a file.
+fn lines(text: &str) -> Vec<String> {
+    let rules = text.lines().filter_map(|line| line.split('#').next());
+    rules.map(str::trim).filter(|rule| !rule.is_empty()).map(str::to_owned).collect()
+}
+
+fn rules(firewall: &FirewallReport) -> String {
+    let mut table = Table::new(&[">RULE", ">FRAMES", ">BYTES", "TEXT"]);
+    let mut row = |number: String, counts: &RuleCounts, text: &str| {
+        table.row([number, counts.frames.to_string(), counts.bytes.to_string(), text.to_owned()]);
+    };
+    for (number, rule) in (1_usize..).zip(&firewall.rules) {
+        row(number.to_string(), &rule.counters, &rule.text);
+    }
+    if !firewall.rules.is_empty() {
+        row("none".to_owned(), &firewall.unmatched, "(passes)");
+    }
+    let connections = match &firewall.table {
+        table if table.opened == 0 => String::new(),
+        table => format!(
+            "{} connections, {} opened, {} forgotten because the table was full\n",
+            table.connections, table.opened, table.evicted
+        ),
+    };
+    table.render() + &connections
 }
 
 fn find<'a>(switches: &'a [SwitchReport], name: &str) -> Result<&'a SwitchReport> {

@@ -18,12 +18,13 @@ fn mac(station: u8) -> [u8; 6] {
     [0x52, 0x54, 0, 0, 0, station]
 }
 
-/// Three NICs in one VLAN, and one in another.
+/// Four NICs in one VLAN, the last of them with a firewall, and one in another VLAN.
 fn config() -> String {
     let mut text = "control_socket = \"control.sock\"\n[[sidecore]]\nname = \"sc0\"\n\
                     [[switch]]\nname = \"lan\"\n"
         .to_owned();
-    for (station, more) in [(1, ""), (2, ""), (3, "mtu = 9000\n"), (4, "vlan = 10\n")] {
+    let rules = "rules = [\"ct state established accept\", \"from accept\", \"to drop\"]\n";
+    for (station, more) in [(1, ""), (2, ""), (3, "mtu = 9000\n"), (4, "vlan = 10\n"), (6, rules)] {
         text += &format!(
             "[[device]]\nname = \"nic{station}\"\nfront_end = \"virtio-net\"\nswitch = \"lan\"\n\
              socket = \"nic{station}.sock\"\nmac = \"52:54:00:00:00:0{station}\"\npacked = true\n\
@@ -218,6 +219,78 @@ fn eight_pairs_of_queues_carry_frames() {
     });
 }
 
+/// A datagram of UDP from one station's port to another's, with its number.
+fn datagram(to: (u8, u16), from: (u8, u16), number: u32) -> Vec<u8> {
+    let address = |station: u8| [10, 0, 0, station];
+    let ip = [0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0, 0];
+    let [to_port, from_port] = [to.1, from.1].map(u16::to_be_bytes);
+    [
+        &mac(to.0)[..],
+        &mac(from.0),
+        &[8, 0],
+        &ip,
+        &address(from.0),
+        &address(to.0),
+        &from_port,
+        &to_port,
+        &[0, 12, 0, 0],
+        &number.to_be_bytes(),
+    ]
+    .concat()
+}
+
+/// The rules of NIC 6 let answers in, and are replaced while frames pass.
+#[test]
+fn rules_decide_are_replaced_at_once_and_keep_connections() {
+    let rig = Rig::new();
+    let control = rig.daemon.client();
+    let options = NetClientOptions::default();
+    let (mut one, mut six) = (rig.connect(1, &options), rig.connect(6, &options));
+    let (one, six) = (one.pair(0).unwrap(), six.pair(0).unwrap());
+    send(one, &datagram((6, 53), (1, 9), 1));
+    wait::until("a stranger is dropped", SOON, || rig.counts(6).dropped_rule_out == 1);
+    send(six, &datagram((1, 9), (6, 53), 2));
+    assert_eq!(receive(one), datagram((1, 9), (6, 53), 2));
+    send(one, &datagram((6, 53), (1, 9), 3));
+    assert_eq!(receive(six), datagram((6, 53), (1, 9), 3), "the answer");
+
+    let texts = |rules: &[&str]| rules.iter().map(|rule| (*rule).to_owned()).collect::<Vec<_>>();
+    let wrong = control.set_rules("nic6", texts(&["to drop", "to tcp dport 0x16 accept"]));
+    assert!(wrong.unwrap_err().to_string().contains("rule 2, \"to tcp dport 0x16 accept\""));
+    let unknown = control.set_rules("nic7", texts(&["to drop"])).unwrap_err().to_string();
+    assert!(unknown.contains("there is no port \"nic7\""), "{unknown}");
+    let before = control.rules("nic6").unwrap();
+    let frames: Vec<u64> = before.rules.iter().map(|rule| rule.counters.frames).collect();
+    assert_eq!((frames, before.unmatched.frames), (vec![1, 1, 1], 0));
+    assert_eq!((before.table.opened, before.table.evicted), (1, 0));
+
+    control
+        .set_rules(
+            "nic6",
+            texts(&["ct  state established accept", "to udp dport 7 accept", "drop"]),
+        )
+        .unwrap();
+    send(one, &datagram((6, 53), (1, 9), 4));
+    assert_eq!(receive(six), datagram((6, 53), (1, 9), 4), "the connection is known");
+    send(one, &datagram((6, 7), (1, 9), 5));
+    assert_eq!(receive(six), datagram((6, 7), (1, 9), 5), "a new rule");
+    send(six, &datagram((1, 9), (6, 54), 6));
+    wait::until("nothing else goes out", SOON, || rig.counts(6).dropped_rule == 1);
+    let metrics = control.metrics(false).unwrap();
+    for line in [
+        "rule_frames_total{switch=\"lan\",port=\"nic6\",rule=\"1\",text=\"ct state established \
+         accept\"} 1",
+        "rule_frames_total{switch=\"lan\",port=\"nic6\",rule=\"none\",text=\"\"} 0",
+        "connections_opened_total{switch=\"lan\",port=\"nic6\"} 1",
+    ] {
+        assert!(metrics.contains(&format!("sidecore_firewall_{line}\n")), "{line}: {metrics}");
+    }
+    control.set_rules("nic6", Vec::new()).unwrap();
+    send(six, &datagram((1, 9), (6, 54), 7));
+    assert_eq!(receive(one), datagram((1, 9), (6, 54), 7), "no rules, no firewall");
+    assert!(control.rules("nic6").unwrap().rules.is_empty());
+}
+
 #[test]
 fn nics_come_and_go_while_the_daemon_runs() {
     let rig = Rig::new();
@@ -232,7 +305,7 @@ fn nics_come_and_go_while_the_daemon_runs() {
     let (mut one, mut five) = (rig.connect(1, &options), rig.connect(5, &options));
     send(five.pair(0).unwrap(), &frame(mac(1), mac(5), 1, 64));
     assert_eq!(receive(one.pair(0).unwrap())[6..12], mac(5));
-    let again = control.add_device(&nic.clone().with("name", "nic6").with("socket", "/tmp/x.sock"));
+    let again = control.add_device(&nic.clone().with("name", "nic8").with("socket", "/tmp/x.sock"));
     assert!(again.unwrap_err().to_string().contains("52:54:00:00:00:05"), "the address is taken");
     control.remove_device("nic5").unwrap();
     assert!(control.switches().unwrap()[0].ports.iter().all(|port| port.name != "nic5"));

@@ -323,6 +323,15 @@ impl Assembly {
         self.lists.switches.reports(asks)
     }
 
+    /// Replaces the rules of a port's firewall, all at once and without a frame in between. Its
+    /// connections stay, if old and new rules ask for their states.
+    ///
+    /// # Errors
+    /// There is no such port, or a rule is not understood; nothing has changed then.
+    pub fn set_rules(&self, port: &str, rules: &[String]) -> Result<(), OperationError> {
+        self.lists.switches.set_rules(port, rules)
+    }
+
     /// Reports the devices, in the order of the configuration.
     #[must_use]
     pub fn devices(&self) -> Vec<DeviceReport> {

@@ -1,5 +1,7 @@
 //! The switches of an assembly, and their ports.
 
+mod firewall;
+
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,8 +15,11 @@ use sidecore_telemetry::CounterSet;
 use sidecore_units::Nanos;
 
 use crate::AssemblyError;
+use crate::operation::{ErrorKind, OperationError};
 use crate::report::{PortReport, StationReport, SwitchReport};
 use crate::spec::SwitchSpec;
+pub(crate) use firewall::FirewallSpec;
+use firewall::PortFirewall;
 
 /// A switch has nothing in flight: only a sidecore that is stuck takes longer to stop it.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
@@ -34,6 +39,8 @@ pub(crate) struct RunningSwitch {
     clock: Clock,
     unit: Mutex<Option<Handle<SwitchUnit>>>,
     ports: Mutex<Vec<RunningPort>>,
+    /// Held while the stages of a port change, so that `ports` shows the last change.
+    changes: Mutex<()>,
 }
 
 /// A port, with its counters.
@@ -42,6 +49,7 @@ struct RunningPort {
     id: PortId,
     name: String,
     stats: Arc<PortStats>,
+    firewall: PortFirewall,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -90,6 +98,7 @@ impl Switches {
             clock: self.clock.clone(),
             unit: Mutex::new(Some(unit)),
             ports: Mutex::default(),
+            changes: Mutex::default(),
         };
         lock(&self.running).insert(spec.name.clone(), Arc::new(switch));
         tracing::info!(switch = spec.name, sidecore = spec.sidecore, "switch started");
@@ -105,6 +114,19 @@ impl Switches {
             tracing::warn!(switch = name, "stopping: its sidecore does not answer");
         }
         tracing::info!(switch = name, "switch stopped");
+    }
+
+    /// Replaces the rules of a port's firewall, all at once. Its connections stay.
+    pub(crate) fn set_rules(&self, port: &str, rules: &[String]) -> Result<(), OperationError> {
+        let running: Vec<_> = lock(&self.running).values().cloned().collect();
+        let switch = running.iter().find(|switch| switch.has_port(port));
+        let unknown = || {
+            let why = format!("there is no port \"{port}\"; `sidecore net list` shows the ports");
+            OperationError::new(ErrorKind::NotFound, why)
+        };
+        switch.ok_or_else(unknown)?.set_rules(port, rules)?;
+        tracing::info!(port, rules = rules.len(), "rules replaced");
+        Ok(())
     }
 
     /// Reports all switches, in the order of their names.
@@ -133,21 +155,32 @@ impl RunningSwitch {
         self.clock.now()
     }
 
-    /// Adds a port with these counters; `None` if the switch has stopped.
+    /// Adds a port with this firewall and these counters.
+    ///
+    /// # Errors
+    /// The reason, for people.
     pub(crate) fn add_port(
         &self,
         name: &str,
         config: PortConfig,
+        firewall: &FirewallSpec<'_>,
         stats: Arc<PortStats>,
-    ) -> Option<Result<PortId, SwitchError>> {
-        let (now, of_port) = (self.now(), Arc::clone(&stats));
-        let named = name.to_owned();
-        let added =
-            self.ask(move |unit| unit.switch_mut().add_port(now, &named, config, of_port))?;
-        if let Ok(id) = &added {
-            lock(&self.ports).push(RunningPort { id: *id, name: name.to_owned(), stats });
-        }
-        Some(added)
+    ) -> Result<PortId, String> {
+        let (firewall, stages) = PortFirewall::new(firewall).map_err(|error| error.to_string())?;
+        let (now, of_port, named) = (self.now(), Arc::clone(&stats), name.to_owned());
+        let added = self.ask(move |unit| {
+            let switch = unit.switch_mut();
+            let port = switch.add_port(now, &named, config, of_port)?;
+            switch.set_stages(port, stages).map(|_| port)
+        });
+        let added = added.ok_or_else(|| "it does not run".to_owned())?;
+        let id = added.map_err(|error: SwitchError| format!("device \"{name}\": {error}"))?;
+        lock(&self.ports).push(RunningPort { id, name: name.to_owned(), stats, firewall });
+        Ok(id)
+    }
+
+    fn has_port(&self, name: &str) -> bool {
+        lock(&self.ports).iter().any(|port| port.name == name)
     }
 
     /// Removes a port, whose queues have stopped.
@@ -188,6 +221,7 @@ impl RunningSwitch {
             is_up,
             is_blocked,
             counters: port.stats.counts(),
+            firewall: port.firewall.report(),
         });
         SwitchReport {
             name: self.spec.name.clone(),

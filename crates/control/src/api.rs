@@ -6,6 +6,7 @@ mod answer;
 mod connections;
 mod document;
 mod new_device;
+mod ports;
 mod remote;
 mod requests;
 mod routes;
@@ -41,6 +42,7 @@ use answer::{Refusal, body, off_thread};
 use connections::Limits;
 
 pub use new_device::NewDevice;
+pub use ports::PortRules;
 pub use remote::{Invitation, NewClient, NewIohost, NewLink, NewServe};
 pub use requests::{
     CreateVolume, ExtentsQuery, MetricsQuery, Named, Place, Prune, Quota, Resize, Share,
@@ -96,6 +98,7 @@ const BACKLOG: i32 = 128;
 pub(crate) const DEVICES_PATH: &str = "/v1/devices";
 pub(crate) const SIDECORES_PATH: &str = "/v1/sidecores";
 pub(crate) const SWITCHES_PATH: &str = "/v1/switches";
+pub(crate) const PORTS_PATH: &str = "/v1/ports";
 pub(crate) const STATS_PATH: &str = "/v1/stats";
 pub(crate) const CONTROLLERS_PATH: &str = "/v1/controllers";
 pub(crate) const REMOTE_PATH: &str = "/v1/remote";

@@ -12,13 +12,15 @@ use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sidecore_assembly::report::{DeviceReport, RemoteReport, SidecoreReport, Stats, SwitchReport};
+use sidecore_assembly::report::{
+    DeviceReport, FirewallReport, RemoteReport, SidecoreReport, Stats, SwitchReport,
+};
 use sidecore_assembly::spec::RemoteKind;
 use tokio::net::UnixStream;
 
 use crate::api::{
-    DEVICES_PATH, Devices, Invitation, METRICS_PATH, NewDevice, REMOTE_PATH, SIDECORES_PATH,
-    STATS_PATH, SWITCHES_PATH, Sidecores, Switches,
+    DEVICES_PATH, Devices, Invitation, METRICS_PATH, NewDevice, PORTS_PATH, PortRules, REMOTE_PATH,
+    SIDECORES_PATH, STATS_PATH, SWITCHES_PATH, Sidecores, Switches,
 };
 
 /// The time limit of a request: a daemon that takes longer has a problem that waiting will not
@@ -147,6 +149,23 @@ impl Client {
     /// See [`ClientError`].
     pub fn switches(&self) -> Result<Vec<SwitchReport>, ClientError> {
         self.json::<Switches>(SWITCHES_PATH).map(|answer| answer.switches)
+    }
+
+    /// Returns the rules of a port's firewall, with their counters.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn rules(&self, port: &str) -> Result<FirewallReport, ClientError> {
+        self.json(&rules_path(port))
+    }
+
+    /// Replaces the rules of a port's firewall, all at once.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn set_rules(&self, port: &str, rules: Vec<String>) -> Result<(), ClientError> {
+        let body = serde_json::to_vec(&PortRules { rules }).map_err(|error| self.failed(error))?;
+        self.ask(Method::PUT, &rules_path(port), Some(body), PATIENCE).map(drop)
     }
 
     /// Makes a key for a client of the daemon.
@@ -337,6 +356,10 @@ impl Client {
     fn failed(&self, error: impl std::error::Error + Send + Sync + 'static) -> ClientError {
         ClientError::Failed { socket: self.socket.clone(), error: Box::new(error) }
     }
+}
+
+fn rules_path(port: &str) -> String {
+    format!("{PORTS_PATH}/{}/rules", escaped(port))
 }
 
 /// The body of a refusal.

@@ -41,8 +41,8 @@ mod source;
 
 pub use api::{
     Api, BindError, Controllers, CreateVolume, Devices, ExtentsQuery, Invitation, MetricsQuery,
-    Named, NewClient, NewDevice, NewIohost, NewLink, NewServe, Place, Prune, Quota, Resize, Share,
-    Sidecores, Socket, Volumes,
+    Named, NewClient, NewDevice, NewIohost, NewLink, NewServe, Place, PortRules, Prune, Quota,
+    Resize, Share, Sidecores, Socket, Volumes,
 };
 pub use client::{Client, ClientError};
 pub use config::{Config, Depth, Problem, Problems};

@@ -33,6 +33,12 @@ pub trait Source: Send + Sync + 'static {
     /// sidecores know, which waits for them.
     fn switches(&self, asks: bool) -> Vec<SwitchReport>;
 
+    /// Replaces the rules of a port's firewall, all at once.
+    ///
+    /// # Errors
+    /// There is no such port, or a rule is not understood; nothing has changed then.
+    fn set_rules(&self, port: &str, rules: &[String]) -> Result<(), OperationError>;
+
     /// Makes a key for a client, and returns the text of its invitation.
     ///
     /// # Errors
@@ -124,6 +130,10 @@ impl Source for Assembly {
 
     fn switches(&self, asks: bool) -> Vec<SwitchReport> {
         Self::switches(self, asks)
+    }
+
+    fn set_rules(&self, port: &str, rules: &[String]) -> Result<(), OperationError> {
+        Self::set_rules(self, port, rules)
     }
 
     fn remote(&self) -> RemoteReport {

@@ -81,6 +81,11 @@ impl Source for StandIn {
         Vec::new()
     }
 
+    fn set_rules(&self, port: &str, rules: &[String]) -> Result<(), OperationError> {
+        assert_eq!(rules, ["to drop"]);
+        if port == "nic" { Ok(()) } else { self.revoke(port) }
+    }
+
     fn invite(&self, client: &str) -> Result<String, OperationError> {
         Ok(format!("the invitation of {client}"))
     }
@@ -154,6 +159,11 @@ fn the_client_reads_the_reports_of_the_source() {
     assert_eq!(client.remote().unwrap(), StandIn.remote());
     assert_eq!(client.invite("a b").unwrap().invitation, "the invitation of a b");
     assert_eq!(client.revoke("x").unwrap_err().to_string(), "no x");
+    let rules = || vec!["to drop".to_owned()];
+    client.set_rules("nic", rules()).unwrap();
+    assert_eq!(client.set_rules("a/b", rules()).unwrap_err().to_string(), "no a/b");
+    let unknown = client.rules("nic").unwrap_err().to_string();
+    assert_eq!(unknown, "there is no port \"nic\"");
     for undo in [false, true] {
         client.drain("vmhost1", undo).unwrap();
         assert_eq!(client.drain("x", undo).unwrap_err().to_string(), "no x");

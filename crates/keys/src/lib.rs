@@ -103,8 +103,10 @@ pub enum Kind {
     Number(u64, u64),
     /// A number of bytes, with a unit if it is written as text.
     Size,
-    /// A list of texts.
+    /// A list of texts without commas.
     Texts,
+    /// A list of texts that may have commas.
+    Lines,
     /// A list of pairs of a first and a last number.
     Ranges,
     /// A list of sections under this heading, each of one of these types.

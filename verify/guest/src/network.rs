@@ -1,6 +1,6 @@
 //! Two guests on a switch of one daemon: ping, IPv6, a file by TCP with its checksum, VLANs that do
-//! not see each other, and a guest that claims another's address. With root, the kernel of a host
-//! is on the switch as well: it gives the guests their addresses, and a file.
+//! not see each other, a guest that claims another's address, and a rule. With root, the kernel of
+//! a host is on the switch as well: it gives the guests their addresses, and a file.
 
 mod host;
 
@@ -82,6 +82,7 @@ fn run(session: &mut Session<'_>, busybox: &Path, checks: &mut Checks) -> Result
     }
     transfer(session, &mut guests, checks)?;
     separate(session, &mut guests, &sidecore, checks)?;
+    filter(session, &mut guests, &sidecore, checks)?;
     for guest in &mut guests {
         let kernel = guest.order(session, "kernel")?.text("kernel")?.to_owned();
         checks.note(session, "the guest's kernel logs no errors", kernel == "none", kernel);
@@ -184,6 +185,32 @@ fn separate(
     let received = a.order(session, "ping 10.0.0.2")?.text("received")?.to_owned();
     let found = format!("{received} of 5");
     checks.note(session, "with its own address it is back", received == "5", found);
+    Ok(())
+}
+
+/// A rule stops one flow and lets another pass, at once and without a new connection of the VMM.
+fn filter(
+    session: &mut Session<'_>,
+    [a, b]: &mut [Guest; 2],
+    sidecore: &Sidecore,
+    checks: &mut Checks,
+) -> Result<()> {
+    let file = session.directory.join("ping.rules");
+    std::fs::write(&file, "to icmp type echo-request drop # of others\n")?;
+    let file = file.to_str().context("a directory that is UTF-8")?;
+    sidecore.run(&["net", "rules", "nic-b", "--set", file])?;
+    let stopped = a.order(session, "ping 10.0.0.2")?.text("received")?.to_owned();
+    let passed = b.order(session, "ping 10.0.0.1")?.text("received")?.to_owned();
+    let dropped = counter(sidecore, "nic-b", "dropped_rule_out")?;
+    let found = format!("{stopped} and {passed} of 5, {dropped} frames dropped");
+    let what = "a rule stops pings of a guest, and lets it ping others";
+    let is_right = stopped == "0" && passed == "5" && dropped > 0;
+    checks.note(session, what, is_right, found);
+    checks.show(sidecore, &["net", "rules", "nic-b"])?;
+    sidecore.run(&["net", "rules", "nic-b", "--set", "/dev/null"])?;
+    let received = a.order(session, "ping 10.0.0.2")?.text("received")?.to_owned();
+    let found = format!("{received} of 5");
+    checks.note(session, "without the rule it is reached again", received == "5", found);
     Ok(())
 }
 

@@ -17,7 +17,7 @@ use crate::AssemblyError;
 use crate::left::LeftDevice;
 use crate::report::QueueCounters;
 use crate::spec::{DeviceSpec, TapSpec};
-use crate::switches::{RunningSwitch, Switches};
+use crate::switches::{FirewallSpec, RunningSwitch, Switches};
 
 /// A TAP interface with its port.
 pub(crate) struct Tap {
@@ -45,12 +45,12 @@ impl Tap {
         switches: &Switches,
     ) -> Result<Self, AssemblyError> {
         let failed = |why: String| AssemblyError::Switch { name: own.switch.clone(), why };
-        let stopped = || failed("it does not run".to_owned());
-        let switch = switches.get(&own.switch).ok_or_else(stopped)?;
+        let switch = switches.get(&own.switch);
+        let switch = switch.ok_or_else(|| failed("it does not run".to_owned()))?;
+        let firewall = FirewallSpec { rules: &own.rules, connections: own.connections };
         let stats = Arc::<PortStats>::default();
-        let port = switch.add_port(&spec.name, port_config(own), Arc::clone(&stats));
-        let port = port.ok_or_else(stopped)?;
-        let port = port.map_err(|error| failed(format!("device \"{}\": {error}", spec.name)))?;
+        let port = switch.add_port(&spec.name, port_config(own), &firewall, Arc::clone(&stats));
+        let port = port.map_err(failed)?;
         let options =
             TapOptions { interface: own.interface.clone(), mtu: own.mtu, offloads: own.offloads };
         Ok(Self {

@@ -23,7 +23,7 @@ use crate::AssemblyError;
 use crate::left::LeftDevice;
 use crate::report::QueueCounters;
 use crate::spec::{DeviceSpec, VirtioNetSpec};
-use crate::switches::{RunningSwitch, Switches};
+use crate::switches::{FirewallSpec, RunningSwitch, Switches};
 
 /// A NIC with its socket.
 pub(crate) struct VirtioNet {
@@ -55,11 +55,11 @@ impl VirtioNet {
         service: Arc<Service>,
     ) -> Result<Self, AssemblyError> {
         let failed = |why: String| AssemblyError::Switch { name: own.switch.clone(), why };
-        let stopped = || failed("it does not run".to_owned());
-        let switch = switches.get(&own.switch).ok_or_else(stopped)?;
-        let port = switch.add_port(&spec.name, port_config(own), Arc::default());
-        let port = port.ok_or_else(stopped)?;
-        let port = port.map_err(|error| failed(format!("device \"{}\": {error}", spec.name)))?;
+        let switch = switches.get(&own.switch);
+        let switch = switch.ok_or_else(|| failed("it does not run".to_owned()))?;
+        let firewall = FirewallSpec { rules: &own.rules, connections: own.connections };
+        let port = switch.add_port(&spec.name, port_config(own), &firewall, Arc::default());
+        let port = port.map_err(failed)?;
         let options = NetOptions {
             pairs: spec.queues,
             mac: own.mac().0,

@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sidecore_net::PortCounts;
+use sidecore_stage_firewall::{RuleCounts, TableCounts};
 
 /// A switch, with its ports and the addresses that it knows.
 #[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
@@ -28,6 +29,29 @@ pub struct PortReport {
     pub is_blocked: bool,
     /// Its counters: *in* is from the guest, *out* is to it, as RFC 2863 has them for a switch.
     pub counters: PortCounts,
+    /// Its firewall, if it has rules.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub firewall: Option<FirewallReport>,
+}
+
+/// The firewall of a port.
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
+pub struct FirewallReport {
+    /// Its rules, in their order.
+    pub rules: Vec<RuleReport>,
+    /// The counters of frames that no rule matches, which pass.
+    pub unmatched: RuleCounts,
+    /// The counters of the connections, zeros if no rule asks for a state.
+    pub table: TableCounts,
+}
+
+/// A rule of a firewall.
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
+pub struct RuleReport {
+    /// The rule.
+    pub text: String,
+    /// Its counters, since it was set.
+    pub counters: RuleCounts,
 }
 
 /// An address that a switch knows.

@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use sidecore_keys::{Key, Kind, Value, Values, keys};
 use sidecore_net::MacAddress;
 use sidecore_reactor::IdleMode;
+use sidecore_stage_firewall::{CONNECTIONS_MAX, CONNECTIONS_MIN, Rules};
 use sidecore_units::Nanos;
 
 use super::device::{DEFAULT_SPIN_US, MINUTE_US, is_power_of_two};
@@ -65,76 +66,93 @@ keys! {
     }
 }
 
-keys! {
-    /// A NIC of a guest, on a switch.
-    #[derive(Clone, Debug, PartialEq, Eq)]
-    pub struct VirtioNetSpec {
-        plain {}
-        keys {
-            #[required = "\"the name of a [[switch]]\""]
-            "switch" => switch: String = String::new(), Kind::Text, "required",
-                "the switch that it is a port of";
-            #[required = "\"52:54:00:00:00:01\""]
-            "mac" => mac: String = String::new(), Kind::Text, "required",
-                "its address, which the VMM must give the guest as well: frames with another \
-                 source are dropped",
-                is_mac;
-            "ipv4" => ipv4: Option<Vec<String>> = None, Kind::Texts, "any",
-                "the IPv4 addresses that the guest may use, in ARP as well; others are dropped",
-                are_ipv4;
-            "any_source" => any_source: bool = false, Kind::Flag(false), "`false`",
-                "the guest may send from any address, for instance as a bridge or a router; with \
-                 `true`, `ipv4` has no meaning";
-            "vlan" => vlan: u16 = 1, Kind::Number(1, VLAN_MAX), "1",
-                "the VLAN of its frames, which have no tag on the NIC, 1 to 4094; with `trunk`, of \
-                 those without a tag";
-            "trunk" => trunk: Option<Vec<(u64, u64)>> = None, Kind::Ranges, "none",
-                "the VLANs of its tagged frames, as `[[10, 19], [30, 30]]`",
-                are_vlans;
-            "isolated" => is_isolated: bool = false, Kind::Flag(false), "`false`",
-                "isolated NICs of a switch exchange no frames with each other";
-            "mtu" => mtu: u16 = 1_500, Kind::Number(MTU.0, MTU.1), "1500",
-                "the largest packet in bytes, 68 to 9216; a frame that is too large for its \
-                 receiver is dropped";
-            "offloads" => offloads: bool = true, Kind::Flag(true), "`true`",
-                "offer checksum and segmentation offloads, both ways";
-            "queue_size_max" => queue_size_max: u16 = 1_024, Kind::Number(1, 32_768), "1024",
-                "the largest ring that it accepts, in entries; a power of two up to \
-                 32768", is_power_of_two;
-            "packed" => packed: bool = false, Kind::Flag(false), "`false`",
-                "offer packed rings (VIRTIO_F_RING_PACKED) as well";
+/// Declares the keys of a port of a switch: its own, and those that all ports have.
+macro_rules! port_keys {
+    ($(#[$attribute:meta])* $name:ident { $($own:tt)* }) => {
+        keys! {
+            $(#[$attribute])*
+            #[derive(Clone, Debug, PartialEq, Eq)]
+            pub struct $name {
+                plain {}
+                keys {
+                    $($own)*
+                    "rules" => rules: Vec<String> = Vec::new(), Kind::Lines, "none",
+                        "the [rules](network.md#rules) of its firewall, the first of which that \
+                         matches a frame decides; without any, all frames pass. `sidecore net \
+                         rules` replaces them",
+                        are_rules;
+                    "connections" => connections: u32 = 16_384,
+                        Kind::Number(CONNECTIONS_MIN as u64, CONNECTIONS_MAX as u64), "16384",
+                        "about how many connections the firewall tracks, 64 to 1048576, each in 66 \
+                         bytes, if a rule asks for their states";
+                }
+            }
         }
+    };
+}
+
+port_keys! {
+    /// A NIC of a guest, on a switch.
+    VirtioNetSpec {
+        #[required = "\"the name of a [[switch]]\""]
+        "switch" => switch: String = String::new(), Kind::Text, "required",
+            "the switch that it is a port of";
+        #[required = "\"52:54:00:00:00:01\""]
+        "mac" => mac: String = String::new(), Kind::Text, "required",
+            "its address, which the VMM must give the guest as well: frames with another \
+             source are dropped",
+            is_mac;
+        "ipv4" => ipv4: Option<Vec<String>> = None, Kind::Texts, "any",
+            "the IPv4 addresses that the guest may use, in ARP as well; others are dropped",
+            are_ipv4;
+        "any_source" => any_source: bool = false, Kind::Flag(false), "`false`",
+            "the guest may send from any address, for instance as a bridge or a router; with \
+             `true`, `ipv4` has no meaning";
+        "vlan" => vlan: u16 = 1, Kind::Number(1, VLAN_MAX), "1",
+            "the VLAN of its frames, which have no tag on the NIC, 1 to 4094; with `trunk`, of \
+             those without a tag";
+        "trunk" => trunk: Option<Vec<(u64, u64)>> = None, Kind::Ranges, "none",
+            "the VLANs of its tagged frames, as `[[10, 19], [30, 30]]`",
+            are_vlans;
+        "isolated" => is_isolated: bool = false, Kind::Flag(false), "`false`",
+            "isolated NICs of a switch exchange no frames with each other";
+        "mtu" => mtu: u16 = 1_500, Kind::Number(MTU.0, MTU.1), "1500",
+            "the largest packet in bytes, 68 to 9216; a frame that is too large for its \
+             receiver is dropped";
+        "offloads" => offloads: bool = true, Kind::Flag(true), "`true`",
+            "offer checksum and segmentation offloads, both ways";
+        "queue_size_max" => queue_size_max: u16 = 1_024, Kind::Number(1, 32_768), "1024",
+            "the largest ring that it accepts, in entries; a power of two up to \
+             32768", is_power_of_two;
+        "packed" => packed: bool = false, Kind::Flag(false), "`false`",
+            "offer packed rings (VIRTIO_F_RING_PACKED) as well";
     }
 }
 
-keys! {
+port_keys! {
     /// An interface of this host's kernel, on a switch.
-    #[derive(Clone, Debug, PartialEq, Eq)]
-    pub struct TapSpec {
-        plain {}
-        keys {
-            #[required = "\"the name of a [[switch]]\""]
-            "switch" => switch: String = String::new(), Kind::Text, "required",
-                "the switch that it is a port of";
-            #[required = "\"tap0\""]
-            "interface" => interface: String = String::new(), Kind::Text, "required",
-                "the name of the interface, at most 15 bytes; the daemon makes it unless it is \
-                 there. It stays with its addresses when the daemon ends; `ip link del` removes it",
-                is_interface;
-            "uplink" => is_uplink: bool = true, Kind::Flag(true), "`true`",
-                "other networks may lie behind it: frames never go from an uplink to another one. \
-                 With `false` it is a station as guests are";
-            "vlan" => vlan: u16 = 1, Kind::Number(1, VLAN_MAX), "1",
-                "the VLAN of frames without a tag, 1 to 4094";
-            "trunk" => trunk: Option<Vec<(u64, u64)>> = None, Kind::Ranges, "none",
-                "the VLANs of tagged frames, as `[[10, 19], [30, 30]]`", are_vlans;
-            "isolated" => is_isolated: bool = false, Kind::Flag(false), "`false`",
-                "exchanges no frames with isolated NICs";
-            "mtu" => mtu: Option<u16> = None, Kind::Number(MTU.0, MTU.1), "the interface's",
-                "its MTU in bytes, 68 to 9216";
-            "offloads" => offloads: bool = true, Kind::Flag(true), "`true`",
-                "leave checksums and segmentation to each other, both ways";
-        }
+    TapSpec {
+        #[required = "\"the name of a [[switch]]\""]
+        "switch" => switch: String = String::new(), Kind::Text, "required",
+            "the switch that it is a port of";
+        #[required = "\"tap0\""]
+        "interface" => interface: String = String::new(), Kind::Text, "required",
+            "the name of the interface, at most 15 bytes; the daemon makes it unless it is \
+             there. It stays with its addresses when the daemon ends; `ip link del` removes it",
+            is_interface;
+        "uplink" => is_uplink: bool = true, Kind::Flag(true), "`true`",
+            "other networks may lie behind it: frames never go from an uplink to another one. \
+             With `false` it is a station as guests are";
+        "vlan" => vlan: u16 = 1, Kind::Number(1, VLAN_MAX), "1",
+            "the VLAN of frames without a tag, 1 to 4094";
+        "trunk" => trunk: Option<Vec<(u64, u64)>> = None, Kind::Ranges, "none",
+            "the VLANs of tagged frames, as `[[10, 19], [30, 30]]`", are_vlans;
+        "isolated" => is_isolated: bool = false, Kind::Flag(false), "`false`",
+            "exchanges no frames with isolated NICs";
+        "mtu" => mtu: Option<u16> = None, Kind::Number(MTU.0, MTU.1), "the interface's",
+            "its MTU in bytes, 68 to 9216";
+        "offloads" => offloads: bool = true, Kind::Flag(true), "`true`",
+            "leave checksums and segmentation to each other, both ways";
     }
 }
 
@@ -204,6 +222,11 @@ fn are_ipv4(key: &str, value: &Value) -> Result<(), String> {
         )),
         None => Ok(()),
     }
+}
+
+fn are_rules(key: &str, value: &Value) -> Result<(), String> {
+    let Value::Texts(texts) = value else { return Ok(()) };
+    Rules::parse(texts).map(drop).map_err(|error| format!("`{key}`: {error}"))
 }
 
 fn are_vlans(key: &str, value: &Value) -> Result<(), String> {

@@ -10,7 +10,7 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 use sidecore_assembly::{AssemblyError, ErrorKind, OperationError};
 
-/// Larger than the longest request.
+/// Larger than the longest of most requests.
 const REQUEST_MAX_BYTES: usize = 64 << 10;
 
 /// The time limit for receiving a request's body.
@@ -70,11 +70,19 @@ fn status(kind: ErrorKind) -> StatusCode {
 
 /// Reads the JSON in a request's body; an empty body is an empty object.
 pub(super) async fn body<T: DeserializeOwned>(request: Request) -> Result<T, Refusal> {
-    let reading = Limited::new(request.into_body(), REQUEST_MAX_BYTES).collect();
+    body_up_to(request, REQUEST_MAX_BYTES).await
+}
+
+/// As [`body`], of up to `max_bytes`.
+pub(super) async fn body_up_to<T: DeserializeOwned>(
+    request: Request,
+    max_bytes: usize,
+) -> Result<T, Refusal> {
+    let reading = Limited::new(request.into_body(), max_bytes).collect();
     let bytes = match tokio::time::timeout(PATIENCE, reading).await {
         Ok(Ok(collected)) => collected.to_bytes(),
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            let why = format!("a request has at most {REQUEST_MAX_BYTES} bytes");
+            let why = format!("a request has at most {max_bytes} bytes");
             return Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, why));
         }
         Ok(Err(error)) => {

@@ -71,7 +71,7 @@ fn of_kind(kind: Kind) -> Value {
             json!({ "type": "integer", "minimum": least, "maximum": most })
         }
         Kind::Size => json!({ "type": ["integer", "string"], "minimum": 0 }),
-        Kind::Texts => json!({ "type": "array", "items": { "type": "string" } }),
+        Kind::Texts | Kind::Lines => json!({ "type": "array", "items": { "type": "string" } }),
         Kind::Ranges => {
             let number = json!({ "type": "integer", "minimum": 0 });
             let pair = json!({ "type": "array", "items": number, "minItems": 2, "maxItems": 2 });

@@ -6,7 +6,8 @@ use axum::Router;
 use schemars::SchemaGenerator;
 use serde_json::{Map, Value};
 use sidecore_assembly::report::{
-    CheckReport, ControllerReport, DeviceReport, ExtentsReport, RemoteReport, Stats, VolumeReport,
+    CheckReport, ControllerReport, DeviceReport, ExtentsReport, FirewallReport, RemoteReport,
+    Stats, VolumeReport,
 };
 
 use super::document::SchemaOf;
@@ -15,7 +16,7 @@ use super::requests::{
 };
 use super::{
     Controllers, Devices, Invitation, NewClient, NewDevice, NewIohost, NewLink, NewServe,
-    Sidecores, Switches, Volumes, remote, volumes,
+    PortRules, Sidecores, Switches, Volumes, ports, remote, volumes,
 };
 use crate::Source;
 
@@ -94,6 +95,11 @@ routes! {
     get "/v1/stats" => super::stats, "All counters", json!(200, Stats);
     get "/v1/switches" => super::switches,
         "The switches, their ports, and the addresses that they know", json!(200, Switches);
+    get "/v1/ports/{port}/rules" => ports::rules,
+        "The rules of a port's firewall, and their counters", json!(200, FirewallReport);
+    put "/v1/ports/{port}/rules" => ports::set_rules,
+        "Replace the rules of a port's firewall at once; its connections stay", Nothing,
+        body PortRules;
     get "/v1/remote" => remote::report, "Links, clients and IOhosts", json!(200, RemoteReport);
     post "/v1/remote/clients/{client}/invite" => remote::invite, "Make a key for a client",
         json!(200, Invitation);

@@ -282,7 +282,7 @@ fn value(key: &Key, value: &DeValue<'_>, places: &mut Vec<Place>) -> Result<Valu
             let number = value.as_integer().and_then(integer);
             number.filter(|number| (least..=most).contains(number)).map(Value::Number)
         }
-        Kind::Texts => {
+        Kind::Texts | Kind::Lines => {
             let element = |value: &Spanned<DeValue<'_>>| {
                 places.push(value.span());
                 value.get_ref().as_str().map(str::to_owned)

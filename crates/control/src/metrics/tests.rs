@@ -4,9 +4,10 @@ mod manual;
 use std::collections::BTreeSet;
 
 use sidecore_assembly::report::{
-    ClientReport, DeviceStats, ExecutorReport, FunctionReport, FunctionStats, HypervisorCounts,
-    IohostReport, Latency, LatencyCounts, LinkReport, PortReport, QueueCounts, ReactorCounts,
-    RemoteDeviceReport, ServeReport, SpaceReport, TranslationCounts, TreeMemoryReport, TreeReport,
+    ClientReport, DeviceStats, ExecutorReport, FirewallReport, FunctionReport, FunctionStats,
+    HypervisorCounts, IohostReport, Latency, LatencyCounts, LinkReport, PortReport, QueueCounts,
+    ReactorCounts, RemoteDeviceReport, RuleReport, ServeReport, SpaceReport, TranslationCounts,
+    TreeMemoryReport, TreeReport,
 };
 
 use super::*;
@@ -89,7 +90,10 @@ fn example() -> (Stats, Vec<DeviceReport>) {
 
 /// A switch with a port.
 fn switches() -> Vec<SwitchReport> {
-    let port = PortReport { name: "nic".to_owned(), ..PortReport::default() };
+    let rule = RuleReport { text: "to drop".to_owned(), ..RuleReport::default() };
+    let firewall = FirewallReport { rules: vec![rule], ..FirewallReport::default() };
+    let port =
+        PortReport { name: "nic".to_owned(), firewall: Some(firewall), ..PortReport::default() };
     vec![SwitchReport { name: "lan".to_owned(), ports: vec![port], ..SwitchReport::default() }]
 }
 

@@ -27,6 +27,7 @@ vlan = 5
 trunk = [[10, 12]]
 ipv4 = ["10.0.0.2"]
 queues = 4
+rules = ["ct state established,related accept", "to drop"]
 [[device]]
 name = "host"
 front_end = "tap"
@@ -51,9 +52,11 @@ fn a_nic_is_on_a_switch_whose_sidecore_serves_it() {
     let FrontEndSpec::VirtioNet(own) = &two.front_end else { panic!("{two:?}") };
     assert_eq!(own.mac().0, [0x52, 0x54, 0, 0, 0, 2]);
     assert_eq!(own.trunk().unwrap().collect::<Vec<_>>(), [10, 11, 12]);
+    assert_eq!((own.rules.len(), own.connections), (2, 16_384));
     assert_eq!(own.ipv4().unwrap(), [std::net::Ipv4Addr::new(10, 0, 0, 2)]);
     let FrontEndSpec::Tap(own) = &spec.devices[2].front_end else { panic!("{spec:?}") };
     assert_eq!((own.interface.as_str(), own.is_uplink, own.mtu), ("tap0", true, None));
+    assert!(own.rules.is_empty());
     assert_eq!(own.trunk().unwrap().collect::<Vec<_>>(), [10]);
     assert_eq!(spec.devices[2].queues, 1);
 }
@@ -70,6 +73,12 @@ fn each_fault_of_a_switch_or_a_nic_is_named() {
         ("[[10, 12]]", "[[4000, 4095]]", "no range of VLANs"),
         ("\"10.0.0.2\"", "\"10.0.0\"", "no IPv4 address"),
         ("queues = 4\n", "queues = 17\n", "at most 16 pairs"),
+        (
+            "\"to drop\"",
+            "\"to drop it\"",
+            "`rules`: rule 2, \"to drop it\": `it` behind the verdict",
+        ),
+        ("queues = 4\n", "connections = 63\n", "from 64 to 1048576"),
         ("vlan = 5\n", "mtu = 67\n", "from 68 to 9216"),
         ("vlan = 5\n", "store = \"x\"\n", "`store` has no meaning"),
         ("vlan = 5\n", "sidecore = \"sc0\"\n", "`sidecore` has no meaning"),
