@@ -38,6 +38,8 @@ const OVS: &str = "ovs-dpdk";
 const TESTPMD: &str = "testpmd";
 /// The peer of a case with several flows: this switch with one.
 const ONE_FLOW: &str = "one-flow";
+/// The peer of a case with rules: this switch without any.
+const NO_RULES: &str = "no-rules";
 
 /// The lengths and numbers of runs.
 #[derive(Clone, Copy, Debug)]
@@ -66,7 +68,7 @@ impl Plan {
     }
 }
 
-const BOUNDS: [Bound<'static>; 10] = {
+const BOUNDS: [Bound<'static>; 14] = {
     const fn bound(case: &'static str, of: Of<'static>, limit: Limit) -> Bound<'static> {
         Bound { case, of, limit }
     }
@@ -75,6 +77,8 @@ const BOUNDS: [Bound<'static>; 10] = {
     const P50: Of<'static> = Of::Ratio("latency_p50", OVS);
     const P99: Of<'static> = Of::Ratio("latency_p99", OVS);
     const FLOWS: Of<'static> = Of::Ratio("packets", ONE_FLOW);
+    const RULES: Of<'static> = Of::Ratio("packets", NO_RULES);
+    const CONNECTIONS: Of<'static> = Of::Ours("packets", "1/s");
     [
         bound("oneway/64/split", PACKETS, Limit::AtLeast(1.5)),
         bound("oneway/64/packed", PACKETS, Limit::AtLeast(1.3)),
@@ -86,6 +90,10 @@ const BOUNDS: [Bound<'static>; 10] = {
         bound("rtt/64/split", P99, Limit::AtMost(1.0)),
         bound("oneway/64/split/f100000", FLOWS, Limit::AtLeast(0.8)),
         bound("oneway/64/packed/f100000", FLOWS, Limit::AtLeast(0.8)),
+        bound("oneway/64/split/rules", RULES, Limit::AtLeast(0.75)),
+        bound("oneway/64/packed/rules", RULES, Limit::AtLeast(0.75)),
+        bound("oneway/64/split/f100000/rules", CONNECTIONS, Limit::AtLeast(1e6)),
+        bound("oneway/64/packed/f100000/rules", CONNECTIONS, Limit::AtLeast(1e6)),
     ]
 };
 
@@ -131,7 +139,9 @@ struct Connected<'a> {
 impl Bench<'_> {
     fn measure(&mut self) -> Result<()> {
         let mut cases = cases::all();
-        cases.retain(|case| self.options.wants(&case.name()));
+        // An older build need not know rules.
+        let builds = self.options.programs.common.against.is_some();
+        cases.retain(|case| self.options.wants(&case.name()) && !(case.rules && builds));
         let is_tiny = self.options.programs.common.tiny;
         let _huge_pages = (!is_tiny).then(|| HugePages::reserve(systems::HUGE_PAGES));
         let has_peers = self.experiment.measures_peers() && !cases.is_empty();
@@ -154,8 +164,17 @@ impl Bench<'_> {
     }
 
     fn start(&self, setting: Setting, programs: Option<&systems::Programs>) -> Result<Vec<System>> {
-        let mut systems = systems::ours(&self.experiment, setting)?;
+        let mut systems = systems::ours(&self.experiment, "switch", setting)?;
         systems.iter_mut().try_for_each(|system| system.process.freeze())?;
+        if setting.rules {
+            let plain = Setting { rules: false, ..setting };
+            for mut system in systems::ours(&self.experiment, NO_RULES, plain)? {
+                system.name = NO_RULES.to_owned();
+                system.process.freeze()?;
+                systems.push(system);
+            }
+            return Ok(systems);
+        }
         for name in [OVS, TESTPMD] {
             if setting.large && name == TESTPMD {
                 continue;

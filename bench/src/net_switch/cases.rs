@@ -1,6 +1,6 @@
 //! The cases: kinds of traffic, sizes, ring formats, ports and flows.
 
-use super::{ONE_FLOW, OVS, TESTPMD};
+use super::{NO_RULES, ONE_FLOW, OVS, TESTPMD};
 
 /// The traffic of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,13 +19,16 @@ pub(super) struct Setting {
     pub(super) ports: u16,
     /// Whether it passes on frames that are larger than the MTU.
     pub(super) large: bool,
+    /// Whether each port has 100 rules.
+    pub(super) rules: bool,
 }
 
 /// All settings, in the order in which they are measured.
-pub(super) const SETTINGS: [Setting; 3] = [
-    Setting { ports: 2, large: false },
-    Setting { ports: 2, large: true },
-    Setting { ports: MANY_PORTS, large: false },
+pub(super) const SETTINGS: [Setting; 4] = [
+    Setting { ports: 2, large: false, rules: false },
+    Setting { ports: 2, large: true, rules: false },
+    Setting { ports: MANY_PORTS, large: false, rules: false },
+    Setting { ports: 2, large: false, rules: true },
 ];
 
 const MANY_PORTS: u16 = 16;
@@ -47,6 +50,7 @@ pub(super) struct Case {
     pub(super) is_cold: bool,
     pub(super) ports: u16,
     pub(super) flows: u32,
+    pub(super) rules: bool,
 }
 
 impl Case {
@@ -68,16 +72,20 @@ impl Case {
         if self.flows > 1 {
             name.push_str(&format!("/f{}", self.flows));
         }
+        if self.rules {
+            name.push_str("/rules");
+        }
         name
     }
 
     pub(super) fn setting(&self) -> Setting {
-        Setting { ports: self.ports, large: self.kind == Kind::Tso }
+        Setting { ports: self.ports, large: self.kind == Kind::Tso, rules: self.rules }
     }
 
     /// The switches that this one is compared with, and this one with a single flow.
     pub(super) fn peers(&self) -> &'static [&'static str] {
         match self {
+            Self { rules: true, .. } => &[NO_RULES],
             Self { flows: 2.., .. } => &[OVS, TESTPMD, ONE_FLOW],
             // testpmd's forwarding leaves no offload in a frame.
             Self { kind: Kind::Tso, .. } => &[OVS],
@@ -90,8 +98,15 @@ impl Case {
 pub(super) fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     for packed in [false, true] {
-        let small =
-            Case { kind: Kind::OneWay, bytes: 64, packed, is_cold: false, ports: 2, flows: 1 };
+        let small = Case {
+            kind: Kind::OneWay,
+            bytes: 64,
+            packed,
+            is_cold: false,
+            ports: 2,
+            flows: 1,
+            rules: false,
+        };
         cases.extend([
             small,
             Case { flows: MANY_FLOWS, ..small },
@@ -101,6 +116,9 @@ pub(super) fn all() -> Vec<Case> {
             Case { bytes: 1500, is_cold: true, ..small },
             Case { kind: Kind::Tso, bytes: LARGE_BYTES, ..small },
             Case { kind: Kind::RoundTrip, ..small },
+            Case { rules: true, ..small },
+            // More flows than a port tracks: each frame begins a connection.
+            Case { rules: true, flows: MANY_FLOWS, ..small },
         ]);
     }
     cases
@@ -119,8 +137,9 @@ mod tests {
             let case = cases.iter().find(|case| case.name() == bound.case);
             let case = case.unwrap_or_else(|| panic!("no case {}", bound.case));
             assert!(SETTINGS.contains(&case.setting()));
-            let Of::Ratio(_, peer) = bound.of else { panic!("{bound:?}") };
-            assert!(case.peers().contains(&peer), "{bound:?}");
+            if let Of::Ratio(_, peer) = bound.of {
+                assert!(case.peers().contains(&peer), "{bound:?}");
+            }
         }
         let mut names: Vec<String> = cases.iter().map(Case::name).collect();
         names.sort_unstable();

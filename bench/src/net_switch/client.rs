@@ -117,8 +117,10 @@ impl Client {
         let end = Instant::now() + PATIENCE;
         for index in 0..self.streams.len() {
             let (from, to) = (self.streams[index].from, self.streams[index].to);
-            for (from, to) in [(to, from), (from, to)] {
-                let greeting = Frames::new(from, to, 64, false);
+            let there = Frames::new(from, to, 64, false);
+            // The stream's frames are of a connection that this one has begun.
+            let back = Frames::new(to, from, 64, false).answering();
+            for (greeting, from, to) in [(back, to, from), (there, from, to)] {
                 while !self.greet(&greeting, from, to)? {
                     stop::check()?;
                     ensure!(Instant::now() < end, "no frame passes from NIC {from} to {to}");

@@ -86,6 +86,15 @@ impl Frames {
         Self { words, sequence_at, lines_at, len_bytes: HEADER_BYTES + bytes, flows: 1 }
     }
 
+    /// The same with UDP's ports exchanged: answers to frames of the other direction.
+    pub(super) fn answering(mut self) -> Self {
+        let [from, to] = PORT_WORDS;
+        let (source, target) = (self.words[from] >> 48, self.words[to] & 0xffff);
+        self.words[from] ^= (source ^ target) << 48;
+        self.words[to] ^= source ^ target;
+        self
+    }
+
     /// Has UDP's ports take turns as those of `flows` flows.
     pub(super) fn set_flows(&mut self, flows: u32) {
         self.flows = flows.max(1).into();
@@ -189,6 +198,9 @@ mod tests {
         assert_eq!((head[35], &head[38..46]), (17, &[10, 0, 0, 1, 10, 0, 0, 2][..]));
         assert_eq!(sum(&head[26..46]), 0xffff, "IPv4's checksum");
         assert_eq!(head[46..54], [0x10, 0, 0x20, 0, 0, 30, 0, 0]);
+        let answer = self::head(&Frames::new(0, 1, 64, false).answering());
+        assert_eq!(answer[46..50], [0x20, 0, 0x10, 0]);
+        assert_eq!((&answer[..46], &answer[50..]), (&head[..46], &head[50..]));
     }
 
     /// The fields of `virtio_net_hdr` (virtio 1.2, 5.1.6).

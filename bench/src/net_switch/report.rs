@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{ONE_FLOW, OVS, TESTPMD};
+use super::{NO_RULES, ONE_FLOW, OVS, TESTPMD};
 use crate::plot;
 use crate::record::{self, OURS, Record, Records};
 
@@ -26,7 +26,7 @@ pub(super) fn table(records: &Records) -> String {
             .collect();
         let is_round_trip = !latencies.is_empty();
         let bytes = records.find(case, OURS, "bytes").map_or(0.0, |measure| measure.value);
-        let beside: Vec<String> = [OVS, TESTPMD, ONE_FLOW]
+        let beside: Vec<String> = [OVS, TESTPMD, ONE_FLOW, NO_RULES]
             .iter()
             .filter_map(|peer| ratio(records, case, peer, is_round_trip))
             .collect();

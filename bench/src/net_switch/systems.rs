@@ -94,12 +94,13 @@ impl System {
     }
 }
 
-/// Starts this build's daemon, and the one of `--against` if the option is set.
+/// Starts this build's daemon, and the one of `--against` if the option is set, in directories
+/// whose names begin with `name`.
 ///
 /// # Errors
 /// A daemon does not start.
-pub(super) fn ours(experiment: &Experiment, setting: Setting) -> Result<Vec<System>> {
-    let directory = format!("switch-{}-{}", setting.ports, setting.large);
+pub(super) fn ours(experiment: &Experiment, name: &str, setting: Setting) -> Result<Vec<System>> {
+    let directory = format!("{name}-{}-{}-{}", setting.ports, setting.large, setting.rules);
     let configure = |directory: &Path| configuration(directory, setting);
     let this = experiment.start_configured(&directory, &[], configure)?;
     let before = experiment.start_configured_before(&directory, &[], configure)?;
@@ -126,8 +127,17 @@ fn configuration(directory: &Path, setting: Setting) -> Result<String> {
              socket = {socket:?}\nmac = \"{mac}\"\npacked = true\nqueues = 1\n\
              queue_size_max = 4096"
         )?;
+        if setting.rules {
+            writeln!(config, "rules = {:?}", rules())?;
+        }
     }
     Ok(config)
+}
+
+/// A hundred rules, of which the last one matches packets that begin a connection.
+fn rules() -> Vec<String> {
+    let others = (1..100).map(|last| format!("ip saddr 192.0.2.{last} udp dport {last} drop"));
+    others.chain(["ct state new,established,related accept".to_owned()]).collect()
 }
 
 /// The programs of the peers.
