@@ -37,6 +37,8 @@ pub const OF_TESTS: &[Tool] = &[
     Tool { program: "ip", package: "iproute2", purpose: "tests of links" },
     Tool { program: "unshare", package: "util-linux", purpose: "tests of links" },
     Tool { program: "etcd", package: "etcd-server", purpose: "tests of failover" },
+    Tool { program: "etcdctl", package: "etcd-client", purpose: "tests of failover" },
+    Tool { program: "openssl", package: "openssl", purpose: "tests of failover" },
     Tool { program: "tshark", package: "tshark", purpose: "tests of Wireshark's dissector" },
     Tool { program: "cryptsetup", package: "cryptsetup-bin", purpose: "tests of encrypted disks" },
     Tool { program: "qemu-img", package: "qemu-utils", purpose: "tests of import and export" },

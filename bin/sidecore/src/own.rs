@@ -16,7 +16,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use rustix::rand::{GetRandomFlags, getrandom};
 use sidecore_cluster::{
-    CommandFence, Endpoint, Fence, Gateway, HostLock, LockFence, RecordFile, Runner, this_host,
+    Access, CommandFence, Endpoint, Fence, Gateway, HostLock, Identity, LockFence, RecordFile,
+    Runner, User, this_host,
 };
 use sidecore_ownership::{Daemon, Member, Options};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
@@ -44,8 +45,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_parser = name)]
     name: Option<String>,
     /// The members of etcd.
-    #[arg(long, required = true, value_name = "http://HOST:PORT", value_delimiter = ',')]
+    #[arg(long, required = true, value_name = "http[s]://HOST:PORT", value_delimiter = ',')]
     etcd: Vec<Endpoint>,
+    #[command(flatten)]
+    access: AccessArguments,
     /// The beginning of the keys in etcd, after `/sidecore/`.
     #[arg(long, default_value = "default", value_parser = name)]
     cluster: String,
@@ -77,6 +80,39 @@ pub(crate) struct Arguments {
     /// The daemon and its arguments. It serves on until SIGTERM, and ends in order then.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
+}
+
+/// For an etcd that asks who its clients are.
+#[derive(clap::Args)]
+struct AccessArguments {
+    /// The certificates of the CA that has issued those of etcd's members, in PEM: for https.
+    #[arg(long, value_name = "FILE")]
+    etcd_ca: Option<PathBuf>,
+    /// This host's certificate, in PEM, if etcd asks for one.
+    #[arg(long, value_name = "FILE", requires = "etcd_key")]
+    etcd_certificate: Option<PathBuf>,
+    /// Its key, in PEM, in a file of mode 0600.
+    #[arg(long, value_name = "FILE", requires = "etcd_certificate")]
+    etcd_key: Option<PathBuf>,
+    /// The user of etcd, if it has users.
+    #[arg(long, value_name = "NAME", requires = "etcd_password")]
+    etcd_user: Option<String>,
+    /// The user's password, in a file of mode 0600.
+    #[arg(long, value_name = "FILE", requires = "etcd_user")]
+    etcd_password: Option<PathBuf>,
+}
+
+impl AccessArguments {
+    fn access(&self) -> Access {
+        let Self { etcd_ca, etcd_certificate, etcd_key, etcd_user, etcd_password } = self;
+        let pair = etcd_certificate.clone().zip(etcd_key.clone());
+        let user = etcd_user.clone().zip(etcd_password.clone());
+        Access {
+            ca: etcd_ca.clone(),
+            identity: pair.map(|(certificate, key)| Identity { certificate, key }),
+            user: user.map(|(name, password)| User { name, password }),
+        }
+    }
 }
 
 const AFTER_HELP: &str = "\
@@ -133,6 +169,8 @@ impl Signals {
 
 /// `socket` is the control socket of the daemon, beside which `sidecore list` finds the state.
 pub(crate) fn run(arguments: &Arguments, socket: &Path) -> Result<ExitCode> {
+    let access = arguments.access.access();
+    access.check(&arguments.etcd).map_err(anyhow::Error::msg)?;
     let signals = Signals::listen()?;
     let host = this_host().context("cannot read the identity of this host")?;
     let name = match &arguments.name {
@@ -161,7 +199,8 @@ fn candidacy(
 ) -> Result<Ended> {
     let options = Options::of_lease(arguments.lease);
     let patience = Duration::from_secs(arguments.lease) / CALLS_PER_LEASE;
-    let gateway = Gateway::new(arguments.etcd.clone(), &arguments.cluster, me.clone(), patience);
+    let gateway = Gateway::new(arguments.etcd.clone(), &arguments.cluster, me.clone(), patience)
+        .with_access(arguments.access.access());
     let host_lock = HostLock::beside(&arguments.record, &me);
     let local = LockFence { paths: arguments.path.clone(), host_lock };
     let fence: Box<dyn Fence> = match &arguments.fence_command {

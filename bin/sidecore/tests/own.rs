@@ -125,7 +125,7 @@ fn an_owner_whose_files_hang_ends_its_command_before_its_lease_ends() {
 }
 
 #[test]
-fn an_etcd_that_was_restored_from_a_backup_is_refused_with_the_remedy() {
+fn an_etcd_of_another_cluster_is_refused_with_the_remedy() {
     let Some(mut site) = Site::start() else { return };
     let cluster = Cluster::new(1);
     let first = cluster.candidate(&site, "a", Fence::Lock);

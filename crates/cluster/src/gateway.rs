@@ -1,64 +1,26 @@
 //! The JSON gateway of etcd's API, version 3.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::body::Bytes;
-use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper::{Method, Request};
-use hyper_util::rt::TokioIo;
+use hyper::StatusCode;
 use serde_json::{Value, json};
 use sidecore_ownership::{Answer, Call, Member, Seen};
-use tokio::net::TcpStream;
 
+use crate::connection::{Connection, error_of};
 use crate::keys::{Keys, number, origin};
-
-/// Larger than the keys of a large cluster.
-const ANSWER_MAX_BYTES: usize = 4 << 20;
-
-/// The address of a member of etcd.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint(String);
-
-/// The reason why a text is no endpoint.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "\"{0}\" is no endpoint of etcd; an endpoint is http://HOST:PORT, and TLS takes an etcd proxy \
-     on this host"
-)]
-pub struct EndpointError(String);
-
-impl FromStr for Endpoint {
-    type Err = EndpointError;
-
-    fn from_str(text: &str) -> Result<Self, EndpointError> {
-        let address = text.strip_prefix("http://").unwrap_or(text);
-        let address = address.strip_suffix('/').unwrap_or(address);
-        let is_valid = address.rsplit_once(':').is_some_and(|(host, port)| {
-            !host.is_empty() && !host.contains(['/', '@']) && port.parse::<u16>().is_ok()
-        });
-        if is_valid { Ok(Self(address.to_owned())) } else { Err(EndpointError(text.to_owned())) }
-    }
-}
-
-impl fmt::Display for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "http://{}", self.0)
-    }
-}
+use crate::{Access, Endpoint};
 
 /// A client of etcd, with one connection to one member at a time.
 #[derive(Debug)]
 pub struct Gateway {
     endpoints: Vec<Endpoint>,
     current: usize,
+    access: Access,
     keys: Keys,
     me: Member,
     patience: Duration,
-    connection: Option<SendRequest<Full<Bytes>>>,
+    connection: Option<Connection>,
 }
 
 impl Gateway {
@@ -66,8 +28,14 @@ impl Gateway {
     /// fails after `patience`, and the next one goes to the next endpoint.
     #[must_use]
     pub fn new(endpoints: Vec<Endpoint>, cluster: &str, me: Member, patience: Duration) -> Self {
-        let keys = Keys::new(cluster);
-        Self { endpoints, current: 0, keys, me, patience, connection: None }
+        let (keys, access) = (Keys::new(cluster), Access::default());
+        Self { endpoints, current: 0, access, keys, me, patience, connection: None }
+    }
+
+    /// The same client, for an etcd that asks who its clients are.
+    #[must_use]
+    pub fn with_access(self, access: Access) -> Self {
+        Self { access, ..self }
     }
 
     /// Carries out a call. Its time is that of one attempt.
@@ -127,70 +95,23 @@ impl Gateway {
         }
     }
 
-    async fn connect(&mut self) -> Result<&mut SendRequest<Full<Bytes>>, String> {
-        let connection = match self.connection.take().filter(|sender| !sender.is_closed()) {
-            Some(connection) => connection,
-            None => {
-                let endpoint = self.endpoints.get(self.current).ok_or("no endpoints")?;
-                let stream = TcpStream::connect(&endpoint.0).await.map_err(|e| e.to_string())?;
-                stream.set_nodelay(true).map_err(|error| error.to_string())?;
-                let (sender, connection) =
-                    handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
-                // It ends with the sender.
-                tokio::spawn(connection);
-                sender
-            }
-        };
-        Ok(self.connection.insert(connection))
-    }
-
+    /// Sends a request, as the user. A request without a valid token was not carried out, and is
+    /// sent again with a new one: tokens end with time, and with each change of users.
     async fn post(&mut self, method: &str, body: &Value) -> Result<Value, String> {
-        let host = self.endpoints.get(self.current).map(|endpoint| endpoint.0.clone());
-        let sender = self.connect().await?;
-        sender.ready().await.map_err(|error| error.to_string())?;
-        let request = Request::builder()
-            .method(Method::POST)
-            .uri(format!("/v3/{method}"))
-            .header(hyper::header::HOST, host.unwrap_or_default())
-            .header(hyper::header::CONTENT_TYPE, "application/json")
-            .body(Full::new(Bytes::from(body.to_string())))
-            .map_err(|error| error.to_string())?;
-        let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), ANSWER_MAX_BYTES).collect().await;
-        let body = body.map_err(|error| error.to_string())?.to_bytes();
-        let answer: Value = serde_json::from_slice(&body)
-            .map_err(|error| format!("{method} has no JSON for an answer ({status}): {error}"))?;
-        if status.is_success() {
-            return Ok(answer);
+        let endpoint = self.endpoints.get(self.current).ok_or("no endpoints")?.clone();
+        let mut connection = match self.connection.take().filter(Connection::is_open) {
+            Some(connection) => connection,
+            None => Connection::open(&endpoint, &self.access).await?,
+        };
+        if let Some(user) = self.access.user.as_ref().filter(|_| !connection.is_logged_in()) {
+            connection.log_in(user).await?;
         }
-        Err(format!("{method}: {} ({status})", error_of(&answer)))
-    }
-}
-
-/// The text of an error.
-fn error_of(answer: &Value) -> String {
-    let error = answer.get("error").unwrap_or(answer);
-    let text = error.get("message").unwrap_or(error);
-    text.as_str().map_or_else(|| text.to_string(), str::to_owned)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn endpoints_are_hosts_with_ports() {
-        for (text, address) in [
-            ("http://10.0.0.1:2379", "10.0.0.1:2379"),
-            ("etcd1:2379", "etcd1:2379"),
-            ("http://[fd00::1]:2379/", "[fd00::1]:2379"),
-        ] {
-            assert_eq!(text.parse::<Endpoint>().unwrap().0, address);
+        let mut sent = connection.send(method, body).await?;
+        if let (StatusCode::UNAUTHORIZED, Some(user)) = (sent.status, &self.access.user) {
+            connection.log_in(user).await?;
+            sent = connection.send(method, body).await?;
         }
-        for text in ["", "https://a:1", "http://a", "http://:1", "a:70000", "http://a:1/v3"] {
-            let error = text.parse::<Endpoint>().unwrap_err().to_string();
-            assert!(error.contains("http://HOST:PORT"), "{error}");
-        }
+        self.connection = Some(connection);
+        sent.success(method)
     }
 }

@@ -19,13 +19,18 @@
     )
 )]
 
+mod access;
+mod connection;
+mod endpoint;
 mod fence;
 mod gateway;
 mod keys;
 mod record;
 mod runner;
 
+pub use access::{Access, Identity, User};
+pub use endpoint::{Endpoint, EndpointError};
 pub use fence::{CommandFence, Fence, HostLock, LockFence};
-pub use gateway::{Endpoint, EndpointError, Gateway};
+pub use gateway::Gateway;
 pub use record::RecordFile;
 pub use runner::{Host, Report, Runner, StoreReport, boot_time, this_host};

@@ -117,7 +117,11 @@ impl Runner {
             shown: Vec::new(),
             logged: Vec::new(),
         };
-        let run = move || runtime.block_on(work.run(gateway, inbox));
+        let run = move || {
+            runtime.block_on(work.run(gateway, inbox));
+            // Without a wait for a thread that a file of etcd's access keeps.
+            runtime.shutdown_background();
+        };
         let thread = std::thread::Builder::new().name("ownership".to_owned()).spawn(run)?;
         Ok(Self { events, report, thread: Some(thread) })
     }

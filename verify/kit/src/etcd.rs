@@ -4,13 +4,14 @@ use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::process::Signal;
 use tempfile::TempDir;
 
+use crate::certificates::Certificates;
 use crate::namespace::Namespace;
 use crate::process::Process;
 use crate::wait;
@@ -18,6 +19,8 @@ use crate::wait;
 const MEMBERS: u16 = 3;
 const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2479;
+/// Without TLS, for the tests themselves.
+const PLAIN_PORT: u16 = 2579;
 /// The time in which another member is elected. Members elect after a second of silence, and
 /// again after each vote that is split.
 const ELECTION: Duration = Duration::from_secs(60);
@@ -37,11 +40,43 @@ impl Etcd {
     /// # Errors
     /// etcd is not installed, or the kernel's.
     pub fn start(namespace: &Namespace, token: &str) -> io::Result<Self> {
+        Self::start_with(namespace, token, None)
+    }
+
+    /// Starts members with TLS, which have a certificate of this name, and clients need one.
+    ///
+    /// # Errors
+    /// Those of [`start`](Self::start).
+    pub fn start_secure(
+        namespace: &Namespace,
+        token: &str,
+        certificates: &Certificates,
+        name: &str,
+    ) -> io::Result<Self> {
+        Self::start_with(namespace, token, Some((certificates, name)))
+    }
+
+    fn start_with(
+        namespace: &Namespace,
+        token: &str,
+        secure: Option<(&Certificates, &str)>,
+    ) -> io::Result<Self> {
         namespace.ip("link set lo up")?;
-        let directory = TempDir::new_in("/dev/shm")?;
-        let names: Vec<String> =
-            (0..MEMBERS).map(|i| format!("m{i}={}", url(PEER_PORT, i))).collect();
-        let start = |index| member(namespace, directory.path(), index, (&names.join(","), token));
+        Self::start_in(namespace, TempDir::new_in("/dev/shm")?, token, secure)
+    }
+
+    fn start_in(
+        namespace: &Namespace,
+        directory: TempDir,
+        token: &str,
+        secure: Option<(&Certificates, &str)>,
+    ) -> io::Result<Self> {
+        let cluster = initial_cluster();
+        let start = |index| {
+            let mut command = member(namespace, directory.path(), index, (&cluster, token))?;
+            listen(&mut command, index, secure);
+            Process::start(&mut command)
+        };
         let members = (0..MEMBERS).map(start).collect::<io::Result<_>>()?;
         Ok(Self { members, directory, deposes: Mutex::new(()) })
     }
@@ -58,6 +93,87 @@ impl Etcd {
         let urls: Vec<String> =
             (0..MEMBERS).map(|index| format!("http://{address}:{}", CLIENT_PORT + index)).collect();
         urls.join(",")
+    }
+
+    /// The endpoints of members with TLS, at an address of 127.0.0.0/8.
+    #[must_use]
+    pub fn secure_endpoints_at(address: &str) -> String {
+        Self::endpoints_at(address).replace("http:", "https:")
+    }
+
+    /// Lets none but users in, of members that were started with TLS: one with this password, which
+    /// has the keys of Sidecore.
+    ///
+    /// # Panics
+    /// etcd refuses it, or does not answer.
+    pub fn have_user(namespace: &Namespace, name: &str, password: &str) {
+        // "/sidecore/" and its end.
+        let keys =
+            r#"{"permType":"READWRITE","key":"L3NpZGVjb3JlLw==","range_end":"L3NpZGVjb3JlMA=="}"#;
+        for (method, body) in [
+            ("user/add", r#"{"name":"root","password":"root"}"#.to_owned()),
+            ("role/add", r#"{"name":"root"}"#.to_owned()),
+            ("user/grant", r#"{"user":"root","role":"root"}"#.to_owned()),
+            ("user/add", format!(r#"{{"name":"{name}","password":"{password}"}}"#)),
+            ("role/add", r#"{"name":"sidecore"}"#.to_owned()),
+            ("role/grant", format!(r#"{{"name":"sidecore","perm":{keys}}}"#)),
+            ("user/grant", format!(r#"{{"user":"{name}","role":"sidecore"}}"#)),
+            ("enable", "{}".to_owned()),
+        ] {
+            wait::succeed(ELECTION, || manage(namespace, method, &body, ""));
+        }
+    }
+
+    /// Gives a user another password. Its tokens end.
+    ///
+    /// # Panics
+    /// etcd refuses it, or does not answer.
+    pub fn set_password(namespace: &Namespace, name: &str, password: &str) {
+        let root = r#"{"name":"root","password":"root"}"#;
+        let body = format!(r#"{{"name":"{name}","password":"{password}"}}"#);
+        wait::succeed(ELECTION, || {
+            let answer = manage(namespace, "authenticate", root, "")?;
+            let token = field(&answer, "token").ok_or("no token")?;
+            manage(namespace, "user/changepw", &body, &format!("Authorization: {token}\r\n"))
+        });
+    }
+
+    /// Saves the cluster's contents in a file.
+    ///
+    /// # Errors
+    /// etcdctl is not installed, or etcd's.
+    pub fn back_up(&self, namespace: &Namespace, file: &Path) -> io::Result<()> {
+        etcdctl(namespace, &["--endpoints", &url(CLIENT_PORT, 0), "snapshot", "save"], file)
+    }
+
+    /// Deletes all keys that begin so.
+    ///
+    /// # Errors
+    /// etcdctl is not installed, or etcd's.
+    pub fn delete(&self, namespace: &Namespace, keys: &str) -> io::Result<()> {
+        let words = ["--endpoints", &url(CLIENT_PORT, 0), "del", "--prefix"];
+        etcdctl(namespace, &words, keys.as_ref())
+    }
+
+    /// Ends all members without notice, and starts others at their addresses with the contents of
+    /// a backup. With the token of before, they are the cluster of before to all clients.
+    ///
+    /// # Errors
+    /// etcdctl's.
+    pub fn restore(self, namespace: &Namespace, (file, token): (&Path, &str)) -> io::Result<Self> {
+        drop(self.members);
+        let directory = TempDir::new_in("/dev/shm")?;
+        let cluster = initial_cluster();
+        for index in 0..MEMBERS {
+            let (name, peer) = (format!("m{index}"), url(PEER_PORT, index));
+            let data = directory.path().join(&name);
+            let mut words = vec!["snapshot", "restore", "--name", &name, "--data-dir"];
+            words.extend([data.to_str().unwrap_or_default(), "--initial-cluster", &cluster]);
+            words.extend(["--initial-advertise-peer-urls", &peer]);
+            words.extend(["--initial-cluster-token", token]);
+            etcdctl(namespace, &words, file)?;
+        }
+        Self::start_in(namespace, directory, token, None)
     }
 
     /// Drops all packets to and from an address of the members, until it is healed.
@@ -116,12 +232,53 @@ impl Etcd {
     }
 }
 
+/// The members of a cluster, as etcd's command line takes them.
+fn initial_cluster() -> String {
+    let member = |index| format!("m{index}={}", url(PEER_PORT, index));
+    (0..MEMBERS).map(member).collect::<Vec<_>>().join(",")
+}
+
+/// Runs etcdctl with these words and a file.
+fn etcdctl(namespace: &Namespace, words: &[&str], file: &Path) -> io::Result<()> {
+    let output = namespace.command("etcdctl".as_ref()).args(words).arg(file).output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(io::Error::other(format!("etcdctl {} failed: {}", words.join(" "), said.trim())))
+}
+
 /// A member's answer about its state. One that is stopped does not answer.
 fn status(namespace: &Namespace, index: u16) -> io::Result<String> {
+    let request = ("maintenance/status", "{}", "");
+    ask(namespace, CLIENT_PORT + index, request, Duration::from_millis(200))
+}
+
+/// The answer about users, of a member with TLS. It fails while the cluster has no leader; a user
+/// that exists already is none of its faults.
+fn manage(namespace: &Namespace, method: &str, body: &str, header: &str) -> Result<String, String> {
+    let request = (&*format!("auth/{method}"), body, header);
+    match ask(namespace, PLAIN_PORT, request, ELECTION) {
+        Ok(answer) if answer.contains("\"header\"") || answer.contains("already") => Ok(answer),
+        Ok(answer) => Err(format!("{method}: {answer}")),
+        Err(error) => Err(format!("{method}: {error}")),
+    }
+}
+
+/// The answer to a method with a body and further headers, at a port without TLS.
+fn ask(
+    namespace: &Namespace,
+    port: u16,
+    (method, body, headers): (&str, &str, &str),
+    patience: Duration,
+) -> io::Result<String> {
     let ask = || -> io::Result<String> {
-        let mut stream = TcpStream::connect(("127.0.0.1", CLIENT_PORT + index))?;
-        stream.set_read_timeout(Some(Duration::from_millis(200)))?;
-        let request = "POST /v3/maintenance/status HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}";
+        let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_read_timeout(Some(patience))?;
+        let request = format!(
+            "POST /v3/{method} HTTP/1.0\r\nContent-Length: {}\r\n{headers}\r\n{body}",
+            body.len()
+        );
         stream.write_all(request.as_bytes())?;
         let mut text = String::new();
         stream.read_to_string(&mut text)?;
@@ -132,8 +289,13 @@ fn status(namespace: &Namespace, index: u16) -> io::Result<String> {
 
 /// A number of an answer, which is a string in JSON.
 fn number(answer: &str, name: &str) -> Option<u64> {
+    field(answer, name)?.parse().ok()
+}
+
+/// A string of an answer.
+fn field<'a>(answer: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = answer.split_once(&format!("\"{name}\":\""))?;
-    rest.split_once('"')?.0.parse().ok()
+    Some(rest.split_once('"')?.0)
 }
 
 fn url(port: u16, index: u16) -> String {
@@ -145,17 +307,30 @@ fn member(
     directory: &Path,
     index: u16,
     (cluster, token): (&str, &str),
-) -> io::Result<Process> {
-    let (client, peer) = (url(CLIENT_PORT, index), url(PEER_PORT, index));
+) -> io::Result<Command> {
+    let peer = url(PEER_PORT, index);
     let name = format!("m{index}");
     let mut command = namespace.command("etcd".as_ref());
     command.args(["--name", &name, "--data-dir"]).arg(directory.join(&name));
-    let all = format!("http://0.0.0.0:{}", CLIENT_PORT + index);
-    command.args(["--listen-client-urls", &all, "--advertise-client-urls", &client]);
     command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
     command.args(["--initial-cluster", cluster, "--initial-cluster-token", token]);
     command.args(["--heartbeat-interval", "100", "--election-timeout", "1000"]);
     let log = File::create(directory.join(format!("{name}.log")))?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-    Process::start(&mut command)
+    Ok(command)
+}
+
+/// Lets a member listen for clients, by TLS if there are certificates.
+fn listen(command: &mut Command, index: u16, secure: Option<(&Certificates, &str)>) {
+    let (scheme, own) =
+        if secure.is_some() { ("https", PLAIN_PORT) } else { ("http", CLIENT_PORT) };
+    let mut all = format!("{scheme}://0.0.0.0:{}", CLIENT_PORT + index);
+    if let Some((certificates, name)) = secure {
+        all.push_str(&format!(",{}", url(PLAIN_PORT, index)));
+        let (certificate, key) = certificates.pair(name);
+        command.args(["--client-cert-auth", "--trusted-ca-file"]).arg(certificates.ca());
+        command.arg("--cert-file").arg(certificate).arg("--key-file").arg(key);
+    }
+    let advertised = url(own, index);
+    command.args(["--listen-client-urls", &all, "--advertise-client-urls", &advertised]);
 }

@@ -1,6 +1,7 @@
 //! Code that the demo, the bench and the integration tests share.
 #![forbid(unsafe_code)]
 
+pub mod certificates;
 pub mod etcd;
 #[cfg(feature = "guest")]
 pub mod guest;

@@ -1,5 +1,7 @@
 //! Three members of etcd, candidates, and the history of their commands.
 
+mod restored;
+mod secure;
 pub mod skewed;
 
 use std::cell::RefCell;
@@ -30,6 +32,9 @@ const DIRECTORY: &str = "SIDECORE_TEST_DIRECTORY";
 const PACE: Duration = Duration::from_millis(1);
 /// Lines that show that an owner writes.
 const FEW: usize = 20;
+
+/// The token of the first cluster of etcd.
+const TOKEN: &str = "first";
 
 /// A fence command with effect.
 const FENCE: &str = "kill -9 $(cat \"$(dirname \"$0\")/$1.pids\")\n\
@@ -89,7 +94,7 @@ impl Site {
                 return None;
             }
         };
-        let etcd = Some(Etcd::start(&namespace, "first").unwrap());
+        let etcd = Some(Etcd::start(&namespace, TOKEN).unwrap());
         Some(Self { etcd, namespace })
     }
 
@@ -97,6 +102,12 @@ impl Site {
     pub fn replace_etcd(&mut self) {
         self.etcd = None;
         self.etcd = Some(Etcd::start(&self.namespace, "second").unwrap());
+    }
+
+    /// Ends etcd, and starts a cluster with this token from a backup at the same addresses.
+    fn restore_etcd(&mut self, backup: &Path, token: &str) {
+        let etcd = self.etcd.take().unwrap().restore(&self.namespace, (backup, token));
+        self.etcd = Some(etcd.unwrap());
     }
 
     pub fn etcd(&self) -> &Etcd {
@@ -156,15 +167,20 @@ impl Cluster {
     }
 
     pub fn candidate(&self, site: &Site, name: &str, fence: Fence) -> Candidate {
+        self.candidate_at(site, name, fence, &[&Etcd::endpoints_at(&self.address(name))])
+    }
+
+    /// A candidate with these endpoints of etcd, and options of how to reach them.
+    pub fn candidate_at(&self, site: &Site, name: &str, fence: Fence, etcd: &[&str]) -> Candidate {
         let now = boot_time().0;
         let log = self.path(&format!("log-{name}-{now}"));
         let socket = self.path(&format!("{name}-{now}.sock"));
         let mut command = site.namespace.command(env!("CARGO_BIN_EXE_sidecore").as_ref());
-        let (keys, endpoints) = (self.number.to_string(), Etcd::endpoints_at(&self.address(name)));
+        let keys = self.number.to_string();
         command.arg("--socket").arg(&socket);
         command.args(["own", "disk", "--name", name, "--lease", "3", "--cluster", &keys]);
         command.arg("--metrics").arg(metrics_of(&socket));
-        command.args(["--etcd", &endpoints]);
+        command.arg("--etcd").args(etcd);
         command.arg("--record").arg(self.path("disk.owner"));
         command.arg("--path").arg(self.path("disk.img"));
         match fence {
