@@ -44,6 +44,8 @@ struct Pair<'a> {
     /// The disk's file.
     disk: PathBuf,
     fence: Fence,
+    /// The second candidate is on the VMhost, at the second link of its daemon.
+    is_near: bool,
 }
 
 impl<'a> Pair<'a> {
@@ -58,16 +60,22 @@ impl<'a> Pair<'a> {
         let text = format!("#!/bin/sh\nkill -9 $(cat {}/$1.pids)\n", shared.path().display());
         std::fs::write(&script, text).unwrap();
         std::fs::set_permissions(&script, Permissions::from_mode(0o755)).unwrap();
-        Self { namespace, sidecore: sidecore(), shared, disk, fence }
+        Self { namespace, sidecore: sidecore(), shared, disk, fence, is_near: false }
+    }
+
+    /// The socket of a candidate's link.
+    fn socket(&self, name: &str) -> PathBuf {
+        let is_near = self.is_near && name == "b";
+        self.shared.path().join(if is_near { "near.sock" } else { "wire.sock" })
     }
 
     fn config(&self, name: &str) -> String {
-        let (shared, disk) = (self.shared.path().display(), self.disk.display());
+        let (socket, disk) = (self.socket(name), self.disk.display());
         // A file in memory has no direct I/O.
         let direct = !self.disk.starts_with(self.shared.path());
         format!(
             "control_socket = \"{name}.sock\"\n[[sidecore]]\nname = \"io0\"\n\
-             [[link]]\nname = \"wire\"\ntype = \"memory\"\nsocket = \"{shared}/wire.sock\"\n\
+             [[link]]\nname = \"wire\"\ntype = \"memory\"\nsocket = {socket:?}\n\
              [[client]]\nname = \"vmhost\"\nlinks = [\"wire\"]\n\
              [[store]]\nname = \"disk\"\ntype = \"file\"\npath = \"{disk}\"\n\
              direct = {direct}\n\
@@ -77,13 +85,21 @@ impl<'a> Pair<'a> {
     }
 
     fn vmhost(&self) -> Daemon {
+        let link = |name: &str, of: &str| {
+            let socket = self.socket(of);
+            format!("[[link]]\nname = \"{name}\"\ntype = \"memory\"\nsocket = {socket:?}\n")
+        };
+        let (near, second) = if self.is_near {
+            (link("near", "b"), "second_link = \"near\"\n")
+        } else {
+            (String::new(), "")
+        };
         let config = format!(
-            "control_socket = \"control.sock\"\n[[sidecore]]\nname = \"vm0\"\n\
-             [[link]]\nname = \"wire\"\ntype = \"memory\"\nsocket = \"{}/wire.sock\"\n\
-             [[iohost]]\nname = \"io1\"\nlink = \"wire\"\nclient = \"vmhost\"\n\
+            "control_socket = \"control.sock\"\n[[sidecore]]\nname = \"vm0\"\n{}{near}\
+             [[iohost]]\nname = \"io1\"\nlink = \"wire\"\nclient = \"vmhost\"\n{second}\
              [[store]]\nname = \"r1\"\ntype = \"remote\"\niohost = \"io1\"\ndevice = \"disk1\"\n\
              [[device]]\nname = \"vd0\"\nstore = \"r1\"\nsocket = \"vd0.sock\"\n",
-            self.shared.path().display()
+            link("wire", "a")
         );
         Daemon::start(tempfile::tempdir().unwrap(), &config)
     }
@@ -234,6 +250,48 @@ fn a_guest_survives_its_iohosts_deaths_and_hand_overs() {
         let (median, longest) = (pauses[pauses.len() / 2], pauses.last().unwrap());
         println!("pauses of {} {of}: median {median:?}, {longest:?} at most", pauses.len());
     }
+}
+
+/// The link on which a VMhost has its IOhost.
+fn link_of(vmhost: &Daemon) -> String {
+    vmhost.client().remote().unwrap().iohosts[0].link.clone()
+}
+
+#[test]
+fn a_guest_goes_from_a_remote_iohost_to_its_own_host_and_back() {
+    let namespace = match Namespace::new() {
+        Ok(namespace) => namespace,
+        Err(error) => return sidecore_skip::skip(error),
+    };
+    let _etcd = Etcd::start(&namespace, "near").unwrap();
+    let pair = Pair { is_near: true, ..Pair::new(&namespace, Fence::Lock, None) };
+    let mut far = pair.candidate("a");
+    pair.wait_for("a", "serving");
+    let mut near = pair.candidate("b");
+    pair.wait_for("b", "waiting for key");
+    let vmhost = pair.vmhost();
+    let mut guest = pair.guest(&vmhost);
+    let queue = guest.queue(0).unwrap();
+    let slots: Vec<Slot> = (0..BLOCKS).map(|_| queue.take_slot().unwrap()).collect();
+    let mut batch = 0;
+    let mut pauses = Vec::new();
+    for end in [Signal::USR1, Signal::KILL] {
+        for (owner, names, link) in
+            [(&mut far, ["a", "b"], "near"), (&mut near, ["b", "a"], "wire")]
+        {
+            owner.signal(end).unwrap();
+            let pause = survives(queue, &slots, &mut batch, || pair.is(names[1], "serving"));
+            wait::until(link, SOON, || link_of(&vmhost) == link);
+            pauses.push((end, names[0], pause));
+            if end == Signal::KILL {
+                owner.wait_for_end(SOON).unwrap();
+                *owner = pair.candidate(names[0]);
+            }
+            pair.wait_for(names[0], "waiting for key");
+        }
+    }
+    drop((far, near));
+    println!("longest batches, from a (remote) and b (on the VMhost): {pauses:?}");
 }
 
 /// Stops the owner while the store holds writes of a guest, and lets it continue when its successor

@@ -6,6 +6,7 @@ mod common;
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::process::Signal;
 use sidecore_control::report::DeviceState;
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Slot, Status};
 use sidecore_kit::guest::complete;
@@ -73,6 +74,78 @@ fn hosts() -> (TempDir, Daemon, [Daemon; 2]) {
 fn connect(vmhost: &Daemon) -> BlkClient {
     let options = ClientOptions { timeout: SOON, ..ClientOptions::default() };
     BlkClient::connect(vmhost.directory.path().join("vd0.sock"), &options).unwrap()
+}
+
+/// The last step of a migration that the destination takes before it is cancelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Step {
+    /// QEMU connects.
+    Connects,
+    /// Its rings start, as for the destination's firmware or a look at the partition table.
+    Reads,
+    /// The source's guest has stopped.
+    SourceStops,
+    /// The guest runs at the destination, and has not written.
+    Runs,
+}
+
+const STEPS: [Step; 4] = [Step::Connects, Step::Reads, Step::SourceStops, Step::Runs];
+
+/// Kills the IOhost's daemon, and starts it again.
+fn restart(iohost: Daemon, config: &str) -> Daemon {
+    iohost.signal(Signal::KILL);
+    let Daemon { mut child, directory } = iohost;
+    child.wait_for_end(SOON).unwrap();
+    Daemon::start(directory, config)
+}
+
+#[test]
+fn a_migration_that_is_cancelled_at_any_step_gives_the_disk_back_also_if_the_iohost_was_away() {
+    let (shared, mut iohost, [source, destination]) = hosts();
+    let config = self::iohost(shared.path());
+    let mut round = 0;
+    for dies in [false, true] {
+        for last in STEPS {
+            let mut guest = connect(&source);
+            let queue = guest.queue(0).unwrap();
+            let slot = queue.take_slot().unwrap();
+            round += 1;
+            // Answered, and covered by no flush.
+            assert!(writes(queue, slot, round), "{last:?}");
+            if last == Step::Connects {
+                drop(connect(&destination));
+            }
+            let mut guest = Some(guest);
+            let mut other = (last > Step::Connects).then(|| connect(&destination));
+            if let Some(other) = &mut other {
+                let theirs = other.queue(0).unwrap();
+                let slot = theirs.take_slot().unwrap();
+                let expected = data(1, round, BLOCK);
+                if last >= Step::SourceStops {
+                    // Its rings stop, which flushes the disk.
+                    guest = None;
+                }
+                if dies {
+                    iohost = restart(iohost, &config);
+                }
+                assert!(read(theirs, slot, 1, BLOCK) == expected, "{last:?}");
+                if last == Step::Runs {
+                    flush(theirs, slot);
+                    assert!(read(theirs, slot, 1, BLOCK) == expected, "{last:?}");
+                }
+            } else if dies {
+                iohost = restart(iohost, &config);
+            }
+            drop(other);
+            let mut guest = guest.unwrap_or_else(|| connect(&source));
+            let queue = guest.queue(0).unwrap();
+            let slot = queue.take_slot().unwrap();
+            assert!(read(queue, slot, 1, BLOCK) == data(1, round, BLOCK), "{last:?}, {dies}");
+            round += 1;
+            assert!(writes(queue, slot, round), "{last:?}, {dies}: the source has lost the disk");
+            flush(queue, slot);
+        }
+    }
 }
 
 /// Whether a write succeeds.

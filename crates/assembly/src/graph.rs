@@ -416,8 +416,8 @@ impl Graph {
         match (verb, next.client(name), next.iohost(name)) {
             (Verb::StartClient, Some(client), _) => remote.start_client(client),
             (Verb::StartIohost, _, Some(iohost)) => {
-                let link = next.link(&iohost.link);
-                link.map_or(Ok(()), |link| remote.start_iohost(iohost, link, &sidecores))
+                let links = next.links_of(iohost);
+                links.map_or(Ok(()), |links| remote.start_iohost(iohost, &links, &sidecores))
             }
             (Verb::StartLink, ..) => {
                 next.link(name).map_or(Ok(()), |link| remote.start_link(link, &sidecores))

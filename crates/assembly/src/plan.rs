@@ -50,8 +50,8 @@ pub(crate) struct State {
     /// The links to clients.
     pub(crate) links: BTreeMap<String, LinkSpec>,
     pub(crate) clients: BTreeMap<String, ClientSpec>,
-    /// Each with its link.
-    pub(crate) iohosts: BTreeMap<String, (IohostSpec, LinkSpec)>,
+    /// Each with its links.
+    pub(crate) iohosts: BTreeMap<String, (IohostSpec, Vec<LinkSpec>)>,
     pub(crate) switches: BTreeMap<String, SwitchSpec>,
     pub(crate) stores: BTreeMap<String, Part<StoreSpec>>,
     pub(crate) controllers: BTreeMap<String, Part<ControllerSpec>>,
@@ -218,7 +218,8 @@ impl State {
             }
             Verb::StartIohost => {
                 self.iohosts.extend(next.iohost(name).and_then(|spec| {
-                    Some((named(), (spec.clone(), next.link(&spec.link)?.clone())))
+                    let links = next.links_of(spec)?.into_iter().cloned().collect();
+                    Some((named(), (spec.clone(), links)))
                 }));
             }
             Verb::StartSidecore => {

@@ -40,7 +40,7 @@ pub(crate) struct RemoteParts {
     pub(crate) links: BTreeMap<String, LinkSpec>,
     pub(crate) clients: BTreeMap<String, ClientSpec>,
     /// Each with its link.
-    pub(crate) iohosts: BTreeMap<String, (IohostSpec, LinkSpec)>,
+    pub(crate) iohosts: BTreeMap<String, (IohostSpec, Vec<LinkSpec>)>,
 }
 
 /// The remote channel of an assembly.
@@ -119,7 +119,9 @@ impl Remote {
             iohosts: parts
                 .iohosts
                 .iter()
-                .map(|(name, used)| (named(name), (used.spec.clone(), used.link.clone())))
+                .map(|(name, used)| {
+                    (named(name), (used.spec.clone(), used.links().cloned().collect()))
+                })
                 .collect(),
         }
     }
@@ -182,14 +184,14 @@ impl Remote {
     pub(crate) fn start_iohost(
         self: &Arc<Self>,
         spec: &IohostSpec,
-        link: &LinkSpec,
+        links: &[&LinkSpec],
         sidecores: &[Sidecore],
     ) -> Result<(), AssemblyError> {
         let (mut parts, _) = self.begin()?;
         // Not the daemon's: the numbers of sessions begin anew with these units, and an IOhost
         // takes no lower number of one life.
         let [life] = random().map_err(AssemblyError::Random)?;
-        let used = UsedIohost::start(spec, link, sidecores, life)?;
+        let used = UsedIohost::start(spec, links, sidecores, life)?;
         parts.iohosts.insert(spec.name.clone(), used);
         Ok(())
     }

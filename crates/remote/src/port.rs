@@ -212,6 +212,30 @@ impl<D: RequestData> LinkPort<D> {
         }
     }
 
+    /// Takes another link in the place of this one, which gets its frames and buffers back.
+    pub(crate) fn replace(&mut self, link: Box<dyn Link>) -> Box<dyn Link> {
+        self.leave();
+        let properties = link.properties();
+        self.frame_bytes = properties.frame_bytes;
+        self.batch = properties.batch_frames.clamp(1, BATCH);
+        self.lends = !properties.fills_in_order;
+        self.received = Vec::with_capacity(properties.receive_frames);
+        self.scratch = Scratch::new(properties.frame_bytes);
+        self.memory = link.memory().clone();
+        (self.hint, self.empty_for) = (RegionHint::default(), None);
+        (self.wanted, self.used, self.idle_polls) = (1, 0, READY_POLLS);
+        std::mem::replace(&mut self.link, link)
+    }
+
+    fn leave(&mut self) {
+        self.next = 0;
+        self.lent.clear();
+        self.data.take_kept(&mut self.received);
+        self.link.give_back(&mut self.received);
+        self.link.cancel(&mut self.empty);
+        self.link.cancel(&mut self.outgoing);
+    }
+
     /// The link's properties.
     #[must_use]
     pub fn properties(&self) -> &Properties {
@@ -653,10 +677,7 @@ impl<D: RequestData> Port for LinkPort<D> {
 
 impl<D: RequestData> Drop for LinkPort<D> {
     fn drop(&mut self) {
-        self.data.take_kept(&mut self.received);
-        self.link.give_back(&mut self.received);
-        self.link.cancel(&mut self.empty);
-        self.link.cancel(&mut self.outgoing);
+        self.leave();
     }
 }
 

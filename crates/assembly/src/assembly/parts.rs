@@ -100,7 +100,8 @@ fn user(spec: &Spec, kind: RemoteKind, name: &str) -> Option<String> {
         RemoteKind::Link => {
             let mut clients = spec.clients.iter();
             let client = clients.find(|client| client.links.iter().any(|link| link == name));
-            let iohost = || spec.iohosts.iter().find(|iohost| iohost.link == name);
+            let iohost =
+                || spec.iohosts.iter().find(|iohost| iohost.links().any(|link| link == name));
             client
                 .map(|client| format!("client \"{}\"", client.name))
                 .or_else(|| Some(format!("iohost \"{}\"", iohost()?.name)))

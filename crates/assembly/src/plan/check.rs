@@ -80,8 +80,10 @@ impl<'a> Checker<'a> {
                 return Err(unknown(format!("client \"{}\"", client.name), "link", name));
             }
         }
-        if let Some(spec) = next.iohosts.iter().find(|iohost| is_missing(&&iohost.link)) {
-            return Err(unknown(format!("iohost \"{}\"", spec.name), "link", &spec.link));
+        for iohost in &next.iohosts {
+            if let Some(link) = iohost.links().find(is_missing) {
+                return Err(unknown(format!("iohost \"{}\"", iohost.name), "link", link));
+            }
         }
         let is_missing = |name: &String| self.parts.iohost(name).is_none();
         if let Some(spec) = next.serves.iter().find(|serve| is_missing(&serve.iohost)) {
@@ -180,8 +182,10 @@ fn check_users_of_links(next: &Spec) -> Result<(), AssemblyError> {
     };
     let mut iohosts = BTreeMap::<&str, &str>::new();
     for iohost in &next.iohosts {
-        if let Some(other) = iohosts.insert(&iohost.link, &iohost.name) {
-            return taken(&iohost.link, other, format!("iohost \"{}\"", iohost.name));
+        for link in iohost.links() {
+            if let Some(other) = iohosts.insert(link, &iohost.name) {
+                return taken(link, other, format!("iohost \"{}\"", iohost.name));
+            }
         }
     }
     for client in &next.clients {

@@ -83,6 +83,11 @@ impl<'a> Parts<'a> {
         self.iohosts.get(name).copied()
     }
 
+    /// The links to an IOhost; `None` if one is missing.
+    pub(crate) fn links_of(&self, iohost: &IohostSpec) -> Option<Vec<&'a LinkSpec>> {
+        iohost.links().map(|name| self.link(name)).collect()
+    }
+
     pub(crate) fn switch(&self, name: &str) -> Option<&'a SwitchSpec> {
         self.step();
         self.switches.get(name).copied()

@@ -81,7 +81,7 @@ impl<'a> Planner<'a> {
         }
         stale.links.iter().for_each(|name| self.act(Verb::StopLink, name));
         stale.switches.iter().for_each(|name| self.act(Verb::StopSwitch, name));
-        let links = self.state.iohosts.values().map(|(_, link)| link);
+        let links = self.state.iohosts.values().flat_map(|(_, links)| links);
         let used: BTreeSet<_> = links.flat_map(|link| link.sidecores.iter().cloned()).collect();
         for name in stale.sidecores.difference(&used) {
             self.act(Verb::StopSidecore, name);
@@ -203,9 +203,9 @@ impl<'a> Planner<'a> {
             }
         }
         for iohost in &spec.iohosts {
-            let link = next.link(&iohost.link);
+            let links = next.links_of(iohost);
             if !self.state.iohosts.contains_key(&iohost.name)
-                && link.is_some_and(|link| self.can_poll(link))
+                && links.is_some_and(|links| links.iter().all(|link| self.can_poll(link)))
             {
                 self.act(Verb::StartIohost, &iohost.name);
             }

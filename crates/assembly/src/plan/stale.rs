@@ -105,8 +105,10 @@ impl Stale {
                 self.clients.insert(name.clone());
             }
         }
-        for (name, (iohost, link)) in &state.iohosts {
-            if moves(&self.sidecores, link) || next.iohost(name) != Some(iohost) {
+        for (name, (iohost, links)) in &state.iohosts {
+            if links.iter().any(|link| moves(&self.sidecores, link))
+                || next.iohost(name) != Some(iohost)
+            {
                 self.iohosts.insert(name.clone());
             }
         }

@@ -495,8 +495,8 @@ fn is_founded(state: &State, kind: &StoreKind, next: &Spec) -> bool {
         part.phase == Phase::Open && next.controllers.contains(&part.spec)
     };
     let leads = |remote: &RemoteSpec| {
-        let (iohost, link) = &state.iohosts[&remote.iohost];
-        next.iohosts.contains(iohost) && next.links.contains(link)
+        let (iohost, links) = &state.iohosts[&remote.iohost];
+        next.iohosts.contains(iohost) && links.iter().all(|link| next.links.contains(link))
     };
     kind.inner().is_none_or(is_open)
         && kind.controller().is_none_or(controls)
@@ -574,7 +574,7 @@ fn check_order(state: &State, action: &Action, next: &Spec) {
             let on = |part: &Part<DeviceSpec>| part.spec.sidecores.contains(name);
             assert!(!state.devices.values().any(on), "{action:?}");
             let mut links =
-                state.links.values().chain(state.iohosts.values().map(|(_, link)| link));
+                state.links.values().chain(state.iohosts.values().flat_map(|(_, links)| links));
             assert!(!links.any(|link| link.sidecores.contains(name)), "{action:?}");
         }
         Verb::StopLink => {
@@ -594,10 +594,11 @@ fn check_order(state: &State, action: &Action, next: &Spec) {
         Verb::StartLink | Verb::StartIohost => {
             let link =
                 next.links.iter().find(|link| *verb == Verb::StartLink && link.name == *name);
-            let iohost = next.iohosts.iter().find(|iohost| iohost.name == *name);
-            let link = link.or_else(|| Parts::of(next).link(&iohost?.link)).unwrap();
+            let mut iohosts = next.iohosts.iter();
+            let links = || Parts::of(next).links_of(iohosts.find(|of| of.name == *name)?);
+            let links = link.map(|link| vec![link]).or_else(links).unwrap();
             let runs = |name: &String| state.sidecores.contains_key(name);
-            assert!(link.sidecores.iter().all(runs), "{action:?}");
+            assert!(links.iter().flat_map(|link| &link.sidecores).all(runs), "{action:?}");
         }
         Verb::StopSwitch => {
             let on = |part: &Part<DeviceSpec>| part.spec.front_end.switch() == Some(name);

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use sidecore_link::{LinkCounts, LinkState};
-use sidecore_remote::client::{OpenedReport, SessionReport};
+use sidecore_remote::client::{Iohost, OpenedReport, SessionReport};
 use sidecore_remote::export::{ExecutorCounts, ExportStatus};
 use sidecore_telemetry::{CounterSet as _, Counts as _};
 use sidecore_units::Nanos;
@@ -241,13 +241,20 @@ fn links(parts: &Parts, history: &mut History) -> Vec<LinkReport> {
         reports.push(LinkReport { executors, ..report });
     }
     for used in parts.iohosts.values() {
-        let mut counts = LinkCounts::default();
-        for stats in used.sessions.iter().filter_map(|(iohost, _)| iohost.link_stats()) {
-            stats.add_to(&mut counts);
+        for (index, link) in used.links.iter().enumerate() {
+            let is_first = index == 0;
+            let mut counts = LinkCounts::default();
+            let stats = |(iohost, _): &(Iohost, _)| {
+                let stats = if is_first { iohost.link_stats() } else { iohost.second_link_stats() };
+                stats.cloned()
+            };
+            used.sessions.iter().filter_map(stats).for_each(|stats| stats.add_to(&mut counts));
+            let state = history.sessions_of(&used.spec.name).fold(None, |state, session| {
+                let queue = if is_first { Some(session.link) } else { session.second_link };
+                queue.map_or(state, |queue| worse(state, queue))
+            });
+            reports.push(link_report(history, (&link.spec, &link.granted), state, counts));
         }
-        let sessions = history.sessions_of(&used.spec.name);
-        let state = sessions.fold(None, |state, session| worse(state, session.link));
-        reports.push(link_report(history, (&used.link, &used.granted), state, counts));
     }
     reports
 }
@@ -374,14 +381,18 @@ fn iohost(used: &UsedIohost, history: &mut History, now: Nanos) -> IohostReport 
     for (iohost, _) in &used.sessions {
         iohost.vrio_stats().add_to(&mut counts);
     }
+    let at = usize::from(history.sessions_of(name).any(|session| session.is_on_second));
     let mut report = IohostReport {
         name: name.clone(),
-        link: used.link.name.clone(),
-        address: used.address.clone(),
         client: used.spec.client.clone(),
-        encryption: if used.spec.encrypts(&used.link.kind) { "on" } else { "off" }.to_owned(),
         ..IohostReport::default()
     };
+    if let Some(link) = used.links.get(at).or(used.links.first()) {
+        report.link.clone_from(&link.spec.name);
+        report.address = link.address.to_string();
+        let encrypts = used.spec.encrypts(&link.spec.kind);
+        report.encryption = if encrypts { "on" } else { "off" }.to_owned();
+    }
     let mut is_connected = false;
     let mut rest = DrainRest::default();
     for session in history.sessions_of(name) {

@@ -1,10 +1,12 @@
 //! The side of a client: the sessions with an IOhost, and the stores that are its devices.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use sidecore_block::{BlockDevice, BlockError};
+use sidecore_link::{Link, LinkAddress};
 use sidecore_remote::client::{
     Canceller, Iohost, OpenError, Opening, Session, SessionOptions, SessionReport,
 };
@@ -22,17 +24,39 @@ use crate::spec::{IohostSpec, LinkSpec, RemoteSpec};
 
 pub(super) type SessionUnit = Session<ClientTrust>;
 
-/// The sessions with an IOhost: one for each queue of the link to it.
+/// The sessions with an IOhost: one for each queue of the links to it.
 pub(super) struct UsedIohost {
     pub(super) spec: IohostSpec,
-    pub(super) link: LinkSpec,
-    pub(super) granted: Granted,
-    pub(super) address: String,
+    /// One or two.
+    pub(super) links: Vec<UsedLink>,
     pub(super) sessions: Vec<(Iohost, Arc<Handle<SessionUnit>>)>,
     /// The stores that are its devices, by their names.
     pub(super) stores: BTreeMap<String, UsedDevice>,
     /// Whether new requests wait, because it is to be taken away.
     pub(super) is_drained: bool,
+}
+
+/// A link to an IOhost.
+pub(super) struct UsedLink {
+    pub(super) spec: LinkSpec,
+    pub(super) granted: Granted,
+    /// The IOhost's.
+    pub(super) address: LinkAddress,
+}
+
+impl UsedLink {
+    /// Opens the queues of a link.
+    fn open(
+        spec: &LinkSpec,
+        address: Option<&str>,
+        failed: impl FnOnce(String) -> AssemblyError,
+    ) -> Result<(Self, Vec<Box<dyn Link>>), AssemblyError> {
+        let address = spec.kind.address(address).map_err(failed)?;
+        let queues = open_queues(spec, Side::Client)?;
+        let granted = queues.first().map(|queue| Granted::of(queue.properties()));
+        let granted = granted.unwrap_or_default();
+        Ok((Self { spec: spec.clone(), granted, address }, queues))
+    }
 }
 
 /// The rest of a drain of an IOhost, of all sessions with it.
@@ -115,60 +139,92 @@ impl OpeningDevice {
 }
 
 impl UsedIohost {
-    /// Opens the link, and starts a session on each of its sidecores.
+    /// Opens the links, and starts a session on each of their sidecores.
     pub(super) fn start(
         spec: &IohostSpec,
-        link: &LinkSpec,
+        links: &[&LinkSpec],
         sidecores: &[Sidecore],
         life: u64,
     ) -> Result<Self, AssemblyError> {
         let failed = |error: String| AssemblyError::Iohost { name: spec.name.clone(), error };
-        let address = link.kind.address(spec.address.as_deref()).map_err(failed)?;
-        let client: ClientName =
-            spec.client.parse().map_err(|error: KeyError| failed(error.to_string()))?;
-        let queues = open_queues(link, Side::Client)?;
-        let granted = queues.first().map(|link| Granted::of(link.properties()));
+        let second_address = spec.second.as_ref().and_then(|(_, address)| address.as_deref());
+        let addresses = [spec.address.as_deref(), second_address];
+        let opened = links.iter().zip(addresses);
+        let opened = opened.map(|(link, address)| UsedLink::open(link, address, failed));
+        let (links, queues): (Vec<_>, Vec<_>) =
+            opened.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
         let mut used = Self {
             spec: spec.clone(),
-            link: link.clone(),
-            granted: granted.unwrap_or_default(),
-            address: address.to_string(),
+            links,
             sessions: Vec::new(),
             stores: BTreeMap::new(),
             is_drained: false,
         };
-        let after = |after: Duration| Nanos(after.as_nanos().try_into().unwrap_or(u64::MAX));
-        for (index, (queue, name)) in queues.into_iter().zip(&link.sidecores).enumerate() {
-            let Some(core) = sidecores.iter().find(|sidecore| sidecore.name() == name) else {
-                continue;
-            };
-            let index = u8::try_from(index).unwrap_or(u8::MAX);
-            let options = SessionOptions {
-                client: ClientOptions {
-                    client: client.to_wire(),
-                    life,
-                    queue: index,
-                    host_queue: index,
-                    frame_bytes: link.frame_bytes,
-                    receive_frames: link.receive_frames,
-                    replay_bytes: spec.replay_bytes,
-                    on_disconnect: spec
-                        .fail_after
-                        .map_or(OnDisconnect::Stall, |time| OnDisconnect::Fail(after(time))),
-                    ..ClientOptions::default()
-                },
-                address,
-                idle: link.idle,
-            };
-            let iohost = Iohost::new(&spec.name).map_err(|error| failed(error.to_string()))?;
-            let trust = of_iohost(spec, &link.kind).map_err(failed)?;
-            let shared = iohost.clone();
-            let unit =
-                core.start(move |context| Session::new(context, &shared, queue, trust, &options));
-            let unit = Arc::new(unit.map_err(|error| failed(not_started(error)))?);
-            used.sessions.push((iohost, unit));
+        let mut queues: Vec<_> = queues.into_iter().map(Vec::into_iter).collect();
+        let names = used.links().next().map_or_else(Vec::new, |link| link.sidecores.clone());
+        for (index, name) in names.iter().enumerate() {
+            let mut its = queues.iter_mut().filter_map(Iterator::next);
+            let core = sidecores.iter().find(|sidecore| sidecore.name() == name);
+            if let (Some(core), Some(first)) = (core, its.next()) {
+                used.start_session(core, (index, life), (first, its.next()))?;
+            }
         }
         Ok(used)
+    }
+
+    /// The links, the first one first.
+    pub(super) fn links(&self) -> impl Iterator<Item = &LinkSpec> {
+        self.links.iter().map(|link| &link.spec)
+    }
+
+    /// Starts the session of a queue of the first link, and perhaps of the second one.
+    fn start_session(
+        &mut self,
+        core: &Sidecore,
+        (index, life): (usize, u64),
+        (first, second): (Box<dyn Link>, Option<Box<dyn Link>>),
+    ) -> Result<(), AssemblyError> {
+        let spec = &self.spec;
+        let failed = |error: String| AssemblyError::Iohost { name: spec.name.clone(), error };
+        let client: ClientName =
+            spec.client.parse().map_err(|error: KeyError| failed(error.to_string()))?;
+        let Some(UsedLink { spec: link, address, .. }) = self.links.first() else { return Ok(()) };
+        let second = second.zip(self.links.get(1).map(|link| link.address));
+        // Larger frames than those of the link are not asked for.
+        let frames = self.links().map(|link| link.frame_bytes).max();
+        let receive_frames = self.links().map(|link| link.receive_frames).max();
+        let after = |after: Duration| Nanos(after.as_nanos().try_into().unwrap_or(u64::MAX));
+        let queue = u8::try_from(index).unwrap_or(u8::MAX);
+        let options = SessionOptions {
+            client: ClientOptions {
+                client: client.to_wire(),
+                life,
+                queue,
+                host_queue: queue,
+                frame_bytes: frames.unwrap_or(link.frame_bytes),
+                receive_frames: receive_frames.unwrap_or(link.receive_frames),
+                replay_bytes: spec.replay_bytes,
+                on_disconnect: spec
+                    .fail_after
+                    .map_or(OnDisconnect::Stall, |time| OnDisconnect::Fail(after(time))),
+                ..ClientOptions::default()
+            },
+            address: *address,
+            idle: link.idle,
+        };
+        let iohost = Iohost::new(&spec.name).map_err(|error| failed(error.to_string()))?;
+        let trust = of_iohost(spec, &link.kind).map_err(failed)?;
+        let shared = iohost.clone();
+        let unit = core.start(move |context| -> io::Result<_> {
+            let mut session = Session::new(context, &shared, first, trust, &options)?;
+            if let Some((second, address)) = second {
+                session.add_second(second, address, &options)?;
+            }
+            Ok(session)
+        });
+        let unit = Arc::new(unit.map_err(|error| failed(not_started(error)))?);
+        self.sessions.push((iohost, unit));
+        Ok(())
     }
 
     /// Begins to open a device as a store. Stores are spread over the sessions.

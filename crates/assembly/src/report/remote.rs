@@ -135,7 +135,7 @@ pub struct ExportReport {
 pub struct IohostReport {
     /// The IOhost's name in the configuration.
     pub name: String,
-    /// The link to it.
+    /// The link to it: of two, the one that the session is on.
     pub link: String,
     /// The IOhost's address on the link.
     pub address: String,

@@ -179,6 +179,20 @@ pub const IOHOST: &[Key] = &[
         "its address on that link: the MAC address of its interface, or for `udp` the IP address \
          and port",
     ),
+    Key::new(
+        "second_link",
+        Kind::Text,
+        "none",
+        "another link, on which it may be found, too: while there is no session, it is looked for \
+         on both. A `memory` link leads to an IOhost on this machine. Both links have the same \
+         sidecores",
+    ),
+    Key::new(
+        "second_address",
+        Kind::Text,
+        "required with `second_link`, except on a `memory` link",
+        "its address on that link",
+    ),
     Key::required(
         "client",
         Kind::Text,
@@ -227,6 +241,8 @@ pub struct IohostSpec {
     pub link: String,
     /// Its address on that link; `None` on a memory link.
     pub address: Option<String>,
+    /// Another link to it, and its address there.
+    pub second: Option<(String, Option<String>)>,
     /// The name under which it knows this host.
     pub client: String,
     /// The file with the keys that it has issued.
@@ -245,6 +261,7 @@ impl Default for IohostSpec {
             name: String::new(),
             link: String::new(),
             address: None,
+            second: None,
             client: String::new(),
             invitation: None,
             encryption: None,
@@ -269,12 +286,20 @@ impl IohostSpec {
             name: values.get("name").unwrap_or_default(),
             link: values.get("link").unwrap_or_default(),
             address: values.get("address"),
+            second: values
+                .get("second_link")
+                .map(|link: String| (link, values.get("second_address"))),
             client: values.get("client").unwrap_or_default(),
             invitation: values.get("invitation"),
             encryption: encryption(values),
             replay_bytes: values.get("replay_size").unwrap_or(Self::REPLAY_BYTES),
             fail_after: fails.then_some(after),
         }
+    }
+
+    /// The names of the links to it.
+    pub fn links(&self) -> impl Iterator<Item = &String> {
+        std::iter::once(&self.link).chain(self.second.as_ref().map(|(link, _)| link))
     }
 
     /// Whether frames are sealed on a link of this type.

@@ -293,6 +293,10 @@ pub(super) fn iohost(mut section: Section<'_, '_, '_>) -> Part<IohostSpec> {
         let message = "`invitation` has no use with `encryption = \"off\"`; leave one of them out";
         section.complain_about("invitation", message);
     }
+    if spec.second.is_none() && section.place("second_address").is_some() {
+        let message = "`second_address` has no meaning without a `second_link`";
+        section.complain_about("second_address", message);
+    }
     if spec.fail_after.is_none() && section.place("fail_after_s").is_some() {
         let message = "`fail_after_s` has no meaning without `on_disconnect = \"fail\"`";
         section.complain_about("fail_after_s", message);

@@ -19,7 +19,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
         client_links(client, &links, problems);
     }
     for iohost in &draft.iohosts {
-        iohost_link(iohost, &links, problems);
+        iohost_links(iohost, &links, problems);
     }
     serves(draft, problems);
     users(draft, problems);
@@ -110,43 +110,77 @@ fn client_links(
     list("link", named, links.keys().copied(), &client.head.subject, problems);
 }
 
-/// Checks an IOhost's link, its address there, and its invitation.
-fn iohost_link(
+/// Checks an IOhost's links, its addresses there, and its invitation.
+fn iohost_links(
     iohost: &Part<IohostSpec>,
     links: &HashMap<&str, &Part<LinkSpec>>,
     problems: &mut Collector<'_>,
 ) {
     let Part { head, spec } = iohost;
-    let Some((name, place)) = refers(head, "link", Some(&spec.link)) else { return };
-    known("link", (name, place), links.keys().copied(), &head.subject, problems);
-    let Some(link) = links.get(name) else { return };
-    let kind = &link.spec.kind;
-    let mut complain = |key: &str, message: String| {
+    let first = iohost_link(iohost, ("link", &spec.link), links, problems);
+    let address = ("address", spec.address.as_deref());
+    let Some(first) = first else { return };
+    iohost_address(iohost, first, address, problems);
+    let complain = |key: &str, message: String, problems: &mut Collector<'_>| {
         let place = head.place(key).unwrap_or_else(|| head.heading.clone());
         problems.add(place, &head.subject, message);
     };
-    match (&spec.address, kind.is_memory()) {
-        (Some(_), true) => {
-            let message = "a memory link leads to one IOhost; leave `address` out".to_owned();
-            complain("address", message);
-        }
+    if spec.encrypts(&first.kind) && spec.invitation.is_none() {
+        let message = "`invitation` is missing: have the IOhost write one with `sidecore remote \
+                       invite`, or set `encryption = \"off\"` if no other host is on the cable";
+        complain("invitation", message.to_owned(), problems);
+    }
+    let Some((name, address)) = &spec.second else { return };
+    let second = iohost_link(iohost, ("second_link", name), links, problems);
+    let Some(second) = second else { return };
+    iohost_address(iohost, second, ("second_address", address.as_deref()), problems);
+    if second.sidecores != first.sidecores {
+        let message = format!(
+            "link \"{name}\" has other sidecores than link \"{}\", and a session is on both; give \
+             them the same `sidecores`",
+            first.name
+        );
+        complain("second_link", message, problems);
+    }
+    if spec.encryption.is_none() && first.kind.is_memory() != second.kind.is_memory() {
+        let message = "`encryption` is missing: a `memory` link has none unless told so, and the \
+                       other link has it; write `encryption = \"on\"` or `\"off\"` here, and in \
+                       the [[client]] of both IOhosts";
+        complain("second_link", message.to_owned(), problems);
+    }
+}
+
+/// Finds a link of an IOhost.
+fn iohost_link<'a>(
+    Part { head, .. }: &Part<IohostSpec>,
+    (key, name): (&str, &String),
+    links: &HashMap<&str, &'a Part<LinkSpec>>,
+    problems: &mut Collector<'_>,
+) -> Option<&'a LinkSpec> {
+    let (name, place) = refers(head, key, Some(name))?;
+    known("link", (name, place), links.keys().copied(), &head.subject, problems);
+    links.get(name).map(|link| &link.spec)
+}
+
+/// Checks an IOhost's address on a link.
+fn iohost_address(
+    Part { head, .. }: &Part<IohostSpec>,
+    LinkSpec { kind, .. }: &LinkSpec,
+    (key, address): (&str, Option<&str>),
+    problems: &mut Collector<'_>,
+) {
+    let message = match (address, kind.is_memory()) {
+        (Some(_), true) => Some(format!("a memory link leads to one IOhost; leave `{key}` out")),
         (None, false) => {
             let example =
                 if kind.word() == "udp" { "192.0.2.1:34997" } else { "02:00:00:00:00:01" };
-            let message =
-                format!("`address` is missing; add for instance `address = \"{example}\"`");
-            complain("address", message);
+            Some(format!("`{key}` is missing; add for instance `{key} = \"{example}\"`"))
         }
-        _ => {
-            if let Err(message) = kind.address(spec.address.as_deref()) {
-                complain("address", message);
-            }
-        }
-    }
-    if spec.encrypts(kind) && spec.invitation.is_none() {
-        let message = "`invitation` is missing: have the IOhost write one with `sidecore remote \
-                       invite`, or set `encryption = \"off\"` if no other host is on the cable";
-        complain("invitation", message.to_owned());
+        _ => kind.address(address).err(),
+    };
+    if let Some(message) = message {
+        let place = head.place(key).unwrap_or_else(|| head.heading.clone());
+        problems.add(place, &head.subject, message);
     }
 }
 
@@ -154,13 +188,15 @@ fn iohost_link(
 fn users(draft: &Draft, problems: &mut Collector<'_>) {
     let mut iohosts: HashMap<&str, &str> = HashMap::new();
     for Part { head, spec } in &draft.iohosts {
-        let Some((link, place)) = refers(head, "link", Some(&spec.link)) else { continue };
-        if let Some(other) = iohosts.insert(link, &head.subject) {
-            let message = format!(
-                "link \"{link}\" is that of {other} already; give each IOhost a [[link]], also to \
-                 one interface"
-            );
-            problems.add(place, &head.subject, message);
+        for (key, link) in ["link", "second_link"].into_iter().zip(spec.links()) {
+            let Some((link, place)) = refers(head, key, Some(link)) else { continue };
+            if let Some(other) = iohosts.insert(link, &head.subject) {
+                let message = format!(
+                    "link \"{link}\" is that of {other} already; give each IOhost a [[link]], also \
+                     to one interface"
+                );
+                problems.add(place, &head.subject, message);
+            }
         }
     }
     for Part { head, spec } in &draft.clients {

@@ -164,6 +164,35 @@ fn each_fault_of_the_remote_channel_is_named() {
 }
 
 #[test]
+fn an_iohost_may_be_on_a_second_link() {
+    let near = "[[link]]\nname = \"near\"\ntype = \"memory\"\nsocket = \"near.sock\"\n";
+    let with = |keys: &str| {
+        let address = "address = \"127.0.0.1:34997\"\n";
+        let text = REMOTE.replace(address, &format!("{address}{keys}"));
+        format!("{near}{text}")
+    };
+    let good = with("second_link = \"near\"\n");
+    let config = parse(Path::new("/"), &format!("{GOOD}{good}"), Depth::Text).unwrap();
+    let iohost = &config.spec.iohosts[0];
+    assert_eq!(iohost.second, Some(("near".to_owned(), None)));
+    assert_eq!(iohost.links().collect::<Vec<_>>(), ["up", "near"]);
+    assert!(config.plan().unwrap().join(", ").contains("start iohost \"io1\""));
+    let off = "encryption = \"off\"\nreplay_size";
+    for (text, message) in [
+        (with("second_link = \"neer\"\n"), "did you mean \"near\"?"),
+        (with("second_link = \"up\"\n"), "give each IOhost a [[link]]"),
+        (with("second_link = \"wire\"\n"), "`second_address` is missing"),
+        (with("second_link = \"near\"\nsecond_address = \"a\"\n"), "leave `second_address` out"),
+        (with("second_address = \"a\"\n"), "no meaning without a `second_link`"),
+        (good.replace("near.sock\"\n", "near.sock\"\nsidecores = [\"sc1\"]\n"), "other sidecores"),
+        (good.replace(off, "invitation = \"i\"\nreplay_size"), "`encryption` is missing"),
+    ] {
+        let said = problems(&text);
+        assert!(said.contains(message), "{message}: {said}");
+    }
+}
+
+#[test]
 fn parts_that_take_the_same_thing_are_refused() {
     let second_iohost = "[[iohost]]\nname = \"io2\"\nlink = \"up\"\naddress = \"127.0.0.1:1\"\n\
                          client = \"us\"\nencryption = \"off\"\n";

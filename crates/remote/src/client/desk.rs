@@ -1,6 +1,9 @@
 //! The desk of a session: takes requests from all lines, gives their parts to the engine, and
 //! hands them back.
 
+mod report;
+mod spare;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -15,11 +18,11 @@ use sidecore_vrio::{Client, Event, SubmitError};
 use super::handover::HandoverEnd;
 use super::iohost::{Command, Shared};
 use super::local::Desk;
-use super::session::OpenedReport;
 use super::status::{DeviceShared, DeviceStatus, Waiting, WaitsFor};
 use super::store::{Opened, padded_name};
 use super::table::{LineNumber, Table};
 use crate::LinkPort;
+pub(super) use spare::Spare;
 
 /// The error of requests that a stopped session is given.
 const STOPPED: BlockError = BlockError::EIO;
@@ -64,6 +67,8 @@ struct Device {
 pub(super) struct SessionDesk<H: ClientHandshake> {
     client: Client<H>,
     pub(super) port: LinkPort<Table>,
+    /// The link that is not used.
+    spare: Option<Spare>,
     shared: Arc<Shared>,
     lines: Vec<Option<Line>>,
     /// Those of queues on other sidecores.
@@ -104,6 +109,7 @@ impl<H: ClientHandshake> SessionDesk<H> {
         Self {
             client,
             port,
+            spare: None,
             shared,
             lines: Vec::new(),
             remote_lines: 0,
@@ -134,6 +140,7 @@ impl<H: ClientHandshake> SessionDesk<H> {
         if frames == 0 && self.has_nothing_to_do(now) {
             return if self.port.data.unanswered() == 0 { Polled::Quiet } else { Polled::Idle };
         }
+        self.seek_elsewhere(now);
         while let Some(mut arrived) = self.port.next_frame() {
             let (from, frame_bytes) = (arrived.from, arrived.frame_bytes);
             let (head, received) = arrived.parts();
@@ -500,42 +507,6 @@ impl<H: ClientHandshake> SessionDesk<H> {
         }
     }
 
-    /// When the unit has to be polled.
-    pub(super) fn deadline(&self) -> Nanos {
-        let others = [self.port.deadline(), self.failure_deadline()];
-        others.into_iter().flatten().fold(self.client.deadline(), Nanos::min)
-    }
-
-    /// Requests that are not answered.
-    pub(super) fn in_flight(&self) -> usize {
-        self.port.data.len()
-    }
-
-    /// Requests that are not answered, and that no drain holds.
-    pub(super) fn unanswered(&self) -> usize {
-        self.port.data.unanswered()
-    }
-
-    /// The devices that stores use. Allocates.
-    pub(super) fn opened(&self) -> Vec<OpenedReport> {
-        let in_flight = |number: u16| {
-            let lines = self.lines.iter().flatten();
-            let its = lines.filter(|line| line.device == Some(number));
-            its.map(|line| line.in_flight).sum()
-        };
-        let report = |device: &Device| OpenedReport {
-            device: device.shared.name.clone(),
-            in_flight: in_flight(device.number),
-            kept_writes: self.client.kept_writes(device.number),
-        };
-        self.devices.iter().map(report).collect()
-    }
-
-    /// When the oldest request was taken that is not answered.
-    pub(super) fn oldest(&self) -> Option<Nanos> {
-        self.port.data.oldest(None)
-    }
-
     /// Looks at what the devices wait for.
     #[inline]
     fn look(&mut self, now: Nanos) {
@@ -549,7 +520,7 @@ impl<H: ClientHandshake> SessionDesk<H> {
     }
 
     fn look_at_devices(&mut self, now: Nanos) {
-        let link = self.port.state();
+        let link = self.link_state();
         let away = self.away();
         self.waiting = 0;
         for device in &mut self.devices {

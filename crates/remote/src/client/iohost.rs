@@ -56,6 +56,7 @@ pub(super) struct Shared {
     pub(super) vrio_stats: Arc<VrioStats>,
     pub(super) stats: Arc<SessionStats>,
     pub(super) link_stats: OnceLock<Arc<LinkStats>>,
+    pub(super) second_link_stats: OnceLock<Arc<LinkStats>>,
 }
 
 impl Iohost {
@@ -77,6 +78,7 @@ impl Iohost {
             vrio_stats: Arc::default(),
             stats: Arc::default(),
             link_stats: OnceLock::new(),
+            second_link_stats: OnceLock::new(),
         })))
     }
 
@@ -108,6 +110,12 @@ impl Iohost {
     #[must_use]
     pub fn link_stats(&self) -> Option<&Arc<LinkStats>> {
         self.0.link_stats.get()
+    }
+
+    /// The counters of the session's second link, if it has one.
+    #[must_use]
+    pub fn second_link_stats(&self) -> Option<&Arc<LinkStats>> {
+        self.0.second_link_stats.get()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use sidecore_vrio::handshake::ClientHandshake;
 use sidecore_vrio::wire::DeviceEntry;
 use sidecore_vrio::{Client, ClientOptions, OnDisconnect};
 
-use super::desk::SessionDesk;
+use super::desk::{SessionDesk, Spare};
 use super::iohost::{Iohost, Shared};
 use super::local::Desks;
 use super::table::Table;
@@ -37,6 +37,10 @@ pub struct SessionOptions {
 pub struct SessionReport {
     /// Whether the link carries frames.
     pub link: LinkState,
+    /// The same of the second link.
+    pub second_link: Option<LinkState>,
+    /// Whether the second link is used, or tried.
+    pub is_on_second: bool,
     /// Whether there is a session.
     pub is_connected: bool,
     /// The reason that the IOhost gave last for having none, of
@@ -104,7 +108,9 @@ pub struct Session<H: ClientHandshake> {
     /// Other threads wake the unit by it.
     listener: Listener,
     /// The link's descriptor is borrowed from here, because the desk cannot lend it.
-    wake: std::os::fd::OwnedFd,
+    wake: OwnedFd,
+    /// That of the second link.
+    second_wake: Option<OwnedFd>,
     /// Queues of this sidecore wake the unit by it.
     doorbell: Port<()>,
     now: Nanos,
@@ -150,7 +156,38 @@ impl<H: ClientHandshake + 'static> Session<H> {
         let weak = Rc::downgrade(&desk);
         desks.add(shared.number, weak);
         let (idle, now) = (options.idle, Nanos::ZERO);
-        Ok(Self { desk, desks, shared, idle, listener, wake, doorbell, now, stopped: None })
+        let second_wake = None;
+        Ok(Self {
+            desk,
+            desks,
+            shared,
+            idle,
+            listener,
+            wake,
+            second_wake,
+            doorbell,
+            now,
+            stopped: None,
+        })
+    }
+
+    /// Adds a second link, on which the IOhost may be found, too: while there is no session, it is
+    /// looked for on both in turn. Before the session is polled first.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub fn add_second(
+        &mut self,
+        link: Box<dyn Link>,
+        address: LinkAddress,
+        options: &SessionOptions,
+    ) -> io::Result<()> {
+        self.second_wake = Some(link.wake_fd().try_clone_to_owned()?);
+        let most = (options.client.frame_bytes, options.client.receive_frames);
+        let spare = Spare::new(link, address, options.address, most);
+        let _ = self.shared.second_link_stats.set(Arc::clone(spare.stats()));
+        self.desk.borrow_mut().add_spare(spare);
+        Ok(())
     }
 
     /// The session at this moment. Allocates.
@@ -159,13 +196,16 @@ impl<H: ClientHandshake + 'static> Session<H> {
         let desk = self.desk.borrow();
         let client = desk.client();
         let opened = desk.opened();
+        let (link, second_link, is_on_second) = desk.links();
         let drain = desk.drains.then(|| DrainReport {
             unanswered: desk.unanswered(),
             kept_writes: opened.iter().map(|opened| opened.kept_writes).sum(),
             error: desk.drain_error,
         });
         SessionReport {
-            link: desk.port.state(),
+            link,
+            second_link,
+            is_on_second,
             is_connected: client.is_connected(),
             refusal: client.refusal(),
             incarnation: client.incarnation(),
@@ -228,11 +268,18 @@ impl<H: ClientHandshake + 'static> Pollable for Session<H> {
 
     fn wake_fds(&self, watch: &mut dyn FnMut(BorrowedFd<'_>)) {
         watch(self.wake.as_fd());
+        if let Some(second) = &self.second_wake {
+            watch(second.as_fd());
+        }
         watch(self.listener.as_fd());
     }
 
     fn on_wake(&mut self) {
-        self.desk.borrow_mut().port.on_wake();
+        let mut desk = self.desk.borrow_mut();
+        desk.port.on_wake();
+        if let Some(spare) = desk.spare_mut() {
+            spare.on_wake(self.now);
+        }
         self.listener.wake();
     }
 

@@ -2,8 +2,10 @@
 
 use sidecore_units::Nanos;
 
-use super::Timing;
-use crate::handshake::MESSAGE_MAX;
+use super::session::Phase;
+use super::{Client, Timing};
+use crate::handshake::{ClientHandshake, MESSAGE_MAX};
+use crate::port::Peer;
 
 /// The last numbers of sessions whose HELLOs have their times kept: a power of two.
 const KEPT: usize = 16;
@@ -109,6 +111,29 @@ impl Hellos {
 
     const fn place(number: u64) -> usize {
         number as usize & (KEPT - 1)
+    }
+}
+
+impl<H: ClientHandshake> Client<H> {
+    /// Looks for the IOhost at another place from now on, on a link with frames of this size and so
+    /// many of them in its receive ring. Changes nothing within a session.
+    pub fn look_at(&mut self, now: Nanos, host: Peer, (frame_bytes, receive_frames): (u32, u32)) {
+        let core = &mut self.core;
+        if core.phase.is_connected() {
+            return;
+        }
+        self.channel.peer = host;
+        (core.options.frame_bytes, core.options.receive_frames) = (frame_bytes, receive_frames);
+        // An answer to a HELLO at the former place is for another number.
+        core.phase = Phase::looking(now, 0);
+        core.number = core.number.wrapping_add(1);
+        core.hellos.renew();
+    }
+
+    /// The time that answers to HELLOs take, as far as late ones have shown.
+    #[must_use]
+    pub const fn patience(&self) -> Nanos {
+        self.core.hellos.patience
     }
 }
 

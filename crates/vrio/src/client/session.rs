@@ -59,7 +59,7 @@ impl Default for Phase {
 }
 
 impl Phase {
-    const fn looking(now: Nanos, size: usize) -> Self {
+    pub(super) const fn looking(now: Nanos, size: usize) -> Self {
         let (is_certain, timeout) = (size > 0, Nanos::ZERO);
         let challenge = (0, 0);
         Self::Hello { size, is_certain, tries: 0, challenge, since: now, next_at: now, timeout }
