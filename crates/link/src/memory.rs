@@ -30,14 +30,9 @@ use service::{Places, spawn_connector, spawn_listener};
 const RING_INTERVAL: u32 = 8;
 /// Frames that a client has sent say for so long how it sends.
 const MEMORY: Nanos = Nanos::from_millis(10);
-/// Frames of each client that a receive takes while several send some.
+/// Frames of each client that a receive takes while several send, and all of them have many frames
+/// on their way.
 const SHARE_FRAMES: usize = 8;
-/// The same while one of them has few frames on their way: the caller answers the others' before it
-/// takes more, so that this client waits for little of a flood.
-const LEAST_FRAMES: usize = 1;
-/// More clients than these have no shares: a client waits for all of them anyway, and the batches
-/// of many clients cost less for each frame.
-const FEW_CLIENTS: usize = 4;
 /// Frames that are published together: half a cache line of a ring.
 const SEND_BATCH: usize = 4;
 const BROKEN: &str = "the peer broke the rules of the shared memory";
@@ -285,11 +280,12 @@ impl MemoryLink {
     fn take_in_turn(&mut self, now: Nanos, limit: usize, frames: &mut Vec<Frame>) -> u64 {
         let end = frames.len().saturating_add(limit);
         // A part of the batch is left to those that come second.
-        let is_shared = now < self.shared_until && self.senders <= FEW_CLIENTS;
-        let (share, rest) = match (is_shared, now < self.little_until) {
+        let (share, rest) = match (now < self.shared_until, now < self.little_until) {
             (false, _) => (limit, 0),
             (true, false) => (SHARE_FRAMES, limit / 4),
-            (true, true) => (LEAST_FRAMES, limit / 4),
+            // One of them has few frames on their way. The caller answers those of a receive before
+            // it takes more: of a flood no more than the clients beside it and this one have sent.
+            (true, true) => (self.senders.saturating_sub(2).max(1), limit / 4),
         };
         let had_backlogs = std::mem::take(&mut self.has_backlogs);
         let rest = if had_backlogs { rest } else { 0 };

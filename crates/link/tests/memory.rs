@@ -432,7 +432,7 @@ fn a_client_that_floods_leaves_the_others_their_turn() {
 }
 
 #[test]
-fn many_clients_that_send_have_no_shares() {
+fn a_flood_beside_many_clients_has_fewer_frames_than_they_have() {
     let (_directory, path) = path();
     let mut host = open_end(&path, listen(6), 1, options()).remove(0);
     let mut clients: Vec<_> = (0..6).map(|_| connect(&path)).collect();
@@ -445,5 +445,15 @@ fn many_clients_that_send_have_no_shares() {
     for client in &mut clients {
         (0..4).for_each(|number| send(&mut **client, LinkAddress::Peer(0), &[number; 100]));
     }
-    assert_eq!(batch(&mut *host, Nanos::ZERO).len(), 24);
+    assert_eq!(batch(&mut *host, Nanos::ZERO).len(), 24, "with four of each, none leaves any");
+    let (flood, others) = clients.split_first_mut().unwrap();
+    (0..12).for_each(|_| send(&mut **flood, LinkAddress::Peer(0), &[100; 100]));
+    for round in 0..3 {
+        for other in &mut *others {
+            send(&mut **other, LinkAddress::Peer(0), &[round; 100]);
+        }
+        let seen = batch(&mut *host, Nanos::ZERO);
+        let of_flood = seen.iter().filter(|number| **number == 100).count();
+        assert_eq!((of_flood, seen.len()), (4, 9), "round {round}");
+    }
 }

@@ -110,11 +110,13 @@ pub struct LinkPort<D: RequestData> {
     outgoing: Vec<Buffer>,
     /// Frames that are sent together.
     batch: usize,
-    /// Buffers to ask for at a time: as many as were used between the last two flushes, because a
-    /// buffer that rests here keeps another one, which no cache has, in use.
+    /// Buffers to ask for at a time: as many as a session used between the last two flushes,
+    /// because a buffer that rests here keeps another one, which no cache has, in use.
     wanted: usize,
-    /// Frames since the last flush.
+    /// Frames of the session since the last flush.
     used: usize,
+    /// The most that another one has used since then.
+    most_used: usize,
     /// See [`share`](Self::share).
     share_bytes: usize,
     /// The rest of the session's share.
@@ -202,6 +204,7 @@ impl<D: RequestData> LinkPort<D> {
             batch,
             wanted: 1,
             used: 0,
+            most_used: 0,
             share_bytes: usize::MAX,
             left_bytes: usize::MAX,
             is_paused: false,
@@ -413,9 +416,10 @@ impl<D: RequestData> LinkPort<D> {
         if !self.outgoing.is_empty() {
             self.link.send(now, &mut self.outgoing);
         }
-        if self.used > 0 {
-            self.wanted = self.used.min(BATCH);
-            self.used = 0;
+        let used = self.used.max(self.most_used);
+        if used > 0 {
+            self.wanted = used.min(BATCH);
+            (self.used, self.most_used) = (0, 0);
             self.idle_polls = 0;
         }
     }
@@ -575,6 +579,7 @@ impl<D: RequestData> Port for LinkPort<D> {
     #[inline]
     fn next_session(&mut self) {
         self.left_bytes = self.share_bytes;
+        self.most_used = self.most_used.max(std::mem::take(&mut self.used));
         // A client does not wait for the frames of the next one, where that costs no system call.
         if self.share_bytes < usize::MAX && self.batch < BATCH && !self.outgoing.is_empty() {
             self.link.send(self.now, &mut self.outgoing);

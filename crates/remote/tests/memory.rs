@@ -205,13 +205,13 @@ fn frames_that_a_store_uses_go_back_when_the_unit_ends() {
     assert_eq!(dropped_frames(), 0);
 }
 
-/// A client that floods, and its victim, at one IOhost: each has a channel of its own.
+/// A client that floods, and others, at one IOhost: each has a channel of its own.
 struct Flooded {
     export: Box<Export<Plain>>,
-    /// The one that floods, and the victim.
-    clients: [TestClient; 2],
-    disks: [u16; 2],
-    stores: [TestStore; 2],
+    /// The one that floods, the victim, and others that have one request in flight each.
+    clients: Vec<TestClient>,
+    disks: Vec<u16>,
+    stores: Vec<TestStore>,
     now: Nanos,
     _directory: tempfile::TempDir,
 }
@@ -220,7 +220,7 @@ struct Flooded {
 const SENT_BYTES: u64 = 8192 + 8100;
 
 impl Flooded {
-    fn new() -> Self {
+    fn new(count: u8) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("wire.sock");
         let options = LinkOptions::new(DATA_HEADER_BYTES);
@@ -228,15 +228,15 @@ impl Flooded {
             let medium = Medium::Memory { path: path.clone(), end };
             open(&LinkDescription { medium, queues: 1, options }).unwrap().remove(0)
         };
-        let host = end(MemoryEnd::Listen { users: Vec::new(), clients: 2 });
+        let host = end(MemoryEnd::Listen { users: Vec::new(), clients: count.into() });
         let (mut export, _) = iohost_on(host, 1, 0, ServerOptions::default());
-        let stores = [TestStore::new(), TestStore::new()];
-        let clients = [0_u8, 1].map(|number| {
+        let stores: Vec<_> = (0..count).map(|_| TestStore::new()).collect();
+        let client = |(number, store): (u8, &TestStore)| {
             let share = ClientShare::default();
             let name = format!("client{number}").into();
             let spec = ClientSpec { name, id: client_id(number), queues: 1, share };
             let id = export.add_client(&spec).unwrap();
-            let store = Arc::new(stores[usize::from(number)].clone());
+            let store = Arc::new(store.clone());
             export.add_device(id, &exported("disk", store)).unwrap();
             let mut link = end(MemoryEnd::Connect);
             let start = Instant::now();
@@ -246,15 +246,15 @@ impl Flooded {
                 std::thread::yield_now();
             }
             TestClient::on(link, LinkAddress::Peer(0), number, ClientOptions::default())
-        });
-        let (disks, now) = ([0; 2], Nanos::from_millis(1));
+        };
+        let mut clients: Vec<_> = (0..).zip(&stores).map(client).collect();
+        let open = |client: &mut TestClient| client.client.open(&device_name("disk")).unwrap();
+        let disks = clients.iter_mut().map(open).collect();
+        let now = Nanos::from_millis(1);
         let mut rig = Self { export, clients, disks, stores, now, _directory: directory };
-        rig.disks = [0, 1].map(|client| {
-            let client: &mut TestClient = &mut rig.clients[client];
-            client.client.open(&device_name("disk")).unwrap()
-        });
         let start = Instant::now();
-        while (0..2).any(|client| !rig.clients[client].client.is_ready(rig.disks[client])) {
+        let is_ready = |(client, disk): (&TestClient, &u16)| client.client.is_ready(*disk);
+        while !rig.clients.iter().zip(&rig.disks).all(is_ready) {
             assert!(start.elapsed() < Duration::from_secs(20), "no session begins");
             rig.clients.iter_mut().for_each(|client| client.poll(rig.now));
             rig.poll_iohost();
@@ -264,6 +264,13 @@ impl Flooded {
     }
 
     fn poll_iohost(&mut self) {
+        for client in 2..self.clients.len() {
+            self.clients[client].poll(self.now);
+            if let Some((tag, _)) = self.clients[client].completed.pop() {
+                self.read(client, tag, 4096);
+                self.clients[client].poll(self.now);
+            }
+        }
         self.export.poll(self.now, 32);
         self.now = self.now.after(STEP);
     }
@@ -276,13 +283,16 @@ impl Flooded {
     /// Frames of the flood that were taken so far, and bytes that were sent to all.
     fn served(&mut self) -> [u64; 2] {
         let status = self.export.status();
-        let taken = status.link_counts.received - status.sessions[1].counts.frames_received;
+        let others = status.sessions[1..].iter().map(|session| session.counts.frames_received);
+        let taken = status.link_counts.received - others.sum::<u64>();
         [taken, status.link_counts.sent_bytes]
     }
 
     /// Has the victim read while `flood` is repeated, and checks how much of it the IOhost serves
     /// from the moment at which a request has just missed a poll until its answer.
     fn check(&mut self, name: &str, flood: &mut dyn FnMut(&mut Self)) {
+        let others = self.clients.len() as u64 - 2;
+        (2..self.clients.len()).for_each(|client| self.read(client, 0, 4096));
         // Its queue is full, and the victim has sent something.
         for _ in 0..20 {
             flood(self);
@@ -310,8 +320,10 @@ impl Flooded {
                 // The IOhost did not know of this client's requests.
                 continue;
             }
-            assert!(taken <= polls, "{name}, round {round}: {taken} frames taken");
-            let most = polls * SENT_BYTES + 4200;
+            // As many as the others have in all.
+            let most = polls * others.max(1);
+            assert!(taken <= most, "{name}, round {round}: {taken} frames taken");
+            let most = polls * (SENT_BYTES + 4200 * others) + 4200;
             assert!(sent <= most, "{name}, round {round}: {sent} bytes sent");
         }
         assert!(late <= 4, "{name}: {late} requests behind a PING");
@@ -331,9 +343,9 @@ impl Flooded {
 }
 
 #[test]
-fn a_flood_of_requests_delays_a_victim_by_one_of_them() {
-    for len_bytes in [512, 4096, 65_536] {
-        let mut rig = Flooded::new();
+fn a_flood_of_requests_delays_a_victim_by_as_many_as_the_others_have() {
+    for (len_bytes, clients) in [(512, 2), (4096, 2), (65_536, 2), (4096, 9), (65_536, 9)] {
+        let mut rig = Flooded::new(clients);
         let mut free: Vec<u64> = (0..200).collect();
         let mut answered = 0;
         rig.check(&format!("reads of {len_bytes} bytes"), &mut |rig| {
@@ -345,6 +357,9 @@ fn a_flood_of_requests_delays_a_victim_by_one_of_them() {
             free.extend(rig.clients[0].completed.drain(..).map(|(tag, _)| tag));
         });
         assert!(answered > 40, "the flood has its share: {answered}");
+        if clients > 2 {
+            continue;
+        }
         // The victim sends nothing for a while: whole batches.
         rig.now = rig.now.after(Nanos::from_millis(20));
         let before = rig.served();
@@ -356,7 +371,7 @@ fn a_flood_of_requests_delays_a_victim_by_one_of_them() {
 
 #[test]
 fn a_flood_beyond_the_credit_is_dropped_and_delays_a_victim_by_a_frame() {
-    let mut rig = Flooded::new();
+    let mut rig = Flooded::new(2);
     rig.stores[0].set(|disk| disk.holds = true);
     (0..128).for_each(|tag| rig.read(0, tag, 4096));
     for _ in 0..300 {
@@ -398,7 +413,7 @@ fn a_flood_beyond_the_credit_is_dropped_and_delays_a_victim_by_a_frame() {
 
 #[test]
 fn a_flood_of_garbage_delays_a_victim_by_a_frame() {
-    let mut rig = Flooded::new();
+    let mut rig = Flooded::new(2);
     let mut number = 0_u64;
     rig.check("garbage", &mut |rig| {
         rig.send_heads(|| {

@@ -6,9 +6,6 @@ use sidecore_units::Nanos;
 const MEMORY: Nanos = Nanos::from_millis(10);
 /// A client that has so many requests in flight does not wait for each of them.
 const BUSY_REQUESTS: usize = 3;
-/// More sessions than these have no shares: a client waits for all of them anyway, and long polls
-/// cost less for each request.
-const FEW_SESSIONS: usize = 4;
 /// Bytes for each frame that the link sends at the cost of one: its system calls, if it needs some,
 /// are for as many.
 const FRAME_BYTES: u64 = 1024;
@@ -33,42 +30,6 @@ pub(crate) struct Sharing {
     little_until: Nanos,
     /// Until then a session, by its place, counts as having many.
     busy_until: Vec<Nanos>,
-    senders: Senders,
-}
-
-/// The number of sessions that have sent requests a short time ago.
-#[derive(Debug, Default)]
-struct Senders {
-    /// The number of the interval in which a session, by its place, has sent its last request.
-    last: Vec<u64>,
-    interval: u64,
-    ends_at: Nanos,
-    /// Sessions that have sent requests in this interval and in the one before.
-    counts: [usize; 2],
-}
-
-impl Senders {
-    #[inline]
-    fn request_of(&mut self, now: Nanos, session: u16) {
-        if now >= self.ends_at {
-            let [count, _] = self.counts;
-            self.counts = [0, if now < self.ends_at.after(MEMORY) { count } else { 0 }];
-            self.interval = self.interval.wrapping_add(1);
-            self.ends_at = now.after(MEMORY);
-        }
-        if let Some(last) = self.last.get_mut(usize::from(session))
-            && std::mem::replace(last, self.interval) != self.interval
-        {
-            let [count, _] = &mut self.counts;
-            *count = count.saturating_add(1);
-        }
-    }
-
-    #[inline]
-    fn count(&self) -> usize {
-        let [now, before] = self.counts;
-        now.max(before)
-    }
 }
 
 impl Sharing {
@@ -82,7 +43,6 @@ impl Sharing {
             shared_until: Nanos::ZERO,
             little_until: Nanos::ZERO,
             busy_until: Vec::new(),
-            senders: Senders::default(),
         }
     }
 
@@ -90,7 +50,6 @@ impl Sharing {
     pub fn add(&mut self, place: u16) {
         let count = usize::from(place).saturating_add(1).max(self.busy_until.len());
         self.busy_until.resize(count, Nanos::ZERO);
-        self.senders.last.resize(count, 0);
     }
 
     /// A session, which has so many requests in flight, has sent one of them.
@@ -103,17 +62,15 @@ impl Sharing {
                 self.little_until = now.after(MEMORY);
             }
         }
-        self.senders.request_of(now, session);
         if self.newest.replace(session) != Some(session) {
             self.shared_until = now.after(MEMORY);
         }
     }
 
-    /// Whether one of several sessions, but not of many, has few requests in flight.
+    /// Whether one of several sessions has few requests in flight.
     #[inline]
     pub fn is_shared(&self, now: Nanos) -> bool {
-        let is_several = now < self.shared_until && self.senders.count() <= FEW_SESSIONS;
-        is_several && now < self.little_until
+        now < self.shared_until && now < self.little_until
     }
 
     /// Bytes that a session may send in this poll, but for its last frame's.
@@ -147,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn polls_are_short_while_one_of_a_few_sessions_has_few_requests() {
+    fn polls_are_short_while_one_of_several_sessions_has_few_requests() {
         let mut sharing = Sharing::new(4);
         (0..8).for_each(|place| sharing.add(place));
         sharing.request_of(after(0), 0, 1);
@@ -169,22 +126,19 @@ mod tests {
     }
 
     #[test]
-    fn many_sessions_have_long_polls() {
+    fn many_sessions_have_long_polls_unless_one_of_them_has_few_requests() {
         let mut sharing = Sharing::new(4);
-        (0..8).for_each(|place| sharing.add(place));
-        for round in 0..100_u16 {
-            let now = after(u64::from(round) * 1000);
-            sharing.request_of(now, round % 4, 1);
-            assert!(sharing.is_shared(now));
+        (0..16).for_each(|place| sharing.add(place));
+        for round in 0..200_u64 {
+            // Each sends eight requests, of which the first ones are seen alone.
+            for place in 0..16 {
+                (1..=8).for_each(|count| sharing.request_of(after(round * 100), place, count));
+            }
+            assert_eq!(sharing.is_shared(after(round * 100 + 99)), round < 100, "{round}");
         }
-        for round in 0..100_u16 {
-            let now = after(100_000 + u64::from(round) * 100);
-            sharing.request_of(now, round % 8, 1);
-            assert!(round < 8 || !sharing.is_shared(now), "{round}");
-        }
-        // Most of them have gone.
-        sharing.request_of(after(200_000), 0, 1);
-        sharing.request_of(after(200_001), 1, 1);
-        assert!(sharing.is_shared(after(200_002)));
+        // One has become quiet.
+        sharing.request_of(after(40_000), 1, 8);
+        sharing.request_of(after(40_001), 9, 1);
+        assert!(sharing.is_shared(after(40_002)));
     }
 }

@@ -5,7 +5,9 @@ use std::collections::VecDeque;
 use sidecore_units::Nanos;
 
 /// Bytes that a session of weight 1 may have executed in a turn, but for its last request's.
-const TURN_BYTES: i64 = 8 << 10;
+const TURN_BYTES: i64 = 64 << 10;
+/// The same in short polls, in which no session waits for much of another one.
+const SHORT_TURN_BYTES: i64 = 8 << 10;
 /// A request counts as so many bytes at least: small ones cost time as well.
 const REQUEST_BYTES_MIN: i64 = 4096;
 /// A request counts as so many bytes at most: a discard's bytes cost no time.
@@ -31,6 +33,8 @@ pub(crate) struct Turns<T> {
     has_begun: bool,
     /// Places that have requests and are not paused.
     waiting: usize,
+    /// Bytes of a turn, for a weight of 1.
+    turn_bytes: i64,
 }
 
 #[derive(Debug)]
@@ -49,8 +53,9 @@ impl<T> Place<T> {
         Self { weight: 1, credit: 0, is_listed: false, requests: VecDeque::new() }
     }
 
-    fn turn_bytes(&self) -> i64 {
-        TURN_BYTES.saturating_mul(self.weight.into())
+    #[inline]
+    fn share(&self, turn_bytes: i64) -> i64 {
+        turn_bytes.saturating_mul(self.weight.into())
     }
 }
 
@@ -63,7 +68,14 @@ impl<T> Turns<T> {
             paused: Vec::new(),
             has_begun: false,
             waiting: 0,
+            turn_bytes: TURN_BYTES,
         }
+    }
+
+    /// Makes turns short, or long: also the rest of one that has begun.
+    #[inline]
+    pub const fn set_short(&mut self, is_short: bool) {
+        self.turn_bytes = if is_short { SHORT_TURN_BYTES } else { TURN_BYTES };
     }
 
     /// Makes room for the requests of a place, which has this weight from 1.
@@ -88,7 +100,7 @@ impl<T> Turns<T> {
         if found.requests.is_empty() {
             self.waiting = self.waiting.saturating_add(1);
             if !std::mem::replace(&mut found.is_listed, true) {
-                found.credit = found.turn_bytes();
+                found.credit = found.share(self.turn_bytes);
                 self.fresh.push_back(place);
             }
         }
@@ -146,9 +158,12 @@ impl<T> Turns<T> {
                 None => (*self.order.front()?, false),
             };
             let place = self.places.get_mut(usize::from(number))?;
+            let share = place.share(self.turn_bytes);
             if !is_fresh && !std::mem::replace(&mut self.has_begun, true) {
-                place.credit = place.credit.saturating_add(place.turn_bytes());
+                place.credit = place.credit.saturating_add(share);
             }
+            // A long turn becomes a short one.
+            place.credit = place.credit.min(share);
             let Some((len_bytes, request)) = place.requests.front() else {
                 // It was fresh a round ago, and will be with its next request.
                 (place.credit, place.is_listed) = (0, false);
@@ -266,26 +281,41 @@ mod tests {
 
     #[test]
     fn a_request_waits_for_one_turn_of_each_other_session() {
-        let mut turns = turns(&[1; 8]);
-        for place in (0..8).filter(|place| *place != 5) {
-            for _ in 0..1000 {
-                turns.push(place, 512, place);
+        for (is_short, turn_bytes) in [(false, TURN_BYTES), (true, SHORT_TURN_BYTES)] {
+            let mut turns = turns(&[1; 8]);
+            turns.set_short(is_short);
+            for place in (0..8).filter(|place| *place != 5) {
+                for _ in 0..1000 {
+                    turns.push(place, 512, place);
+                }
+            }
+            for moment in 0..200 {
+                for _ in 0..moment % 7 {
+                    let (size, place) = pop(&mut turns).unwrap();
+                    turns.push(place, size, place);
+                }
+                turns.push(5, 512, 5);
+                let mut before = 0;
+                while let Some((size, place)) = pop(&mut turns).filter(|(_, place)| *place != 5) {
+                    turns.push(place, size, place);
+                    before += 1;
+                }
+                let turn = turn_bytes / REQUEST_BYTES_MIN;
+                assert!(before <= 7 * turn, "{before} others came first");
             }
         }
-        for moment in 0..200 {
-            for _ in 0..moment % 7 {
-                let (size, place) = pop(&mut turns).unwrap();
-                turns.push(place, size, place);
-            }
-            turns.push(5, 512, 5);
-            let mut before = 0;
-            while let Some((size, place)) = pop(&mut turns).filter(|(_, place)| *place != 5) {
-                turns.push(place, size, place);
-                before += 1;
-            }
-            let turn = TURN_BYTES / REQUEST_BYTES_MIN;
-            assert!(before <= 7 * turn, "{before} others came first");
+    }
+
+    #[test]
+    fn a_long_turn_becomes_a_short_one() {
+        let mut turns = turns(&[1, 1]);
+        for place in [0, 1] {
+            (0..32).for_each(|_| turns.push(place, 4096, place));
         }
+        assert_eq!(pop(&mut turns), Some((4096, 0)));
+        turns.set_short(true);
+        let next: Vec<_> = (0..6).map_while(|_| pop(&mut turns)).map(|(_, place)| place).collect();
+        assert_eq!(next, [0, 0, 1, 1, 0, 0]);
     }
 
     #[test]

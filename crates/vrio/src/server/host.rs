@@ -483,17 +483,6 @@ impl<H: HostHandshake> Host<H> {
             && !self.doorway.has_challenges()
     }
 
-    /// Whether [`next_execute`](Self::next_execute) has requests of other sessions than that at
-    /// this place.
-    #[must_use]
-    #[inline]
-    pub fn has_others(&self, place: u16) -> bool {
-        match self.ready.front() {
-            Some(first) => self.ready.len() > 1 || *first != place,
-            None => false,
-        }
-    }
-
     /// The store has ended a request.
     pub fn complete(&mut self, ticket: u64, result: Result<(), BlockError>) {
         let place = (ticket.wrapping_shr(16) & 0xffff) as u16;

@@ -11,12 +11,12 @@ use super::super::slots::DataAt;
 use super::{Export, is_over};
 
 impl<H: HostHandshake> Export<H> {
-    /// Whether a session has no limits and there is no other one whose requests wait: then it needs
-    /// no turns.
+    /// Whether a session has no limits and no request waits for its turn: then it needs none, as
+    /// long as the budget lasts. The rest of a flood waits, so that there are turns afterwards.
     #[inline]
-    fn is_alone(&self, session: u16) -> bool {
+    fn needs_no_turn(&self, session: u16) -> bool {
         let is_free = !matches!(self.limits.get(usize::from(session)), Some(Some(_)));
-        is_free && self.turns.is_unused() && !self.host.has_others(session)
+        is_free && self.turns.is_unused()
     }
 
     /// Gives requests to the stores, as far as the budget reaches. Returns the number of those that
@@ -31,13 +31,14 @@ impl<H: HostHandshake> Export<H> {
             let len_bytes = execute.request.len_bytes;
             let in_flight = self.host.session(session).map_or(0, Server::executing);
             self.sharing.request_of(now, session, in_flight);
-            if !self.sharing.is_shared(now) && self.is_alone(session) && budget.take() {
+            if !self.sharing.is_shared(now) && self.needs_no_turn(session) && budget.take() {
                 budget.spend_bytes(len_bytes);
                 self.execute(now, execute);
             } else {
                 self.turns.push(session, len_bytes, execute);
             }
         }
+        self.turns.set_short(self.sharing.is_shared(now));
         let host = &self.host;
         self.turns.resume(now, |place| is_over(host, place));
         if let Some(bytes) = self.sharing.poll_bytes(now, self.turns.waiting()) {
