@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use quanta::Clock;
-use sidecore_driver::{BlkClient, ClientOptions, NvmeClient, NvmeOptions, NvmeQueue};
+use sidecore_driver::{BlkClient, ClientOptions, NvmeClient, NvmeOptions, NvmeQueue, features};
 
 use crate::against::{self, Kept, Part};
 use crate::bounds::{Bound, Limit, Of};
@@ -181,7 +181,15 @@ impl Client {
             ensure!(queue.has_mapped_doorbells(), "the doorbells are messages");
             return Ok(Self::Nvme(Box::new(client), Box::new(queue)));
         }
-        let client = BlkClient::connect(daemon.sidecored.socket("virtio"), &format.virtio(depth))?;
+        let options = format.virtio(depth);
+        let client = BlkClient::connect(daemon.sidecored.socket("virtio"), &options)?;
+        // A client that is refused a format falls back to another one without an error.
+        for (wanted, feature) in
+            [(options.packed, features::RING_PACKED), (options.indirect, features::INDIRECT_DESC)]
+        {
+            let name = format.name();
+            ensure!(wanted == (client.features() & feature != 0), "the daemon has no {name} rings");
+        }
         Ok(Self::Blk(Box::new(client)))
     }
 
@@ -243,7 +251,7 @@ impl Bench {
     fn start_daemons(&mut self, start: usize) -> Result<()> {
         let store = Store::Null { bytes: DISK_BYTES };
         let devices = [
-            Device::new("virtio", store),
+            Device { packed: true, ..Device::new("virtio", store) },
             Device {
                 front_end: FrontEnd::Nvme,
                 ..Device::new("nvme", Store::Shared { with: "virtio" })

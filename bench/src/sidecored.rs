@@ -89,6 +89,8 @@ pub struct Device {
     pub front_end: FrontEnd,
     /// Virtqueues, or NVMe queue pairs.
     pub queues: u16,
+    /// Whether a virtio device offers packed rings.
+    pub packed: bool,
 }
 
 impl Device {
@@ -101,6 +103,7 @@ impl Device {
             idle: "poll",
             front_end: FrontEnd::VirtioBlk,
             queues: 1,
+            packed: false,
         }
     }
 }
@@ -206,7 +209,7 @@ fn configuration(
         writeln!(text, "[[controller]]\nname = {name:?}\nstore = {below:?}\nformat = \"blank\"")?;
         writeln!(text, "block_size = {block_bytes}\nphysical_function = true")?;
     }
-    for Device { name, store, idle, front_end, queues } in devices {
+    for Device { name, store, idle, front_end, queues, packed } in devices {
         write_store(&mut text, name, store)?;
         let store = if let Store::Shared { with } = store { with } else { name.as_str() };
         let socket = socket(directory, name);
@@ -219,6 +222,9 @@ fn configuration(
             text,
             "front_end = {front_end:?}\nqueues = {queues}\nsidecore = \"sc0\"\nidle = {idle:?}"
         )?;
+        if *packed {
+            writeln!(text, "packed = true")?;
+        }
     }
     Ok(text)
 }
