@@ -58,6 +58,26 @@ pub(super) fn shared(directory: &Path, stores: &Path, host: &str) -> Result<Stri
     Ok(text)
 }
 
+/// The name of the link between a VMhost's own daemons.
+pub(super) const NEAR: &str = "near";
+
+/// The configuration of an IOhost on the first VMhost itself, with the same disk and the same keys.
+pub(super) fn near(directory: &Path, stores: &Path) -> Result<String> {
+    let [station, _] = &STATIONS;
+    let client = station.client;
+    Ok(format!(
+        "{}{}\n[[client]]\nname = \"{client}\"\nlinks = [\"{NEAR}\"]\nencryption = \"on\"\n{}",
+        iohost_head(directory, NEAR)?,
+        near_link(directory, station)?,
+        export(stores, client, station.disk, "")?
+    ))
+}
+
+fn near_link(directory: &Path, station: &Station) -> Result<String> {
+    let socket = quoted(&directory.join(format!("{}-near.sock", station.client)))?;
+    Ok(format!("\n[[link]]\nname = \"{NEAR}\"\ntype = \"memory\"\nsocket = {socket}\n"))
+}
+
 fn iohost_head(directory: &Path, host: &str) -> Result<String> {
     let keys = quoted(&directory.join("keys"))?;
     Ok(format!("{}key_directory = {keys}\n{}", head(directory, host)?, sidecore("io0")))
@@ -100,15 +120,18 @@ pub(super) fn vmhost(
     Ok(text)
 }
 
-/// A VMhost's configuration with a disk whose guest migrates.
+/// A VMhost's configuration with a disk whose guest migrates, and whose IOhost may be on the VMhost
+/// itself.
 pub(super) fn vmhost_of(directory: &Path, station: &Station, disk: &str) -> Result<String> {
     let device = moving_disk(station);
     let socket = quoted(&crate::config::socket(directory, &device))?;
     Ok(format!(
-        "{}\n[[store]]\nname = \"{disk}\"\ntype = \"remote\"\niohost = \"io\"\n\n\
+        "{}second_link = \"{NEAR}\"\nencryption = \"on\"\n{}\n\
+         [[store]]\nname = \"{disk}\"\ntype = \"remote\"\niohost = \"io\"\n\n\
          [[device]]\nname = \"{device}\"\nstore = \"{disk}\"\nsocket = {socket}\n\
          serial = \"{disk}\"\nqueues = 2\n",
-        vmhost(directory, station, &[])?
+        vmhost(directory, station, &[])?,
+        near_link(directory, station)?
     ))
 }
 

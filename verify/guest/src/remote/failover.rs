@@ -1,5 +1,6 @@
-//! Two IOhosts of one disk, by `sidecore own` and a real etcd: a planned hand-over, and the death
-//! of the active one's whole host, while a guest writes.
+//! Two IOhosts of one disk, by `sidecore own` and a real etcd: a planned hand-over, the death of
+//! the active one's whole host, and a VMhost that serves the disk itself for a time, while its
+//! guest writes.
 
 use super::config;
 use super::host::Host;
@@ -37,11 +38,8 @@ impl IoHosts {
     ) -> Result<IoHosts> {
         let etcd = Etcd::start(&net.middle, "demo").context("cannot start etcd")?;
         let mut hosts = Vec::new();
-        let [endpoints, lease] = [Etcd::endpoints_at(RackNet::ETCD), LEASE.to_string()];
-        let [store, record] = [config::store(stores, disk), stores.join("disk.owner")];
-        let mut options = vec!["--lease", &lease, "--etcd", &endpoints, "--record", text(&record)?];
-        // Both hosts are namespaces of one kernel.
-        options.extend(["--path", text(&store)?, "--fence-lock"]);
+        let options = options(stores, disk)?;
+        let options: Vec<&str> = options.iter().map(String::as_str).collect();
         for ((name, namespace), state) in
             NAMES.into_iter().zip(&net.iohosts).zip(["serving", "waiting for key"])
         {
@@ -80,18 +78,8 @@ impl IoHosts {
         checks: &mut Checks,
     ) -> Result<()> {
         wait_for("writes of the guest", || Ok(answered(vmhost)? > 0))?;
-        let owner = self.owner_index()?;
-        let (from, to) = (&self.hosts[owner], &self.hosts[1 - owner]);
-        session.say(format!("{} hands over to {}", from.name(), to.name()));
-        let begin = Instant::now();
-        from.hand_over()?;
-        let pause = pause_until(to, vmhost, begin)?;
         let what = "a planned hand-over: the other IOhost serves the guest, which writes on";
-        let found = format!("at most {} ms without an answer", pause.as_millis());
-        two_rounds(session, guest)?;
-        checks.note(session, what, true, found);
-        checks.show(&to.sidecore, &["list"])?;
-        wait_for("a successor", || Ok(from.is_candidate("waiting for key")))?;
+        self.hand_over(session, (guest, vmhost), what, checks)?;
 
         let mut owner = self.hosts.remove(self.owner_index()?);
         session.say(format!("kill -9 of all processes of {}", owner.name()));
@@ -106,12 +94,76 @@ impl IoHosts {
         Ok(())
     }
 
+    /// Lets the active IOhost hand over to the other one.
+    fn hand_over(
+        &mut self,
+        session: &mut Session<'_>,
+        (guest, vmhost): (&mut Guest, &Host),
+        what: &'static str,
+        checks: &mut Checks,
+    ) -> Result<()> {
+        let owner = self.owner_index()?;
+        let (from, to) = (&self.hosts[owner], &self.hosts[1 - owner]);
+        session.say(format!("{} hands over to {}", from.name(), to.name()));
+        let begin = Instant::now();
+        from.hand_over()?;
+        let pause = pause_until(to, vmhost, begin)?;
+        let found = format!("at most {} ms without an answer", pause.as_millis());
+        two_rounds(session, guest)?;
+        checks.note(session, what, true, found);
+        checks.show(&to.sidecore, &["list"])?;
+        wait_for("a successor", || Ok(from.is_candidate("waiting for key")))
+    }
+
+    /// Lets the guest's own VMhost take the disk over from the IOhost that is left, and give it
+    /// back.
+    pub(super) fn serve_near(
+        &mut self,
+        session: &mut Session<'_>,
+        (net, stores, disk): (&RackNet, &Path, &str),
+        (guest, vmhost): (&mut Guest, &Host),
+        checks: &mut Checks,
+    ) -> Result<()> {
+        let configuration = config::near(session.directory, stores)?;
+        let options = options(stores, disk)?;
+        let options: Vec<&str> = options.iter().map(String::as_str).collect();
+        let namespace = &net.vmhosts[0];
+        let near = Host::candidate(session, namespace, config::NEAR, &configuration, &options)?;
+        wait_for("the VMhost as a candidate", || Ok(near.is_candidate("waiting for key")))?;
+        self.hosts.push(near);
+        let link = |vmhost: &Host| -> Result<String> {
+            let report = vmhost.sidecore.remote()?;
+            Ok(report["iohosts"][0]["link"].as_str().context("no IOhost")?.to_owned())
+        };
+        let what = "the VMhost takes the disk over, and serves its guest itself";
+        self.hand_over(session, (guest, vmhost), what, checks)?;
+        let found = link(vmhost)?;
+        let what = "the guest's requests go through the memory link on its own host";
+        checks.note(session, what, found == config::NEAR, found);
+        let what = "the VMhost gives the disk back to the IOhost";
+        self.hand_over(session, (guest, vmhost), what, checks)?;
+        let found = link(vmhost)?;
+        let what = "the guest's requests go over the cable again";
+        checks.note(session, what, found != config::NEAR, found);
+        let mut near = self.hosts.pop().context("no candidate")?;
+        near.stop(session)
+    }
+
     /// Ends the IOhosts in order, and then etcd.
     pub(super) fn stop(mut self, session: &mut Session<'_>) -> Result<()> {
         self.hosts.iter_mut().try_for_each(|host| host.stop(session))?;
         drop(self.etcd);
         Ok(())
     }
+}
+
+/// The options of all candidates: all hosts are namespaces of one kernel.
+fn options(stores: &Path, disk: &str) -> Result<Vec<String>> {
+    let (store, record) = (config::store(stores, disk), stores.join("disk.owner"));
+    let (endpoints, lease) = (Etcd::endpoints_at(RackNet::ETCD), LEASE.to_string());
+    let options = ["--lease", &lease, "--etcd", &endpoints, "--record", text(&record)?];
+    let fence = ["--path", text(&store)?, "--fence-lock"];
+    Ok(options.into_iter().chain(fence).map(str::to_owned).collect())
 }
 
 /// The requests that the VMhost's guest has got answers to.

@@ -54,7 +54,8 @@ pub(super) fn run(stage: &Stage<'_>) -> Result<Checks> {
             wait_for("the disk at both VMhosts", || is_attached(host))?;
         }
         let mut checks = Checks::default();
-        let digest = migrate(session, (&mut iohosts, &vmhosts), &mut checks)?;
+        let place = (&net, stores.as_path(), disk);
+        let digest = migrate(session, (&mut iohosts, &vmhosts, place), &mut checks)?;
         for host in &mut vmhosts {
             host.stop(session)?;
         }
@@ -91,7 +92,7 @@ fn start(
 /// completes another one, and ends the load at the other VMhost. Returns the checksums of the disk.
 fn migrate(
     session: &mut Session<'_>,
-    (iohosts, vmhosts): (&mut IoHosts, &[Host]),
+    (iohosts, vmhosts, place): (&mut IoHosts, &[Host], (&RackNet, &Path, &str)),
     checks: &mut Checks,
 ) -> Result<Digest> {
     let mut guest = start(session, MOVING, 0, None)?;
@@ -101,6 +102,7 @@ fn migrate(
     guest.order(session, "keep")?;
     guest.order(session, &format!("load {LOAD} {LOAD_SIZE}"))?;
     iohosts.take_over(session, &mut guest, &vmhosts[0], checks)?;
+    iohosts.serve_near(session, place, (&mut guest, &vmhosts[0]), checks)?;
     let mut source = session.qmp(MOVING)?;
     cancel(session, &mut guest, &mut source, checks)?;
     let mut moved = complete(session, guest, source, checks)?;

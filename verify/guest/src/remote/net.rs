@@ -104,6 +104,7 @@ pub(super) struct RackNet {
 impl RackNet {
     /// The address of etcd's members.
     pub(super) const ETCD: &'static str = "10.0.0.1";
+    const ETCD_INTERFACE: &'static str = "etcd0";
 
     pub(super) fn new() -> Result<RackNet> {
         let Net { iohost, vmhosts } = Net::hosts()?;
@@ -113,12 +114,14 @@ impl RackNet {
             |port: &str, switch: &str| middle.ip(&format!("link set {port} master {switch}"));
         switch(&middle, "etcd")?;
         middle.ip(&format!("address add {}/24 dev etcd", Self::ETCD))?;
-        for (number, iohost) in (1..).zip(&iohosts) {
+        // The first VMhost is a candidate for its guest's disk, too.
+        for (number, iohost) in (1..).zip(iohosts.iter().chain(vmhosts.first())) {
             let port = format!("e{number}");
-            let end = End { interface: "eth0", address: &format!("02:00:00:00:03:0{number}") };
+            let interface = Self::ETCD_INTERFACE;
+            let end = End { interface, address: &format!("02:00:00:00:03:0{number}") };
             let its = End { interface: &port, address: &format!("02:00:00:00:04:0{number}") };
             iohost.connect(&end, &middle, &its, MTU)?;
-            iohost.ip(&format!("address add 10.0.0.1{number}/24 dev eth0"))?;
+            iohost.ip(&format!("address add 10.0.0.1{number}/24 dev {interface}"))?;
             join(&port, "etcd")?;
         }
         for (station, vmhost) in STATIONS.iter().zip(&vmhosts) {
