@@ -48,9 +48,11 @@ fn no_answered_write_is_lost_and_none_takes_effect_twice() {
             deaths_abroad,
             handed_over,
             moves,
+            link_changes,
             ..
         } = total;
         assert!(handed_over > 40_000 && moves > 5_000, "{total:?}");
+        assert!(link_changes > 1_000, "{total:?}");
         assert!(restarts_abroad > 50 && restarts_with_messages > 10, "{total:?}");
         assert!(deaths_abroad > 10, "{total:?}");
     }

@@ -76,6 +76,8 @@ pub struct Outcome {
     pub handed_over: u64,
     /// Times that a device's requests moved to another sidecore.
     pub moves: u64,
+    /// Sessions on another link than the one before.
+    pub link_changes: u64,
 }
 
 impl Total for Outcome {
@@ -106,6 +108,7 @@ impl Total for Outcome {
         self.executed_here += other.executed_here;
         self.handed_over += other.handed_over;
         self.moves += other.moves;
+        self.link_changes += other.link_changes;
     }
 }
 
@@ -156,6 +159,7 @@ fn outcome(world: &World) -> Outcome {
         executed_here: steering.executed_here,
         handed_over: steering.handed_over,
         moves: steering.moves,
+        link_changes: world.link_changes(),
         ..world.outcome
     }
 }

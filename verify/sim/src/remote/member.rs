@@ -7,7 +7,8 @@ use sidecore_telemetry::{CounterSet as _, Counts as _};
 use sidecore_units::Nanos;
 use sidecore_vrio::slices::{Arrived, SlicePort};
 use sidecore_vrio::wire::{
-    AnswerBody, BODY_BYTES, DEVICE_NAME_BYTES, FEATURES, FrameHeader, Kind, PartHeader, RequestBody,
+    AnswerBody, BODY_BYTES, DEVICE_NAME_BYTES, FEATURES, FrameHeader, Kind, MIN_FRAME_BYTES,
+    PartHeader, RequestBody,
 };
 use sidecore_vrio::{
     Client, ClientOptions, Event, Neglected, OnDisconnect, Peer, Request, Timing, VrioCounts,
@@ -22,6 +23,8 @@ use crate::Random;
 
 /// Where the IOhost is, for each client.
 const HOST: Peer = Peer(0);
+/// The time that a client looks for its IOhost on one of two links, at first and at most.
+const STAY: [Nanos; 2] = [Nanos::from_millis(5), Nanos::from_millis(80)];
 /// Stamps of a guest: more than it writes.
 const STAMPS: u64 = 1 << 32;
 
@@ -93,6 +96,16 @@ fn parts(frame: &[u8]) -> Vec<(u64, Kind, [u8; BODY_BYTES])> {
     parts
 }
 
+/// The link that a client uses, and when it looks on the other one.
+#[derive(Debug, Default)]
+struct Seeking {
+    link: usize,
+    /// The link of the last session.
+    of_session: usize,
+    changes_at: Option<Nanos>,
+    stay: Nanos,
+}
+
 /// A client, with the guests of its devices.
 pub(super) struct Member {
     number: usize,
@@ -107,6 +120,9 @@ pub(super) struct Member {
     /// Frames of requests, or parts of some, that the client has sent.
     pub(super) requests_sent: usize,
     ring: RingWatch,
+    seeking: Seeking,
+    /// Sessions on another link than the one before.
+    pub(super) link_changes: u64,
     /// Of the clients that have died.
     former: VrioCounts,
     buffer: Vec<u8>,
@@ -135,6 +151,8 @@ impl Member {
             slot_limit: manner.slots,
             requests_sent: 0,
             ring: RingWatch::default(),
+            seeking: Seeking::default(),
+            link_changes: 0,
             former: VrioCounts::default(),
             buffer: Vec::new(),
             copies: Vec::new(),
@@ -171,7 +189,28 @@ impl Member {
 
     /// When the client has to be polled.
     pub(super) fn next(&self) -> Nanos {
-        self.client.deadline()
+        self.client.deadline().min(self.seeking.changes_at.unwrap_or(Nanos::MAX))
+    }
+
+    /// Looks for the IOhost on the other link, in time.
+    pub(super) fn seek(&mut self, now: Nanos, network: &mut Network, manner: &Manner) {
+        let seeking = &mut self.seeking;
+        if self.client.is_connected() {
+            (seeking.changes_at, seeking.stay) = (None, STAY[0]);
+            return;
+        }
+        let at = *seeking.changes_at.get_or_insert(now.after(seeking.stay.max(STAY[0])));
+        if at > now {
+            return;
+        }
+        seeking.link = 1 - seeking.link;
+        network.change_link(self.number, seeking.link);
+        // One of the links has small frames.
+        let other = if manner.frame_bytes == MIN_FRAME_BYTES { 8_100 } else { MIN_FRAME_BYTES };
+        let frame_bytes = [manner.frame_bytes, other][seeking.link];
+        self.client.look_at(now, HOST, (frame_bytes, manner.receive_frames));
+        seeking.stay = Nanos(2 * seeking.stay.0).clamp(STAY[0], STAY[1]);
+        seeking.changes_at = Some(now.after(seeking.stay.max(self.client.patience())));
     }
 
     pub(super) fn submit(&mut self, (tag, request): (u64, Request)) -> Step {
@@ -233,9 +272,17 @@ impl Member {
     pub(super) fn complete(&mut self) -> Result<Vec<(u64, bool)>, String> {
         let mut ended = Vec::new();
         while let Some(event) = self.client.next_event() {
-            if let Event::Completed { tag, result } = event {
-                self.guests[device_of(tag)].complete(tag, result)?;
-                ended.push((tag, result.is_ok()));
+            match event {
+                Event::Completed { tag, result } => {
+                    self.guests[device_of(tag)].complete(tag, result)?;
+                    ended.push((tag, result.is_ok()));
+                }
+                Event::Connected => {
+                    let seeking = &mut self.seeking;
+                    self.link_changes += u64::from(seeking.link != seeking.of_session);
+                    seeking.of_session = seeking.link;
+                }
+                _ => {}
             }
         }
         Ok(ended)

@@ -62,7 +62,12 @@ pub struct Network {
     /// How bad it is now.
     pub weather: Weather,
     paths: Vec<Path>,
-    frames: BTreeMap<(Nanos, u64), (Way, usize, Vec<u8>)>,
+    /// The link of two that each client uses.
+    links: Vec<usize>,
+    /// The link that the IOhost is on. Frames of the other one get lost.
+    pub host_link: usize,
+    /// By the time of their arrival, each with its link.
+    frames: BTreeMap<(Nanos, u64), (usize, (Way, usize, Vec<u8>))>,
     sent: u64,
 }
 
@@ -74,6 +79,8 @@ impl Network {
             random,
             weather,
             paths: vec![Path::default(); clients],
+            links: vec![0; clients],
+            host_link: 0,
             frames: BTreeMap::new(),
             sent: 0,
         }
@@ -87,6 +94,15 @@ impl Network {
     /// Frames of a client that are larger than the smallest ones are lost until `until`.
     pub fn narrow(&mut self, client: usize, until: Nanos) {
         self.paths[client].narrow_until = until;
+    }
+
+    /// A client uses this link from now on.
+    pub fn change_link(&mut self, client: usize, link: usize) {
+        self.links[client] = link;
+    }
+
+    fn link_at(&self, end: Way, client: usize) -> usize {
+        if end == Way::ToHost { self.host_link } else { self.links[client] }
     }
 
     /// From now on all paths are perfect.
@@ -103,7 +119,13 @@ impl Network {
 
     /// Takes a frame that has arrived by `now`, with its client.
     pub fn take(&mut self, now: Nanos) -> Option<(Way, usize, Vec<u8>)> {
-        (self.next() <= now).then(|| self.frames.pop_first()).flatten().map(|(_, frame)| frame)
+        while self.next() <= now {
+            let (_, (link, frame)) = self.frames.pop_first()?;
+            if link == self.link_at(frame.0, frame.1) {
+                return Some(frame);
+            }
+        }
+        None
     }
 
     /// A client's end, with its buffer.
@@ -158,7 +180,10 @@ impl Network {
             }
         }
         self.sent += 1;
-        self.frames.insert((now.after(Nanos(after)), self.sent), (way, client, frame));
+        let from = if way == Way::ToHost { Way::ToClient } else { Way::ToHost };
+        let link = self.link_at(from, client);
+        let frame = (link, (way, client, frame));
+        self.frames.insert((now.after(Nanos(after)), self.sent), frame);
     }
 }
 

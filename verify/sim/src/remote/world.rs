@@ -44,6 +44,8 @@ pub(super) struct Manner {
     slow: u64,
     /// Sidecores of the IOhost; 0 for its engine alone, without units.
     pub(super) sidecores: usize,
+    /// The IOhost starts on either of two links.
+    has_two_links: bool,
 }
 
 impl Manner {
@@ -76,6 +78,7 @@ impl Manner {
             receive_frames: 34 + random.below(60) as u32,
             slow: [0, 8, 40][random.below(3) as usize],
             sidecores: if random.once_in(4) { 1 + random.below(4) as usize } else { 0 },
+            has_two_links: false,
         }
     }
 
@@ -130,7 +133,8 @@ pub(super) type Step = Result<(), String>;
 impl World {
     pub(super) fn new(seed: u64, rule: Option<Rule>, tells: bool) -> Self {
         let mut random = Random::new(seed);
-        let manner = Manner::draw(&mut random);
+        let mut manner = Manner::draw(&mut random);
+        manner.has_two_links = !manner.is_calm() && Random::new(!seed).once_in(3);
         let mut fork = || Random::new(random.below(u64::MAX));
         let network = Network::new(fork(), manner.weather, manner.clients);
         let shape = (manner.block_bytes, manner.blocks);
@@ -441,6 +445,9 @@ impl World {
 
     fn poll(&mut self) -> Step {
         for member in &mut self.members {
+            if self.manner.has_two_links {
+                member.seek(self.now, &mut self.network, &self.manner);
+            }
             member.poll(self.now, &mut self.network, self.manner.receive_frames)?;
         }
         match &mut self.host {
@@ -455,6 +462,9 @@ impl World {
     }
 
     fn start_host(&mut self) {
+        if self.manner.has_two_links {
+            self.network.host_link = self.random.below(2) as usize;
+        }
         let incarnation = self.random.below(u64::MAX - 1) + 1;
         let server = ServerOptions {
             slots: self.manner.slots,
@@ -594,6 +604,11 @@ impl World {
             }
             _ => self.change_slot_limit(member),
         }
+    }
+
+    /// Sessions on another link than the one before.
+    pub(super) fn link_changes(&self) -> u64 {
+        self.members.iter().map(|member| member.link_changes).sum()
     }
 
     /// Adds the counters of units that end.
