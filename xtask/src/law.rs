@@ -35,6 +35,7 @@ const PEER_FACING: &[&str] = &[
     "link",
     "net",
     "uplink",
+    "wire-faults",
     "remote",
     "ownership",
     "ublk",

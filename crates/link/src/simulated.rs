@@ -15,7 +15,8 @@ use crate::{
     Buffer, EthernetAddress, Frame, Link, LinkAddress, LinkError, LinkOptions, LinkState,
     LinkStats, Properties,
 };
-pub use network::{Faults, Network, NetworkCounts};
+pub use network::{Network, NetworkCounts};
+pub use sidecore_wire_faults::Faults;
 
 /// A link to a simulated [`Network`]. All that happens to a frame follows from the network's seed
 /// and from the times at which its links are polled.

@@ -6,52 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sidecore_reactor::EventFd;
 use sidecore_units::Nanos;
+use sidecore_wire_faults::{Fates, Faults};
 
 use super::SimulatedLink;
 use crate::{EthernetAddress, LinkError, LinkOptions};
 
 /// Frames on their way to one link at most: more are lost, as in a switch.
 const IN_FLIGHT_MAX: usize = 1 << 14;
-
-/// The faults of a network. Chances are per million frames.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Faults {
-    /// Frames that vanish.
-    pub lost: u32,
-    /// Frames that arrive twice.
-    pub doubled: u32,
-    /// Frames that arrive later than those behind them, by up to eight delays.
-    pub overtaken: u32,
-    /// Frames with a wrong bit, which a checksum of the medium would have missed.
-    pub damaged: u32,
-    /// Frames that lose their end.
-    pub cut_short: u32,
-    /// The way of every frame takes at least so long,
-    pub delay: Nanos,
-    /// and up to so much longer, which does not change the order.
-    pub jitter: Nanos,
-    /// Shorter frames are padded with zeros to this size: Ethernet's is 46 bytes.
-    pub padded_to_bytes: usize,
-    /// Longer frames vanish: a path whose MTU is smaller than its ends believe.
-    pub black_hole_bytes: usize,
-}
-
-impl Default for Faults {
-    /// A perfect wire.
-    fn default() -> Self {
-        Self {
-            lost: 0,
-            doubled: 0,
-            overtaken: 0,
-            damaged: 0,
-            cut_short: 0,
-            delay: Nanos::from_micros(1),
-            jitter: Nanos::ZERO,
-            padded_to_bytes: 46,
-            black_hole_bytes: usize::MAX,
-        }
-    }
-}
 
 /// The fates of the frames so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,7 +47,7 @@ pub struct Network(Arc<Mutex<Wires>>);
 
 #[derive(Debug)]
 struct Wires {
-    random: Random,
+    fates: Fates,
     faults: Faults,
     counts: NetworkCounts,
     ports: BTreeMap<EthernetAddress, Port>,
@@ -133,7 +94,7 @@ impl Network {
     #[must_use]
     pub fn new(seed: u64, faults: Faults) -> Self {
         Self(Arc::new(Mutex::new(Wires {
-            random: Random(seed),
+            fates: Fates::new(seed),
             faults,
             counts: NetworkCounts::default(),
             ports: BTreeMap::new(),
@@ -256,11 +217,7 @@ impl Wires {
         let (faults, counts) = (self.faults, &mut self.counts);
         let count = |counter: &mut u64| *counter = counter.saturating_add(1);
         count(&mut counts.carried);
-        // Each frame draws the same numbers, whatever becomes of it.
-        let [lost, doubled, damaged, cut_short] =
-            [faults.lost, faults.doubled, faults.damaged, faults.cut_short]
-                .map(|chance| self.random.chance(chance));
-        let place = self.random.next();
+        let fate = self.fates.draw(&faults);
         if !self.ports.contains_key(&to) {
             return count(&mut counts.strayed);
         }
@@ -270,28 +227,25 @@ impl Wires {
         if bytes.len() > faults.black_hole_bytes {
             return count(&mut counts.swallowed);
         }
-        if lost {
+        if fate.is_lost {
             return count(&mut counts.lost);
         }
         let mut frame = self.spare.pop().unwrap_or_default();
         frame.clear();
         frame.extend_from_slice(bytes);
         frame.resize(bytes.len().max(faults.padded_to_bytes), 0);
-        if damaged {
+        if fate.is_damaged {
             count(&mut counts.damaged);
-            let bit = place.checked_rem((frame.len() as u64).saturating_mul(8)).unwrap_or(0);
-            if let Some(byte) =
-                usize::try_from(bit >> 3).ok().and_then(|index| frame.get_mut(index))
-            {
-                *byte ^= 1_u8.rotate_left(u32::try_from(bit & 7).unwrap_or(0));
+            let (at, mask) = fate.wrong_bit(frame.len());
+            if let Some(byte) = frame.get_mut(at) {
+                *byte ^= mask;
             }
         }
-        if cut_short {
+        if fate.is_cut_short {
             count(&mut counts.cut_short);
-            let len = place.checked_rem(frame.len() as u64).unwrap_or(0).max(1);
-            frame.truncate(usize::try_from(len).unwrap_or(1));
+            frame.truncate(fate.rest(frame.len()));
         }
-        if doubled {
+        if fate.is_doubled {
             count(&mut counts.doubled);
             let mut double = self.spare.pop().unwrap_or_default();
             double.clear();
@@ -303,10 +257,6 @@ impl Wires {
 
     /// Puts a frame on its way.
     fn fly(&mut self, now: Nanos, from: EthernetAddress, to: EthernetAddress, bytes: Vec<u8>) {
-        let faults = self.faults;
-        let overtaken = self.random.chance(faults.overtaken);
-        let jitter = self.random.below(faults.jitter.0.saturating_add(1));
-        let late = self.random.below(faults.delay.0.saturating_mul(8)).saturating_add(1);
         let Some(port) = self.ports.get_mut(&to) else {
             return;
         };
@@ -315,44 +265,17 @@ impl Wires {
             self.spare.push(bytes);
             return;
         }
-        let in_order = now.after(faults.delay).after(Nanos(jitter)).max(port.latest);
-        let at = if overtaken {
+        let arrival = self.fates.arrival(&self.faults, now, &mut port.latest);
+        if arrival.is_overtaken {
             self.counts.overtaken = self.counts.overtaken.saturating_add(1);
-            in_order.after(Nanos(late))
-        } else {
-            port.latest = in_order;
-            in_order
-        };
+        }
         let number = self.next;
         self.next = number.wrapping_add(1);
-        port.flights.push(Reverse(Flight { at, number, from, bytes }));
+        port.flights.push(Reverse(Flight { at: arrival.at, number, from, bytes }));
         if port.armed {
             // Once: the link arms itself again.
             port.armed = false;
             port.event.signal();
         }
-    }
-}
-
-/// SplitMix64 (Steele, Lea and Flood 2014).
-#[derive(Debug)]
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// A number below `end`; zero if that is zero.
-    fn below(&mut self, end: u64) -> u64 {
-        self.next().checked_rem(end).unwrap_or(0)
-    }
-
-    fn chance(&mut self, per_million: u32) -> bool {
-        self.below(1_000_000) < u64::from(per_million)
     }
 }
