@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use clap::Subcommand;
 use sidecore_control::Client;
 use sidecore_control::report::{
-    Counts, FirewallReport, PortCounts, PortReport, RuleCounts, SwitchReport,
+    Counts, FirewallReport, PortCounts, PortReport, RuleCounts, SwitchReport, WireCounts,
 };
 
 use crate::print;
@@ -46,6 +46,26 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         set: Option<PathBuf>,
     },
+    /// Show the rate limits of a port, or change them.
+    Limits {
+        /// The port: the name of its device.
+        port: String,
+        /// A limit, as in `from 5000 frames/s` or `to 10MiB/s burst 1MiB`; several replace all
+        /// that there were.
+        #[arg(long, value_name = "LIMIT")]
+        set: Vec<String>,
+        /// Take all limits away.
+        #[arg(long, conflicts_with = "set")]
+        clear: bool,
+    },
+    /// Show the faults of the wire to a port, with what became of frames, or change them.
+    Faults {
+        /// The port: the name of its device.
+        port: String,
+        /// The faults, as in `loss 0.1% delay 5ms`; an empty text for a good wire. For tests.
+        #[arg(long, value_name = "FAULTS")]
+        set: Option<String>,
+    },
 }
 
 pub(crate) fn run(client: &Client, arguments: Arguments) -> Result<()> {
@@ -61,6 +81,12 @@ pub(crate) fn run(client: &Client, arguments: Arguments) -> Result<()> {
             let text = read(&file).with_context(|| format!("cannot read {}", file.display()))?;
             Ok(client.set_rules(&port, lines(&text))?)
         }
+        Command::Limits { port, set, clear } if clear || !set.is_empty() => {
+            Ok(client.set_limits(&port, set)?)
+        }
+        Command::Limits { port, .. } => Ok(print(&limits(&client.switches()?, &port)?)?),
+        Command::Faults { port, set: None } => Ok(print(&faults(&client.switches()?, &port)?)?),
+        Command::Faults { port, set: Some(faults) } => Ok(client.set_faults(&port, &faults)?),
     }
 }
 
@@ -162,11 +188,31 @@ fn table(switch: &SwitchReport) -> String {
     table.render()
 }
 
+fn limits(switches: &[SwitchReport], port: &str) -> Result<String> {
+    let limits = &find_port(switches, port)?.limits;
+    Ok(if limits.is_empty() { "none\n".to_owned() } else { limits.join("\n") + "\n" })
+}
+
+/// The faults of a port's wire, and the counters of what it did.
+fn faults(switches: &[SwitchReport], port: &str) -> Result<String> {
+    let Some(wire) = &find_port(switches, port)?.wire else {
+        return Ok("none\n".to_owned());
+    };
+    let mut table = Table::new(&[">FRAMES", "MEANING"]);
+    for metric in WireCounts::METRICS {
+        table.row([(metric.value)(&wire.counters).to_string(), metric.help.to_owned()]);
+    }
+    Ok(format!("{}\n{}", wire.faults, table.render()))
+}
+
+fn find_port<'a>(switches: &'a [SwitchReport], name: &str) -> Result<&'a PortReport> {
+    let found = switches.iter().flat_map(|switch| &switch.ports).find(|port| port.name == name);
+    found.with_context(|| format!("there is no port \"{name}\"; see `sidecore net list`"))
+}
+
 /// The counters of drops that are not zero, with their explanations.
 fn drops(switches: &[SwitchReport], port: &str) -> Result<String> {
-    let found = switches.iter().flat_map(|switch| &switch.ports).find(|found| found.name == port);
-    let found =
-        found.with_context(|| format!("there is no port \"{port}\"; see `sidecore net list`"))?;
+    let found = find_port(switches, port)?;
     let mut table = Table::new(&[">FRAMES", "REASON", "MEANING"]);
     for metric in PortCounts::METRICS {
         let count = (metric.value)(&found.counters).to_string();

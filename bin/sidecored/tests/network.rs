@@ -291,6 +291,58 @@ fn rules_decide_are_replaced_at_once_and_keep_connections() {
     assert!(control.rules("nic6").unwrap().rules.is_empty());
 }
 
+/// A limit is set while frames pass, and taken away.
+#[test]
+fn a_limit_drops_what_is_above_it() {
+    let rig = Rig::new();
+    let control = rig.daemon.client();
+    let options = NetClientOptions::default();
+    let (mut one, mut two) = (rig.connect(1, &options), rig.connect(2, &options));
+    let (one, two) = (one.pair(0).unwrap(), two.pair(0).unwrap());
+    let limits = |text: &str| vec![text.to_owned()];
+    let wrong = control.set_limits("nic1", limits("from 5 bits/s")).unwrap_err().to_string();
+    assert!(wrong.contains("\"from 5 bits/s\""), "{wrong}");
+    // A frame in the time of the test and more.
+    control.set_limits("nic1", limits("from 1B/s burst 64B")).unwrap();
+    for number in 0..3 {
+        send(one, &frame(mac(2), mac(1), number, 640));
+    }
+    assert_eq!(receive(two), frame(mac(2), mac(1), 0, 640), "one passes a full bucket");
+    wait::until("the others are counted", SOON, || rig.counts(1).dropped_limit == 2);
+    let switches = control.switches().unwrap();
+    let port = switches[0].ports.iter().find(|port| port.name == "nic1").unwrap();
+    assert_eq!(port.limits, ["from 1B/s burst 64B"]);
+    control.set_limits("nic1", Vec::new()).unwrap();
+    send(one, &frame(mac(2), mac(1), 9, 640));
+    assert_eq!(receive(two), frame(mac(2), mac(1), 9, 640));
+}
+
+/// The wire of a NIC is made a bad one, and a good one again.
+#[test]
+fn a_wire_loses_and_delays_frames_while_it_is_a_bad_one() {
+    let rig = Rig::new();
+    let control = rig.daemon.client();
+    let options = NetClientOptions::default();
+    let (mut one, mut two) = (rig.connect(1, &options), rig.connect(2, &options));
+    let (one, two) = (one.pair(0).unwrap(), two.pair(0).unwrap());
+    let unknown = control.set_faults("nic2", "lose 1%").unwrap_err().to_string();
+    assert!(unknown.contains("`lose` is no fault of a wire"), "{unknown}");
+    control.set_faults("nic2", "to loss 100%").unwrap();
+    send(one, &frame(mac(2), mac(1), 1, 64));
+    wait::until("the loss is counted", SOON, || rig.counts(2).dropped_lost_out == 1);
+    control.set_faults("nic2", "delay 20ms").unwrap();
+    let start = Instant::now();
+    send(one, &frame(mac(2), mac(1), 2, 1514));
+    assert_eq!(receive(two), frame(mac(2), mac(1), 2, 1514));
+    assert!(start.elapsed() >= Duration::from_millis(20), "{:?}", start.elapsed());
+    send(two, &frame(mac(1), mac(2), 3, 64));
+    assert_eq!(receive(one), frame(mac(1), mac(2), 3, 64));
+    control.set_faults("nic2", "").unwrap();
+    let port =
+        control.switches().unwrap()[0].ports.iter().find(|port| port.name == "nic2").cloned();
+    assert_eq!(port.unwrap().wire, None);
+}
+
 #[test]
 fn nics_come_and_go_while_the_daemon_runs() {
     let rig = Rig::new();

@@ -332,6 +332,22 @@ impl Assembly {
         self.lists.switches.set_rules(port, rules)
     }
 
+    /// Changes the rate limits of a port.
+    ///
+    /// # Errors
+    /// There is no such port, or a limit is not understood; nothing has changed then.
+    pub fn set_limits(&self, port: &str, limits: &[String]) -> Result<(), OperationError> {
+        self.lists.switches.set_limits(port, limits)
+    }
+
+    /// Changes the faults of a port's wire; frames on their way keep their times.
+    ///
+    /// # Errors
+    /// There is no such port, or a word is not understood; nothing has changed then.
+    pub fn set_faults(&self, port: &str, faults: &str) -> Result<(), OperationError> {
+        self.lists.switches.set_faults(port, faults)
+    }
+
     /// Reports the devices, in the order of the configuration.
     #[must_use]
     pub fn devices(&self) -> Vec<DeviceReport> {

@@ -1,6 +1,8 @@
 //! The switches of an assembly, and their ports.
 
 mod firewall;
+mod limits;
+mod wire;
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -8,7 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use sidecore_linux::Clock;
-use sidecore_net::{PortConfig, PortId, PortStats, Switch, SwitchError, SwitchOptions, SwitchUnit};
+use sidecore_net::{
+    FrameStage, PortConfig, PortId, PortStats, StagePlace, Switch, SwitchError, SwitchOptions,
+    SwitchUnit,
+};
 use sidecore_reactor::IdleMode;
 use sidecore_sidecore::{Handle, NotStarted, Sidecore, Stopped};
 use sidecore_telemetry::CounterSet;
@@ -18,8 +23,9 @@ use crate::AssemblyError;
 use crate::operation::{ErrorKind, OperationError};
 use crate::report::{PortReport, StationReport, SwitchReport};
 use crate::spec::SwitchSpec;
-pub(crate) use firewall::FirewallSpec;
 use firewall::PortFirewall;
+use limits::limits;
+use wire::PortWire;
 
 /// A switch has nothing in flight: only a sidecore that is stuck takes longer to stop it.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
@@ -50,6 +56,23 @@ struct RunningPort {
     name: String,
     stats: Arc<PortStats>,
     firewall: PortFirewall,
+    limits: Vec<String>,
+    wire: PortWire,
+}
+
+/// The keys of a port's stages.
+pub(crate) struct StagesSpec<'a> {
+    pub rules: &'a [String],
+    pub connections: u32,
+    pub limits: &'a [String],
+    pub faults: &'a str,
+}
+
+/// A stage, if there is one at its place.
+type Stage = Option<Box<dyn FrameStage>>;
+
+fn invalid(why: String) -> OperationError {
+    OperationError::new(ErrorKind::Invalid, why)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -118,15 +141,32 @@ impl Switches {
 
     /// Replaces the rules of a port's firewall, all at once. Its connections stay.
     pub(crate) fn set_rules(&self, port: &str, rules: &[String]) -> Result<(), OperationError> {
-        let running: Vec<_> = lock(&self.running).values().cloned().collect();
-        let switch = running.iter().find(|switch| switch.has_port(port));
-        let unknown = || {
-            let why = format!("there is no port \"{port}\"; `sidecore net list` shows the ports");
-            OperationError::new(ErrorKind::NotFound, why)
-        };
-        switch.ok_or_else(unknown)?.set_rules(port, rules)?;
+        self.of_port(port)?.set_rules(port, rules)?;
         tracing::info!(port, rules = rules.len(), "rules replaced");
         Ok(())
+    }
+
+    /// Changes the rate limits of a port.
+    pub(crate) fn set_limits(&self, port: &str, limits: &[String]) -> Result<(), OperationError> {
+        self.of_port(port)?.set_limits(port, limits)?;
+        tracing::info!(port, limits = limits.join(", "), "limits changed");
+        Ok(())
+    }
+
+    /// Changes the faults of a port's wire.
+    pub(crate) fn set_faults(&self, port: &str, faults: &str) -> Result<(), OperationError> {
+        self.of_port(port)?.set_faults(port, faults)?;
+        tracing::info!(port, faults, "faults of the wire changed");
+        Ok(())
+    }
+
+    /// The switch that has this port.
+    fn of_port(&self, port: &str) -> Result<Arc<RunningSwitch>, OperationError> {
+        let running: Vec<_> = lock(&self.running).values().cloned().collect();
+        running.into_iter().find(|switch| switch.has_port(port)).ok_or_else(|| {
+            let why = format!("there is no port \"{port}\"; `sidecore net list` shows the ports");
+            OperationError::new(ErrorKind::NotFound, why)
+        })
     }
 
     /// Reports all switches, in the order of their names.
@@ -155,7 +195,7 @@ impl RunningSwitch {
         self.clock.now()
     }
 
-    /// Adds a port with this firewall and these counters.
+    /// Adds a port with these stages and counters.
     ///
     /// # Errors
     /// The reason, for people.
@@ -163,20 +203,49 @@ impl RunningSwitch {
         &self,
         name: &str,
         config: PortConfig,
-        firewall: &FirewallSpec<'_>,
+        stages: &StagesSpec<'_>,
         stats: Arc<PortStats>,
     ) -> Result<PortId, String> {
-        let (firewall, stages) = PortFirewall::new(firewall).map_err(|error| error.to_string())?;
+        let (firewall, filter) = PortFirewall::new(stages).map_err(|error| error.to_string())?;
+        let (limits, limit) = limits(stages.limits).map_err(|error| error.message)?;
+        let (wire, faults) = PortWire::new(stages.faults).map_err(|error| error.message)?;
         let (now, of_port, named) = (self.now(), Arc::clone(&stats), name.to_owned());
         let added = self.ask(move |unit| {
             let switch = unit.switch_mut();
             let port = switch.add_port(now, &named, config, of_port)?;
-            switch.set_stages(port, stages).map(|_| port)
+            switch.set_stage(port, StagePlace::Firewall, filter)?;
+            switch.set_stage(port, StagePlace::Limit, limit)?;
+            switch.set_stage(port, StagePlace::Wire, faults).map(|_| port)
         });
         let added = added.ok_or_else(|| "it does not run".to_owned())?;
         let id = added.map_err(|error: SwitchError| format!("device \"{name}\": {error}"))?;
-        lock(&self.ports).push(RunningPort { id, name: name.to_owned(), stats, firewall });
+        let name = name.to_owned();
+        lock(&self.ports).push(RunningPort { id, name, stats, firewall, limits, wire });
         Ok(id)
+    }
+
+    /// Replaces a stage of a port between two frames. `make` makes the stage, and `note` notes what
+    /// reports show of it.
+    fn set_stage<S>(
+        &self,
+        port: &str,
+        place: StagePlace,
+        make: impl FnOnce(&RunningPort) -> Result<(S, Stage), OperationError>,
+        note: impl FnOnce(&mut RunningPort, S),
+    ) -> Result<(), OperationError> {
+        let _changes = lock(&self.changes);
+        let found = lock(&self.ports).iter().find(|found| found.name == port).cloned();
+        let gone = || OperationError::new(ErrorKind::NotFound, format!("port \"{port}\" is gone"));
+        let found = found.ok_or_else(gone)?;
+        let (shown, stage) = make(&found)?;
+        let id = found.id;
+        // This thread frees the old stage, whose memory may be large.
+        let old = self.ask(move |unit| unit.switch_mut().set_stage(id, place, stage));
+        drop(old.ok_or_else(gone)?.map_err(|_| gone())?);
+        if let Some(port) = lock(&self.ports).iter_mut().find(|port| port.id == id) {
+            note(port, shown);
+        }
+        Ok(())
     }
 
     fn has_port(&self, name: &str) -> bool {
@@ -222,6 +291,8 @@ impl RunningSwitch {
             is_blocked,
             counters: port.stats.counts(),
             firewall: port.firewall.report(),
+            limits: port.limits.clone(),
+            wire: port.wire.report(),
         });
         SwitchReport {
             name: self.spec.name.clone(),

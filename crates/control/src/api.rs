@@ -42,7 +42,7 @@ use answer::{Refusal, body, off_thread};
 use connections::Limits;
 
 pub use new_device::NewDevice;
-pub use ports::PortRules;
+pub use ports::{LimitsOfPort, PortFaults, PortRules};
 pub use remote::{Invitation, NewClient, NewIohost, NewLink, NewServe};
 pub use requests::{
     CreateVolume, ExtentsQuery, MetricsQuery, Named, Place, Prune, Quota, Resize, Share,

@@ -19,8 +19,9 @@ use sidecore_assembly::spec::RemoteKind;
 use tokio::net::UnixStream;
 
 use crate::api::{
-    DEVICES_PATH, Devices, Invitation, METRICS_PATH, NewDevice, PORTS_PATH, PortRules, REMOTE_PATH,
-    SIDECORES_PATH, STATS_PATH, SWITCHES_PATH, Sidecores, Switches,
+    DEVICES_PATH, Devices, Invitation, LimitsOfPort, METRICS_PATH, NewDevice, PORTS_PATH,
+    PortFaults, PortRules, REMOTE_PATH, SIDECORES_PATH, STATS_PATH, SWITCHES_PATH, Sidecores,
+    Switches,
 };
 
 /// The time limit of a request: a daemon that takes longer has a problem that waiting will not
@@ -156,7 +157,7 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub fn rules(&self, port: &str) -> Result<FirewallReport, ClientError> {
-        self.json(&rules_path(port))
+        self.json(&port_path(port, "rules"))
     }
 
     /// Replaces the rules of a port's firewall, all at once.
@@ -164,8 +165,28 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub fn set_rules(&self, port: &str, rules: Vec<String>) -> Result<(), ClientError> {
-        let body = serde_json::to_vec(&PortRules { rules }).map_err(|error| self.failed(error))?;
-        self.ask(Method::PUT, &rules_path(port), Some(body), PATIENCE).map(drop)
+        self.put(&port_path(port, "rules"), &PortRules { rules })
+    }
+
+    /// Changes the rate limits of a port.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn set_limits(&self, port: &str, limits: Vec<String>) -> Result<(), ClientError> {
+        self.put(&port_path(port, "limits"), &LimitsOfPort { limits })
+    }
+
+    /// Changes the faults of a port's wire.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn set_faults(&self, port: &str, faults: &str) -> Result<(), ClientError> {
+        self.put(&port_path(port, "faults"), &PortFaults { faults: faults.to_owned() })
+    }
+
+    fn put(&self, path: &str, body: &impl Serialize) -> Result<(), ClientError> {
+        let body = serde_json::to_vec(body).map_err(|error| self.failed(error))?;
+        self.ask(Method::PUT, path, Some(body), PATIENCE).map(drop)
     }
 
     /// Makes a key for a client of the daemon.
@@ -358,8 +379,8 @@ impl Client {
     }
 }
 
-fn rules_path(port: &str) -> String {
-    format!("{PORTS_PATH}/{}/rules", escaped(port))
+fn port_path(port: &str, what: &str) -> String {
+    format!("{PORTS_PATH}/{}/{what}", escaped(port))
 }
 
 /// The body of a refusal.

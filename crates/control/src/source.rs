@@ -39,6 +39,18 @@ pub trait Source: Send + Sync + 'static {
     /// There is no such port, or a rule is not understood; nothing has changed then.
     fn set_rules(&self, port: &str, rules: &[String]) -> Result<(), OperationError>;
 
+    /// Changes the rate limits of a port.
+    ///
+    /// # Errors
+    /// There is no such port, or a limit is not understood; nothing has changed then.
+    fn set_limits(&self, port: &str, limits: &[String]) -> Result<(), OperationError>;
+
+    /// Changes the faults of a port's wire.
+    ///
+    /// # Errors
+    /// There is no such port, or a word is not understood; nothing has changed then.
+    fn set_faults(&self, port: &str, faults: &str) -> Result<(), OperationError>;
+
     /// Makes a key for a client, and returns the text of its invitation.
     ///
     /// # Errors
@@ -134,6 +146,14 @@ impl Source for Assembly {
 
     fn set_rules(&self, port: &str, rules: &[String]) -> Result<(), OperationError> {
         Self::set_rules(self, port, rules)
+    }
+
+    fn set_limits(&self, port: &str, limits: &[String]) -> Result<(), OperationError> {
+        Self::set_limits(self, port, limits)
+    }
+
+    fn set_faults(&self, port: &str, faults: &str) -> Result<(), OperationError> {
+        Self::set_faults(self, port, faults)
     }
 
     fn remote(&self) -> RemoteReport {

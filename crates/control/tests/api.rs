@@ -86,6 +86,16 @@ impl Source for StandIn {
         if port == "nic" { Ok(()) } else { self.revoke(port) }
     }
 
+    fn set_limits(&self, port: &str, limits: &[String]) -> Result<(), OperationError> {
+        assert_eq!(limits, ["from 1/s"]);
+        if port == "nic" { Ok(()) } else { self.revoke(port) }
+    }
+
+    fn set_faults(&self, port: &str, faults: &str) -> Result<(), OperationError> {
+        assert_eq!(faults, "loss 1%");
+        if port == "nic" { Ok(()) } else { self.revoke(port) }
+    }
+
     fn invite(&self, client: &str) -> Result<String, OperationError> {
         Ok(format!("the invitation of {client}"))
     }
@@ -160,6 +170,8 @@ fn the_client_reads_the_reports_of_the_source() {
     assert_eq!(client.invite("a b").unwrap().invitation, "the invitation of a b");
     assert_eq!(client.revoke("x").unwrap_err().to_string(), "no x");
     let rules = || vec!["to drop".to_owned()];
+    client.set_faults("nic", "loss 1%").unwrap();
+    client.set_limits("nic", vec!["from 1/s".to_owned()]).unwrap();
     client.set_rules("nic", rules()).unwrap();
     assert_eq!(client.set_rules("a/b", rules()).unwrap_err().to_string(), "no a/b");
     let unknown = client.rules("nic").unwrap_err().to_string();

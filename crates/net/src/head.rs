@@ -124,6 +124,22 @@ impl Head {
         self.frame().get(self.payload_at..).unwrap_or(&[])
     }
 
+    /// Changes bits of a byte of the frame. False if that byte was not copied.
+    pub fn flip(&mut self, at: usize, bits: u8) -> bool {
+        let is_known = at < self.read;
+        match self.bytes.get_mut(ROOM_BYTES.saturating_add(at)).filter(|_| is_known) {
+            Some(byte) => *byte ^= bits,
+            None => return false,
+        }
+        true
+    }
+
+    /// Cuts the end off, so that `len_bytes` are left.
+    pub fn shorten(&mut self, len_bytes: usize) {
+        self.len_bytes = self.len_bytes.min(len_bytes);
+        self.read = self.read.min(self.len_bytes);
+    }
+
     /// Where the bytes that were not copied begin, in the memory of the sender, and their number.
     #[inline]
     pub const fn rest(&self) -> (usize, usize) {

@@ -8,10 +8,11 @@ use sidecore_units::Nanos;
 use crate::config::{PORTS_MAX, QUEUES_MAX};
 use crate::floods::Floods;
 use crate::head::TAG_BYTES;
+use crate::held::HeldFrame;
 use crate::table::Key;
 use crate::{
-    DropReason, FrameStage, Frames, Loan, PortConfig, PortKind, PortQueue, PortStats, Properties,
-    StageFrame, Verdict, Vlans, Way,
+    DropReason, FrameStage, Frames, HeldFrames, Loan, PortConfig, PortKind, PortQueue, PortStats,
+    Properties, StageFrame, StagePlace, Verdict, Vlans, Way,
 };
 
 /// Names a port of a switch. It is invalid once the port is removed, for ever.
@@ -34,6 +35,13 @@ pub(crate) struct PortSet([u64; PORTS_MAX / 64]);
 
 impl PortSet {
     pub const NONE: Self = Self([0; PORTS_MAX / 64]);
+
+    /// The set of one port.
+    pub fn of(port: u16) -> Self {
+        let mut set = Self::NONE;
+        set.add(port);
+        set
+    }
 
     #[inline]
     pub fn add(&mut self, port: u16) {
@@ -82,9 +90,10 @@ pub(crate) struct Port {
     pub queues: Vec<u16>,
     pub blocked_until: Option<Nanos>,
     pub floods: Floods,
-    /// The stages of its frames: those from the station pass them in this order, those to it in
-    /// the reverse one.
-    pub stages: Vec<Box<dyn FrameStage>>,
+    /// The stages of its frames, in the order of their places.
+    pub stages: Vec<(StagePlace, Box<dyn FrameStage>)>,
+    /// Whether one of them holds frames at times.
+    pub holds: bool,
     /// Nothing but the tables decides on its frames: it is open and has no stages. The one test
     /// for a frame on its way.
     pub is_plain: bool,
@@ -102,9 +111,22 @@ impl Port {
         self.note_plain();
     }
 
-    /// Replaces the stages, and returns the old ones.
-    pub fn set_stages(&mut self, stages: Vec<Box<dyn FrameStage>>) -> Vec<Box<dyn FrameStage>> {
-        let old = std::mem::replace(&mut self.stages, stages);
+    /// Replaces the stage at this place, whose state a new one takes over. Returns the old one.
+    pub fn set_stage(
+        &mut self,
+        place: StagePlace,
+        mut stage: Option<Box<dyn FrameStage>>,
+    ) -> Option<Box<dyn FrameStage>> {
+        let at = self.stages.partition_point(|(other, _)| *other < place);
+        let is_there = self.stages.get(at).is_some_and(|(other, _)| *other == place);
+        let mut old = is_there.then(|| self.stages.remove(at).1);
+        if let (Some(stage), Some(old)) = (&mut stage, &mut old) {
+            stage.inherit(old.as_mut());
+        }
+        if let Some(stage) = stage {
+            self.stages.insert(at, (place, stage));
+        }
+        self.holds = self.stages.iter_mut().any(|(_, stage)| stage.held().is_some());
         self.note_plain();
         old
     }
@@ -113,19 +135,54 @@ impl Port {
         self.is_plain = self.blocked_until.is_none() && self.stages.is_empty();
     }
 
-    /// Has the stages decide on a frame.
+    /// Has the stages decide on a frame, those behind `behind` if it was held there. Returns
+    /// whether it goes on now.
     ///
     /// # Errors
     /// A stage drops it.
-    pub fn pass_stages(&mut self, now: Nanos, frame: &StageFrame<'_>) -> Result<(), DropReason> {
-        let mut pass = |stage: &mut Box<dyn FrameStage>| match stage.frame(now, frame) {
-            Verdict::Pass => Ok(()),
-            Verdict::Drop(cause) => Err(cause.reason(frame.way())),
-        };
-        match frame.way() {
-            Way::FromStation => self.stages.iter_mut().try_for_each(&mut pass),
-            Way::ToStation => self.stages.iter_mut().rev().try_for_each(&mut pass),
+    pub fn pass_stages(
+        &mut self,
+        now: Nanos,
+        frame: &StageFrame<'_>,
+        behind: Option<StagePlace>,
+    ) -> Result<bool, DropReason> {
+        let way = frame.way();
+        for at in 0..self.stages.len() {
+            let at = match way {
+                Way::FromStation => at,
+                Way::ToStation => self.stages.len().wrapping_sub(at).wrapping_sub(1),
+            };
+            let Some((place, stage)) = self.stages.get_mut(at) else { break };
+            let is_behind = behind.is_none_or(|behind| match way {
+                Way::FromStation => *place > behind,
+                Way::ToStation => *place < behind,
+            });
+            if !is_behind {
+                continue;
+            }
+            match stage.frame(now, frame) {
+                Verdict::Pass => {}
+                Verdict::Held => return Ok(false),
+                Verdict::Drop(cause) => return Err(cause.reason(way)),
+            }
         }
+        Ok(true)
+    }
+
+    /// Takes the first frame that a stage has held until now. Returns the place of the stage, too.
+    pub fn take_held(&mut self, now: Nanos) -> Option<(StagePlace, Box<HeldFrame>)> {
+        self.stages.iter_mut().find_map(|(place, stage)| Some((*place, stage.held()?.due(now)?)))
+    }
+
+    /// When the next held frame goes on.
+    pub fn next_release(&self) -> Option<Nanos> {
+        self.stages.iter().filter_map(|(_, stage)| stage.next_release()).min()
+    }
+
+    /// The frames that the stage at this place holds.
+    pub fn held(&mut self, place: StagePlace) -> Option<&mut HeldFrames> {
+        let found = self.stages.iter_mut().find(|(other, _)| *other == place);
+        found.and_then(|(_, stage)| stage.held())
     }
 }
 

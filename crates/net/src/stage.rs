@@ -6,7 +6,7 @@ use sidecore_memory::Segments;
 use sidecore_units::Nanos;
 
 use crate::head::Head;
-use crate::{DropReason, MacAddress};
+use crate::{DropReason, HeldFrames, MacAddress};
 
 /// The way of a frame through a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,6 +26,10 @@ pub enum DropCause {
     Headers,
     /// It is a fragment without its first one.
     Fragment,
+    /// It is lost on a bad wire, which was asked for.
+    Lost,
+    /// There are more than the port's limit permits.
+    Limit,
 }
 
 impl DropCause {
@@ -37,6 +41,10 @@ impl DropCause {
             (Self::Headers, Way::ToStation) => DropReason::HeadersOut,
             (Self::Fragment, Way::FromStation) => DropReason::Fragment,
             (Self::Fragment, Way::ToStation) => DropReason::FragmentOut,
+            (Self::Lost, Way::FromStation) => DropReason::Lost,
+            (Self::Lost, Way::ToStation) => DropReason::LostOut,
+            (Self::Limit, Way::FromStation) => DropReason::Limit,
+            (Self::Limit, Way::ToStation) => DropReason::LimitOut,
         }
     }
 }
@@ -48,16 +56,35 @@ pub enum Verdict {
     Pass,
     /// It is dropped and counted.
     Drop(DropCause),
+    /// The stage has copied it to its [`HeldFrames`], from where it goes on later.
+    Held,
+}
+
+/// The place of a stage of a port: frames from the station pass them in this order, frames to it in
+/// the reverse one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StagePlace {
+    /// The wire between the station and the switch.
+    Wire,
+    /// Limits the rates.
+    Limit,
+    /// Decides which frames pass.
+    Firewall,
+}
+
+impl StagePlace {
+    /// The number of places.
+    pub const COUNT: usize = 3;
 }
 
 /// A frame as a stage sees it: the private copy of its head. The rest is in memory that its sender
 /// can change at any time, so that nothing may be decided on it.
 #[derive(Clone, Copy, Debug)]
 pub struct StageFrame<'a> {
-    way: Way,
-    vlan: u16,
-    head: &'a Head,
-    segments: &'a Segments,
+    pub(crate) way: Way,
+    pub(crate) vlan: u16,
+    pub(crate) head: &'a Head,
+    pub(crate) segments: &'a Segments,
 }
 
 impl<'a> StageFrame<'a> {
@@ -112,6 +139,12 @@ impl<'a> StageFrame<'a> {
         self.head.payload()
     }
 
+    /// Size of the payload in bytes.
+    #[must_use]
+    pub const fn payload_bytes(&self) -> usize {
+        self.head.len_bytes().saturating_sub(self.head.payload_at)
+    }
+
     /// Copies the frame to `bytes`, as much as there is room for. Returns the number of bytes.
     /// Those behind the private copy may differ from what the receiver gets, if the sender changes
     /// them.
@@ -126,9 +159,10 @@ impl<'a> StageFrame<'a> {
     }
 }
 
-/// A stage of a port: a firewall, for instance. Frames from the station pass the stages in their
-/// order after the switch has found out where they go; frames to the station pass those of their
-/// receiver in the reverse order, once, before they are delivered or wait for buffers.
+/// A stage of a port: a firewall, for instance. Frames from the station pass the stages in the
+/// order of their [places](StagePlace) after the switch has found out where they go; frames to the
+/// station pass those of their receiver in the reverse order, once, before they are delivered or
+/// wait for buffers.
 ///
 /// A port without stages pays nothing for this seam.
 ///
@@ -144,4 +178,14 @@ pub trait FrameStage: Any + Send {
 
     /// Takes over the state of `old`, if that is of the same type: this stage replaces it.
     fn inherit(&mut self, old: &mut dyn FrameStage);
+
+    /// The frames that it holds, if it ever answers [`Verdict::Held`].
+    fn held(&mut self) -> Option<&mut HeldFrames> {
+        None
+    }
+
+    /// When the first of them goes on.
+    fn next_release(&self) -> Option<Nanos> {
+        None
+    }
 }

@@ -174,6 +174,10 @@ reasons! {
         /// Frames from the station dropped: on a port with a firewall, fragments whose first one
         /// has not passed before, or that could overwrite its headers.
         Fragment dropped_fragment = "dropped_fragment_total",
+        /// Frames from the station dropped: above a rate limit of the port.
+        Limit dropped_limit = "dropped_limit_total",
+        /// Frames from the station dropped: lost on the port's wire, which was made a bad one.
+        Lost dropped_lost = "dropped_lost_total",
         /// Frames from the station dropped: on a queue that the driver or its VMM has disabled.
         Disabled dropped_disabled = "dropped_disabled_total",
         /// Frames from the station dropped: that waited when a queue was detached.
@@ -196,6 +200,10 @@ reasons! {
         /// Frames to the station dropped: on a port with a firewall, fragments whose first one has
         /// not passed before, or that could overwrite its headers.
         FragmentOut dropped_fragment_out = "dropped_fragment_out_total",
+        /// Frames to the station dropped: above a rate limit of the port.
+        LimitOut dropped_limit_out = "dropped_limit_out_total",
+        /// Frames to the station dropped: lost on the port's wire, which was made a bad one.
+        LostOut dropped_lost_out = "dropped_lost_out_total",
         /// Frames to the station dropped: to a queue that the driver or its VMM has disabled.
         NotEnabled dropped_not_enabled = "dropped_not_enabled_total",
         /// Frames to the station dropped: to a queue that is broken.

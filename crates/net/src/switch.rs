@@ -1,6 +1,7 @@
 //! The switch: a bridge that learns, with VLANs.
 
 mod decide;
+mod release;
 mod turn;
 
 use std::any::Any;
@@ -17,7 +18,7 @@ use crate::ports::{Lane, Port};
 use crate::table::{Key, Table};
 use crate::{
     DropReason, FrameStage, MacAddress, PortConfig, PortId, PortQueue, PortStats, Properties,
-    QueueId, QueueState, SwitchError, SwitchOptions,
+    QueueId, QueueState, StagePlace, SwitchError, SwitchOptions,
 };
 
 pub use turn::WAIT_TURNS;
@@ -79,6 +80,8 @@ pub struct Switch {
     lanes: Vec<Option<Box<Lane>>>,
     /// The indices of all lanes there are.
     order: Vec<u16>,
+    /// The indices of the ports with stages that hold frames.
+    holders: Vec<u16>,
     /// Lanes with frames that their stations were not shown yet.
     touched: Vec<u16>,
     table: Table,
@@ -102,6 +105,7 @@ impl Switch {
             ports: Vec::new(),
             lanes: Vec::new(),
             order: Vec::with_capacity(QUEUES_MAX),
+            holders: Vec::with_capacity(PORTS_MAX),
             touched: Vec::with_capacity(QUEUES_MAX),
             table: Table::new(options.stations, options.seed),
             copy: Copy::new(),
@@ -143,7 +147,8 @@ impl Switch {
             queues: Vec::with_capacity(PORT_QUEUES_MAX),
             blocked_until: None,
             floods,
-            stages: Vec::new(),
+            stages: Vec::with_capacity(StagePlace::COUNT),
+            holds: false,
             is_plain: true,
         };
         if let Some(place) = self.ports.get_mut(usize::from(index)) {
@@ -187,6 +192,8 @@ impl Switch {
             return Err(error);
         }
         self.drop_waiting(port.index);
+        // They were for the VLANs of before.
+        self.drop_held(port.index);
         // Queues have noted where frames may go.
         self.table.touch();
         if let Some(port) = self.ports.get_mut(usize::from(port.index)).and_then(Option::as_mut) {
@@ -197,25 +204,26 @@ impl Switch {
         Ok(())
     }
 
-    /// Replaces the stages of a port, between two frames. Each new stage takes over the state of
-    /// the old one of its type. Returns the old stages: their memory is for another thread to free.
+    /// Replaces the stage at a place of a port, between two frames, or takes it away. A new stage
+    /// takes over the state of an old one of its type. Returns the old stage: its memory is for
+    /// another thread to free.
     ///
     /// # Errors
     /// There is no such port.
-    pub fn set_stages(
+    pub fn set_stage(
         &mut self,
         port: PortId,
-        mut stages: Vec<Box<dyn FrameStage>>,
-    ) -> Result<Vec<Box<dyn FrameStage>>, SwitchError> {
+        place: StagePlace,
+        stage: Option<Box<dyn FrameStage>>,
+    ) -> Result<Option<Box<dyn FrameStage>>, SwitchError> {
         self.port(port).ok_or(SwitchError::NoSuchPort)?;
         let found = self.ports.get_mut(usize::from(port.index)).and_then(Option::as_mut);
-        let found = found.ok_or(SwitchError::NoSuchPort)?;
-        for stage in &mut stages {
-            for old in &mut found.stages {
-                stage.inherit(old.as_mut());
-            }
+        let mut old = found.ok_or(SwitchError::NoSuchPort)?.set_stage(place, stage);
+        if let Some(old) = &mut old {
+            self.release_all(port.index, place, old.as_mut());
         }
-        Ok(found.set_stages(stages))
+        self.note_holders();
+        Ok(old)
     }
 
     /// Removes a port. Returns its queues, to which all frames were given back.
@@ -230,11 +238,13 @@ impl Switch {
         });
         let detached = detached.collect();
         self.drop_waiting(port.index);
+        self.drop_held(port.index);
         self.table.forget(port.index, true);
         self.table.touch();
         if let Some(place) = self.ports.get_mut(usize::from(port.index)) {
             *place = None;
         }
+        self.note_holders();
         Ok(detached)
     }
 
@@ -407,10 +417,12 @@ impl Switch {
         self.lanes.iter().flatten().any(|lane| lane.frames.len() > 0)
     }
 
-    /// The earliest time at which a queue must be polled although nothing wakes it.
+    /// The earliest time at which a queue must be polled, or a held frame goes on, although nothing
+    /// wakes the switch.
     #[must_use]
     pub fn deadline(&self) -> Option<Nanos> {
-        self.lanes.iter().flatten().filter_map(|lane| lane.queue.deadline()).min()
+        let queues = self.lanes.iter().flatten().filter_map(|lane| lane.queue.deadline());
+        queues.chain(self.next_release()).min()
     }
 
     /// Removes all ports and their queues, to which all frames are given back.

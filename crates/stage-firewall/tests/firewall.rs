@@ -10,7 +10,8 @@ use packets::*;
 use sidecore_counting_alloc::{CountingAllocator, allocations};
 use sidecore_net::contract::{NIC, Station};
 use sidecore_net::{
-    DropReason, Guard, PortConfig, PortCounts, PortId, PortStats, Switch, SwitchOptions,
+    DropReason, FrameStage, Guard, PortConfig, PortCounts, PortId, PortStats, StagePlace, Switch,
+    SwitchOptions,
 };
 use sidecore_stage_firewall::{Firewall, FirewallStats, Rules};
 use sidecore_telemetry::CounterSet as _;
@@ -57,7 +58,8 @@ impl Net {
     fn set(&mut self, rules: &[&str]) {
         let firewall = firewall(rules);
         self.counts = Arc::clone(firewall.stats());
-        drop(self.switch.set_stages(self.port, vec![Box::new(firewall)]).unwrap());
+        let stage: Box<dyn FrameStage> = Box::new(firewall);
+        drop(self.switch.set_stage(self.port, StagePlace::Firewall, Some(stage)).unwrap());
     }
 
     fn wait_s(&mut self, seconds: u64) {
@@ -341,7 +343,7 @@ fn new_rules_judge_old_connections_at_once() {
     assert!(!net.to(&answer) && !net.to(&answer) && net.from(&ask));
     net.set(USUAL);
     assert!(net.to(&answer));
-    drop(net.switch.set_stages(net.port, Vec::new()).unwrap());
+    drop(net.switch.set_stage(net.port, StagePlace::Firewall, None).unwrap());
     assert!(net.to(&udp(A, B, 53, 4001)), "no firewall");
 }
 

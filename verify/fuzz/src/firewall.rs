@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use sidecore_net::contract::{NIC, Station};
-use sidecore_net::{FrameStage, PortConfig, PortId, PortStats, Switch, SwitchOptions};
+use sidecore_net::{FrameStage, PortConfig, PortId, PortStats, StagePlace, Switch, SwitchOptions};
 use sidecore_stage_firewall::{Firewall, FirewallStats, Rules};
 use sidecore_telemetry::CounterSet as _;
 use sidecore_units::Nanos;
@@ -50,7 +50,8 @@ impl Net {
         let stage = Firewall::new(Arc::clone(&self.rules), 64, [3, 5]);
         self.stats.push(Arc::clone(stage.stats()));
         let stage: Box<dyn FrameStage> = Box::new(stage);
-        drop(self.switch.set_stages(self.ports[0].1, vec![stage]).unwrap());
+        let port = self.ports[0].1;
+        drop(self.switch.set_stage(port, StagePlace::Firewall, Some(stage)).unwrap());
     }
 
     /// Sends a frame, whose payload and type are these, through the firewall.

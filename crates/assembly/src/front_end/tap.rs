@@ -17,7 +17,7 @@ use crate::AssemblyError;
 use crate::left::LeftDevice;
 use crate::report::QueueCounters;
 use crate::spec::{DeviceSpec, TapSpec};
-use crate::switches::{FirewallSpec, RunningSwitch, Switches};
+use crate::switches::{RunningSwitch, Switches};
 
 /// A TAP interface with its port.
 pub(crate) struct Tap {
@@ -47,9 +47,9 @@ impl Tap {
         let failed = |why: String| AssemblyError::Switch { name: own.switch.clone(), why };
         let switch = switches.get(&own.switch);
         let switch = switch.ok_or_else(|| failed("it does not run".to_owned()))?;
-        let firewall = FirewallSpec { rules: &own.rules, connections: own.connections };
+        let stages = own.stages();
         let stats = Arc::<PortStats>::default();
-        let port = switch.add_port(&spec.name, port_config(own), &firewall, Arc::clone(&stats));
+        let port = switch.add_port(&spec.name, port_config(own), &stages, Arc::clone(&stats));
         let port = port.map_err(failed)?;
         let options =
             TapOptions { interface: own.interface.clone(), mtu: own.mtu, offloads: own.offloads };

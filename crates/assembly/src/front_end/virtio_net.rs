@@ -23,7 +23,7 @@ use crate::AssemblyError;
 use crate::left::LeftDevice;
 use crate::report::QueueCounters;
 use crate::spec::{DeviceSpec, VirtioNetSpec};
-use crate::switches::{FirewallSpec, RunningSwitch, Switches};
+use crate::switches::{RunningSwitch, Switches};
 
 /// A NIC with its socket.
 pub(crate) struct VirtioNet {
@@ -57,8 +57,8 @@ impl VirtioNet {
         let failed = |why: String| AssemblyError::Switch { name: own.switch.clone(), why };
         let switch = switches.get(&own.switch);
         let switch = switch.ok_or_else(|| failed("it does not run".to_owned()))?;
-        let firewall = FirewallSpec { rules: &own.rules, connections: own.connections };
-        let port = switch.add_port(&spec.name, port_config(own), &firewall, Arc::default());
+        let stages = own.stages();
+        let port = switch.add_port(&spec.name, port_config(own), &stages, Arc::default());
         let port = port.map_err(failed)?;
         let options = NetOptions {
             pairs: spec.queues,

@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sidecore_net::PortCounts;
 use sidecore_stage_firewall::{RuleCounts, TableCounts};
+use sidecore_stage_wire::WireCounts;
 
 /// A switch, with its ports and the addresses that it knows.
 #[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
@@ -32,6 +33,21 @@ pub struct PortReport {
     /// Its firewall, if it has rules.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub firewall: Option<FirewallReport>,
+    /// Its rate limits.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub limits: Vec<String>,
+    /// Its wire, if it was made a bad one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wire: Option<WireReport>,
+}
+
+/// A bad wire.
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
+pub struct WireReport {
+    /// Its faults, as they were set.
+    pub faults: String,
+    /// The fates of frames since then.
+    pub counters: WireCounts,
 }
 
 /// The firewall of a port.

@@ -6,10 +6,13 @@ use sidecore_keys::{Key, Kind, Value, Values, keys};
 use sidecore_net::MacAddress;
 use sidecore_reactor::IdleMode;
 use sidecore_stage_firewall::{CONNECTIONS_MAX, CONNECTIONS_MIN, Rules};
+use sidecore_stage_limit::PortLimits;
+use sidecore_stage_wire::Wire;
 use sidecore_units::Nanos;
 
 use super::device::{DEFAULT_SPIN_US, MINUTE_US, is_power_of_two};
 use super::rules::NAME;
+use crate::switches::StagesSpec;
 
 /// The most queue pairs of a NIC.
 pub const QUEUE_PAIRS_MAX: u16 = 16;
@@ -85,6 +88,27 @@ macro_rules! port_keys {
                         Kind::Number(CONNECTIONS_MIN as u64, CONNECTIONS_MAX as u64), "16384",
                         "about how many connections the firewall tracks, 64 to 1048576, each in 66 \
                          bytes, if a rule asks for their states";
+                    "limits" => limits: Vec<String> = Vec::new(), Kind::Lines, "none",
+                        "[rate limits](network.md#limits) of frames and of bytes from the station \
+                         and to it, as `[\"from 5000 frames/s\", \"to 10MiB/s burst 1MiB\"]`. \
+                         `sidecore net limits` changes them",
+                        are_limits;
+                    "faults" => faults: String = String::new(), Kind::Text, "none",
+                        "for tests: makes the wire to the port a [bad one](network.md#a-bad-wire), \
+                         as in `\"loss 0.1% delay 5ms\"`. `sidecore net faults` changes it",
+                        are_faults;
+                }
+            }
+        }
+
+        impl $name {
+            /// The keys of its stages.
+            pub(crate) fn stages(&self) -> StagesSpec<'_> {
+                StagesSpec {
+                    rules: &self.rules,
+                    connections: self.connections,
+                    limits: &self.limits,
+                    faults: &self.faults,
                 }
             }
         }
@@ -227,6 +251,15 @@ fn are_ipv4(key: &str, value: &Value) -> Result<(), String> {
 fn are_rules(key: &str, value: &Value) -> Result<(), String> {
     let Value::Texts(texts) = value else { return Ok(()) };
     Rules::parse(texts).map(drop).map_err(|error| format!("`{key}`: {error}"))
+}
+
+fn are_limits(key: &str, value: &Value) -> Result<(), String> {
+    let Value::Texts(texts) = value else { return Ok(()) };
+    PortLimits::parse(texts).map(drop).map_err(|error| format!("`{key}`: {error}"))
+}
+
+fn are_faults(key: &str, value: &Value) -> Result<(), String> {
+    Wire::parse(value.text()).map(drop).map_err(|error| format!("`{key}`: {error}"))
 }
 
 fn are_vlans(key: &str, value: &Value) -> Result<(), String> {

@@ -15,8 +15,8 @@ use super::requests::{
     CreateVolume, ExtentsQuery, MetricsQuery, Named, Prune, Quota, Resize, Share,
 };
 use super::{
-    Controllers, Devices, Invitation, NewClient, NewDevice, NewIohost, NewLink, NewServe,
-    PortRules, Sidecores, Switches, Volumes, ports, remote, volumes,
+    Controllers, Devices, Invitation, LimitsOfPort, NewClient, NewDevice, NewIohost, NewLink,
+    NewServe, PortFaults, PortRules, Sidecores, Switches, Volumes, ports, remote, volumes,
 };
 use crate::Source;
 
@@ -100,6 +100,10 @@ routes! {
     put "/v1/ports/{port}/rules" => ports::set_rules,
         "Replace the rules of a port's firewall at once; its connections stay", Nothing,
         body PortRules;
+    put "/v1/ports/{port}/limits" => ports::set_limits,
+        "Change the rate limits of a port", Nothing, body LimitsOfPort;
+    put "/v1/ports/{port}/faults" => ports::set_faults,
+        "Make the wire to a port a bad one, or a good one again", Nothing, body PortFaults;
     get "/v1/remote" => remote::report, "Links, clients and IOhosts", json!(200, RemoteReport);
     post "/v1/remote/clients/{client}/invite" => remote::invite, "Make a key for a client",
         json!(200, Invitation);

@@ -14,6 +14,13 @@ impl Page {
         });
         self.counts("sidecore_port_", ports);
         self.firewalls(switches);
+        let wires = switches.iter().flat_map(|switch| {
+            switch.ports.iter().filter_map(|port| {
+                let labels = vec![("switch", switch.name.as_str()), ("port", port.name.as_str())];
+                Some((labels, &port.wire.as_ref()?.counters))
+            })
+        });
+        self.counts("sidecore_wire_", wires);
     }
 
     fn firewalls(&mut self, switches: &[SwitchReport]) {

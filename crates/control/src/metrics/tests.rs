@@ -7,7 +7,7 @@ use sidecore_assembly::report::{
     ClientReport, DeviceStats, ExecutorReport, FirewallReport, FunctionReport, FunctionStats,
     HypervisorCounts, IohostReport, Latency, LatencyCounts, LinkReport, PortReport, QueueCounts,
     ReactorCounts, RemoteDeviceReport, RuleReport, ServeReport, SpaceReport, TranslationCounts,
-    TreeMemoryReport, TreeReport,
+    TreeMemoryReport, TreeReport, WireReport,
 };
 
 use super::*;
@@ -92,8 +92,12 @@ fn example() -> (Stats, Vec<DeviceReport>) {
 fn switches() -> Vec<SwitchReport> {
     let rule = RuleReport { text: "to drop".to_owned(), ..RuleReport::default() };
     let firewall = FirewallReport { rules: vec![rule], ..FirewallReport::default() };
-    let port =
-        PortReport { name: "nic".to_owned(), firewall: Some(firewall), ..PortReport::default() };
+    let port = PortReport {
+        name: "nic".to_owned(),
+        firewall: Some(firewall),
+        wire: Some(WireReport::default()),
+        ..PortReport::default()
+    };
     vec![SwitchReport { name: "lan".to_owned(), ports: vec![port], ..SwitchReport::default() }]
 }
 

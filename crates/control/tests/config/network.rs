@@ -79,6 +79,8 @@ fn each_fault_of_a_switch_or_a_nic_is_named() {
             "`rules`: rule 2, \"to drop it\": `it` behind the verdict",
         ),
         ("queues = 4\n", "connections = 63\n", "from 64 to 1048576"),
+        ("queues = 4\n", "limits = [\"to 1MB/s\"]\n", "`limits`: \"to 1MB/s\": `1MB` has a unit"),
+        ("queues = 4\n", "faults = \"loss 1\"\n", "`faults`: `1` is no share behind `loss`"),
         ("vlan = 5\n", "mtu = 67\n", "from 68 to 9216"),
         ("vlan = 5\n", "store = \"x\"\n", "`store` has no meaning"),
         ("vlan = 5\n", "sidecore = \"sc0\"\n", "`sidecore` has no meaning"),

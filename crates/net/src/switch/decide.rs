@@ -58,7 +58,9 @@ impl Switch {
         if STAGES && let Some(port) = self.ports.get_mut(usize::from(from)).and_then(Option::as_mut)
         {
             let frame = StageFrame::new(Way::FromStation, vlan, head, segments);
-            port.pass_stages(now, &frame)?;
+            if !port.pass_stages(now, &frame, None)? {
+                return Ok((vlan, Targets::All(PortSet::NONE)));
+            }
         }
         Ok((vlan, targets))
     }
@@ -163,6 +165,24 @@ impl Switch {
             return Err(DropReason::FloodLimit);
         }
         port.stats.in_floods.add(1);
+        self.all_targets(from, vlan)
+    }
+
+    /// The receivers of a frame that was held, and had others then.
+    pub(super) fn targets_again(
+        &self,
+        from: u16,
+        (to, vlan): (MacAddress, u16),
+    ) -> Result<Targets, DropReason> {
+        if !to.is_group()
+            && let Some(target) = self.table.port_of(Key::new(to, vlan))
+        {
+            return self.check_way(from, target, vlan).map(|()| Targets::One(target));
+        }
+        self.all_targets(from, vlan)
+    }
+
+    fn all_targets(&self, from: u16, vlan: u16) -> Result<Targets, DropReason> {
         let targets = self.flood_targets(from, vlan);
         if targets.is_empty() { Err(DropReason::NoDestination) } else { Ok(Targets::All(targets)) }
     }
@@ -203,7 +223,7 @@ impl Switch {
 
 /// The VLAN of a frame that came in by this port.
 #[inline]
-fn vlan_of(port: &Port, head: &Head) -> Result<u16, DropReason> {
+pub(super) fn vlan_of(port: &Port, head: &Head) -> Result<u16, DropReason> {
     // A tag of VLAN 0 has a priority, and says nothing of the VLAN (IEEE 802.1Q, 9.6).
     let tagged = head.tag.map(|tag| tag & 0x0fff).filter(|vlan| *vlan != 0);
     match tagged {

@@ -34,6 +34,9 @@ impl Switch {
         let first = (self.turn as usize).checked_rem(count).unwrap_or(0);
         let (mut frames, mut bytes) = (budget, TURN_BYTES);
         let mut work = self.serve_waiters(first, &mut bytes);
+        if !self.holders.is_empty() {
+            work = work.saturating_add(self.release_held(now));
+        }
         for at in 0..count {
             let Some(index) = self.at_turn(first, at) else {
                 break;
@@ -259,9 +262,13 @@ impl Switch {
             return true;
         }
         let frame = StageFrame::new(Way::ToStation, vlan, head, segments);
-        if let Err(reason) = port.pass_stages(now, &frame) {
-            port.stats.dropped(reason);
-            return true;
+        match port.pass_stages(now, &frame, None) {
+            Ok(true) => {}
+            Ok(false) => return true,
+            Err(reason) => {
+                port.stats.dropped(reason);
+                return true;
+            }
         }
         self.copy_to_open(target, vlan, head, segments, is_last)
     }
@@ -269,7 +276,7 @@ impl Switch {
     /// Copies a frame to a port that may have it.
     // Twice in the program, once for plain ports.
     #[inline(always)]
-    fn copy_to_open(
+    pub(super) fn copy_to_open(
         &mut self,
         target: u16,
         vlan: u16,
@@ -474,7 +481,7 @@ impl Switch {
             let Some(port) = port.filter(|port| !port.is_plain) else {
                 continue;
             };
-            port.stages.iter_mut().for_each(|stage| stage.look(now));
+            port.stages.iter_mut().for_each(|(_, stage)| stage.look(now));
             if port.blocked_until.is_some_and(|until| until <= now) {
                 port.block(None);
                 let name = port.name.clone();
