@@ -61,7 +61,7 @@ impl Disk {
             FrontEndSpec::Vrio(own) => Box::new(Vrio::new(spec, own, store, remote)),
             FrontEndSpec::Ublk(own) => Box::new(Ublk::new(spec, own, store, serving)),
             // A NIC has no store, see `Disk::nic`.
-            FrontEndSpec::VirtioNet(_) | FrontEndSpec::Tap(_) => {
+            FrontEndSpec::VirtioNet(_) | FrontEndSpec::Tap(_) | FrontEndSpec::Ethernet(_) => {
                 let name = spec.name.clone();
                 return Err(AssemblyError::Device { name, why: "a NIC has no store" });
             }

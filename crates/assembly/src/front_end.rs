@@ -1,8 +1,8 @@
 //! The front ends of devices: the guest's view, with its transport.
 
+mod interface;
 mod nvme;
 mod socket;
-mod tap;
 mod ublk;
 mod virtio_blk;
 mod virtio_net;
@@ -21,9 +21,9 @@ use crate::left::LeftDevice;
 use crate::report::QueueCounters;
 use sidecore_peer::Disconnect;
 
+pub(crate) use interface::Interface;
 pub(crate) use nvme::{Nvme, NvmeParts, NvmeThreads};
 pub(crate) use socket::Place;
-pub(crate) use tap::Tap;
 pub(crate) use ublk::Ublk;
 pub(crate) use virtio_blk::VirtioBlk;
 pub(crate) use virtio_net::VirtioNet;

@@ -203,7 +203,8 @@ show_counts! {
 pub struct DeviceReport {
     /// The device's name in the configuration.
     pub name: String,
-    /// The guest's view: `virtio-blk`, `nvme` or `virtio-net`; or `vrio`, `ublk` or `tap`.
+    /// The guest's view: `virtio-blk`, `nvme` or `virtio-net`; or `vrio`, `ublk`, `tap` or
+    /// `ethernet`.
     pub front_end: String,
     /// The name of the device's store; empty for a NIC.
     pub store: String,

@@ -23,7 +23,7 @@ pub use device::{
 pub use link::{
     LINK, LinkKind, LinkSpec, MemoryLinkSpec, PacketLinkSpec, REMOTE_PORT, UdpLinkSpec, XdpLinkSpec,
 };
-pub use net::{QUEUE_PAIRS_MAX, SWITCH, SwitchSpec, TapSpec, VirtioNetSpec};
+pub use net::{EthernetSpec, QUEUE_PAIRS_MAX, SWITCH, SwitchSpec, TapSpec, VirtioNetSpec};
 pub use remote::{
     CLIENT, CLIENT_NAME_MAX, ClientSpec, DEVICE_IN_PATH, IOHOST, IohostSpec,
     REMOTE_DEVICE_NAME_MAX, RemoteKind, RemotePart, RemoteSpec, SERVE, ServeSpec,

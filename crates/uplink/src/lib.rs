@@ -17,9 +17,11 @@
 )]
 
 mod looks;
+mod monitor;
 mod packet;
 mod room;
 mod tap;
 
+pub use monitor::{EthernetMonitor, InterfaceMonitor, InterfaceState};
 pub use packet::PacketQueue;
 pub use tap::{TapOptions, TapQueue};

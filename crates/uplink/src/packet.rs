@@ -19,6 +19,7 @@ use sidecore_reactor::{Arm, WakeSet};
 use sidecore_spec_virtio::net::ETHERNET_HEADER_BYTES;
 use sidecore_units::Nanos;
 
+use crate::monitor::{EthernetMonitor, InterfaceState};
 use receiving::Receiving;
 use sending::Sending;
 
@@ -39,7 +40,8 @@ const RETRY_INTERVAL: Nanos = Nanos::from_micros(50);
 #[derive(Debug)]
 pub struct PacketQueue {
     name: String,
-    interface: Interface,
+    mtu_bytes: u32,
+    monitor: EthernetMonitor,
     socket: PacketSocket,
     memory: GuestMemory,
     receiving: Receiving,
@@ -77,11 +79,13 @@ impl PacketQueue {
         let receiving = Receiving::new(&memory, &receive, SLOT_BYTES)?;
         let sending = Sending::new(&memory, receive.len_bytes(), &transmit, SLOT_BYTES)?;
         let wakes = WakeSet::new()?;
+        let monitor = EthernetMonitor::new(name, &interface)?;
         socket.bind_to_all(&interface)?;
         Ok(Self {
             name: name.to_owned(),
             properties: properties(&interface),
-            interface,
+            mtu_bytes: interface.mtu_bytes,
+            monitor,
             socket,
             memory,
             receiving,
@@ -98,7 +102,15 @@ impl PacketQueue {
     /// The MTU of the interface, as it was when it was opened.
     #[must_use]
     pub const fn mtu_bytes(&self) -> u32 {
-        self.interface.mtu_bytes
+        self.mtu_bytes
+    }
+
+    /// Sees the state of the interface, on any thread.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub fn monitor(&self) -> io::Result<EthernetMonitor> {
+        self.monitor.again()
     }
 
     /// Has the kernel send the frames that were committed.
@@ -156,15 +168,11 @@ impl PortQueue for PacketQueue {
 
     fn state(&self) -> QueueState {
         self.count_losses();
-        let is_there =
-            self.socket.interface(&self.name).is_ok_and(|now| now.index == self.interface.index);
-        if !is_there {
-            return QueueState::Down("the interface was deleted");
-        }
-        match self.socket.is_running(&self.name) {
-            Ok((true, true)) => QueueState::Up,
-            Ok((true, false)) => QueueState::Down("the interface has no carrier"),
-            _ => QueueState::Down("the host has not set the interface up"),
+        match self.monitor.state() {
+            InterfaceState::Up => QueueState::Up,
+            InterfaceState::NoCarrier => QueueState::Down("the interface has no carrier"),
+            InterfaceState::Down => QueueState::Down("the host has not set the interface up"),
+            InterfaceState::Gone => QueueState::Down("the interface was deleted"),
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Graph, Occasion, lock};
 use crate::AssemblyError;
 use crate::disk::Disk;
-use crate::front_end::{FrontEnd, Tap, VirtioNet};
+use crate::front_end::{FrontEnd, Interface, VirtioNet};
 use crate::plan::{Parts, Verb};
 use crate::spec::{DeviceSpec, FrontEndSpec};
 
@@ -54,7 +54,10 @@ impl Graph {
             FrontEndSpec::VirtioNet(own) => {
                 Ok(Box::new(VirtioNet::new(device, own, switches, service)?))
             }
-            FrontEndSpec::Tap(own) => Ok(Box::new(Tap::new(device, own, switches)?)),
+            FrontEndSpec::Tap(own) => Ok(Box::new(Interface::tap(device, own, switches)?)),
+            FrontEndSpec::Ethernet(own) => {
+                Ok(Box::new(Interface::ethernet(device, own, switches)?))
+            }
             _ => {
                 let (name, why) = (device.name.clone(), "it is no port of a switch");
                 Err(AssemblyError::Device { name, why })

@@ -8,7 +8,10 @@ use sidecore_reactor::IdleMode;
 use sidecore_units::Nanos;
 
 use super::rules::{NAME, is_mode, is_socket_path};
-use super::{QUEUE_PAIRS_MAX, QUEUES_MAX, SERIAL_MAX_BYTES, SocketAccess, TapSpec, VirtioNetSpec};
+use super::{
+    EthernetSpec, QUEUE_PAIRS_MAX, QUEUES_MAX, SERIAL_MAX_BYTES, SocketAccess, TapSpec,
+    VirtioNetSpec,
+};
 
 /// Longer spinning or delaying than a minute is a slip of the unit.
 pub const MINUTE_US: u64 = 60_000_000;
@@ -55,22 +58,22 @@ pub const STRUCTURE: &[Key] = &[
     NAME,
     Key::new(
         "front_end",
-        Kind::Word(&["virtio-blk", "nvme", "virtio-net", "vrio", "ublk", "tap"]),
+        Kind::Word(&["virtio-blk", "nvme", "virtio-net", "vrio", "ublk", "tap", "ethernet"]),
         "`\"virtio-blk\"`",
         "what the guest sees, `virtio-blk`, `nvme` or `virtio-net`; or `vrio` to export the device \
-         to a client, or `ublk` for a block device of this host, or `tap` for an interface of \
-         this host on a switch; each has [keys](#front_end--virtio-blk) of its own",
+         to a client, or `ublk` for a block device of this host, or `tap` and `ethernet` for \
+         interfaces of this host on a switch; each has [keys](#front_end--virtio-blk) of its own",
     ),
     Key::new(
         "store",
         Kind::Text,
-        "required, except with `virtio-net` and `tap`",
+        "required, except with `virtio-net`, `tap` and `ethernet`",
         "the store behind it",
     ),
     Key::new(
         "socket",
         Kind::Path,
-        "required, except with `vrio`, `ublk` and `tap`",
+        "required, except with `vrio`, `ublk`, `tap` and `ethernet`",
         "the socket that it is served on, of vhost-user or, for `nvme`, of vfio-user: at most 107 \
          bytes. The daemon makes the directory (0755) if only that is missing. The socket of a \
          dead daemon is replaced",
@@ -247,6 +250,8 @@ pub enum FrontEndSpec {
     VirtioNet(Box<VirtioNetSpec>),
     /// An interface of this host's kernel, on a switch.
     Tap(Box<TapSpec>),
+    /// An Ethernet interface of this host, on a switch.
+    Ethernet(Box<EthernetSpec>),
 }
 
 impl FrontEndSpec {
@@ -259,6 +264,7 @@ impl FrontEndSpec {
         ("vrio", VrioSpec::KEYS),
         ("ublk", UblkSpec::KEYS),
         ("tap", TapSpec::KEYS),
+        ("ethernet", EthernetSpec::KEYS),
     ];
 
     /// The front end of this word, with the usual settings.
@@ -270,6 +276,7 @@ impl FrontEndSpec {
             "ublk" => Self::Ublk(UblkSpec::default()),
             "virtio-net" => Self::VirtioNet(Box::default()),
             "tap" => Self::Tap(Box::default()),
+            "ethernet" => Self::Ethernet(Box::default()),
             _ => Self::VirtioBlk(VirtioBlkSpec::default()),
         }
     }
@@ -284,6 +291,7 @@ impl FrontEndSpec {
             Self::Ublk(_) => "ublk",
             Self::VirtioNet(_) => "virtio-net",
             Self::Tap(_) => "tap",
+            Self::Ethernet(_) => "ethernet",
         }
     }
 
@@ -296,6 +304,7 @@ impl FrontEndSpec {
             Self::Ublk(spec) => spec.set(values),
             Self::VirtioNet(spec) => spec.set(values),
             Self::Tap(spec) => spec.set(values),
+            Self::Ethernet(spec) => spec.set(values),
         }
     }
 
@@ -309,6 +318,7 @@ impl FrontEndSpec {
             Self::Ublk(_) => UblkSpec::KEYS,
             Self::VirtioNet(_) => VirtioNetSpec::KEYS,
             Self::Tap(_) => TapSpec::KEYS,
+            Self::Ethernet(_) => EthernetSpec::KEYS,
         }
     }
 
@@ -344,6 +354,7 @@ impl FrontEndSpec {
     pub fn interface(&self) -> Option<&str> {
         match self {
             Self::Tap(spec) => Some(&spec.interface),
+            Self::Ethernet(spec) => Some(&spec.interface),
             _ => None,
         }
     }
@@ -354,6 +365,7 @@ impl FrontEndSpec {
         match self {
             Self::VirtioNet(spec) => Some(&spec.switch),
             Self::Tap(spec) => Some(&spec.switch),
+            Self::Ethernet(spec) => Some(&spec.switch),
             _ => None,
         }
     }
@@ -368,7 +380,11 @@ impl FrontEndSpec {
     #[must_use]
     pub const fn queues(&self) -> u16 {
         match self {
-            Self::VirtioBlk(_) | Self::Vrio(_) | Self::Ublk(_) | Self::Tap(_) => 1,
+            Self::VirtioBlk(_)
+            | Self::Vrio(_)
+            | Self::Ublk(_)
+            | Self::Tap(_)
+            | Self::Ethernet(_) => 1,
             // A driver creates as many as it has CPUs.
             Self::Nvme(_) => QUEUES_MAX,
             // A VMM that wants fewer leaves the others alone. QEMU compares its pairs with this

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use sidecore_keys::{Key, Kind, Value, Values, keys};
-use sidecore_net::MacAddress;
+use sidecore_net::{MacAddress, PortConfig, Vlans};
 use sidecore_reactor::IdleMode;
 use sidecore_stage_firewall::{CONNECTIONS_MAX, CONNECTIONS_MIN, Rules};
 use sidecore_stage_limit::PortLimits;
@@ -153,26 +153,59 @@ port_keys! {
     }
 }
 
-port_keys! {
+/// Declares the keys of an interface of this host that is a port of a switch: its own, and those
+/// that all interfaces have.
+macro_rules! interface_keys {
+    ($(#[$attribute:meta])* $name:ident { $($own:tt)* }) => {
+        port_keys! {
+            $(#[$attribute])*
+            $name {
+                #[required = "\"the name of a [[switch]]\""]
+                "switch" => switch: String = String::new(), Kind::Text, "required",
+                    "the switch that it is a port of";
+                $($own)*
+                "uplink" => is_uplink: bool = true, Kind::Flag(true), "`true`",
+                    "other networks may lie behind it: frames never go from an uplink to another \
+                     one. With `false` it is a station as guests are";
+                "vlan" => vlan: u16 = 1, Kind::Number(1, VLAN_MAX), "1",
+                    "the VLAN of frames without a tag, 1 to 4094";
+                "trunk" => trunk: Option<Vec<(u64, u64)>> = None, Kind::Ranges, "none",
+                    "the VLANs of tagged frames, as `[[10, 19], [30, 30]]`", are_vlans;
+                "isolated" => is_isolated: bool = false, Kind::Flag(false), "`false`",
+                    "exchanges no frames with isolated NICs";
+            }
+        }
+
+        impl $name {
+            /// The VLANs of tagged frames; `None` without a trunk.
+            pub fn trunk(&self) -> Option<impl Iterator<Item = u16> + '_> {
+                self.trunk.as_deref().map(numbers)
+            }
+
+            /// The settings of its port.
+            pub(crate) fn port(&self) -> PortConfig {
+                let base =
+                    if self.is_uplink { PortConfig::uplink() } else { PortConfig::station() };
+                let vlans = match self.trunk() {
+                    None => Vlans::Access(self.vlan),
+                    Some(allowed) => {
+                        Vlans::Trunk { native: Some(self.vlan), allowed: allowed.collect() }
+                    }
+                };
+                PortConfig { vlans, is_isolated: self.is_isolated, ..base }
+            }
+        }
+    };
+}
+
+interface_keys! {
     /// An interface of this host's kernel, on a switch.
     TapSpec {
-        #[required = "\"the name of a [[switch]]\""]
-        "switch" => switch: String = String::new(), Kind::Text, "required",
-            "the switch that it is a port of";
         #[required = "\"tap0\""]
         "interface" => interface: String = String::new(), Kind::Text, "required",
             "the name of the interface, at most 15 bytes; the daemon makes it unless it is \
              there. It stays with its addresses when the daemon ends; `ip link del` removes it",
             is_interface;
-        "uplink" => is_uplink: bool = true, Kind::Flag(true), "`true`",
-            "other networks may lie behind it: frames never go from an uplink to another one. \
-             With `false` it is a station as guests are";
-        "vlan" => vlan: u16 = 1, Kind::Number(1, VLAN_MAX), "1",
-            "the VLAN of frames without a tag, 1 to 4094";
-        "trunk" => trunk: Option<Vec<(u64, u64)>> = None, Kind::Ranges, "none",
-            "the VLANs of tagged frames, as `[[10, 19], [30, 30]]`", are_vlans;
-        "isolated" => is_isolated: bool = false, Kind::Flag(false), "`false`",
-            "exchanges no frames with isolated NICs";
         "mtu" => mtu: Option<u16> = None, Kind::Number(MTU.0, MTU.1), "the interface's",
             "its MTU in bytes, 68 to 9216";
         "offloads" => offloads: bool = true, Kind::Flag(true), "`true`",
@@ -180,10 +213,14 @@ port_keys! {
     }
 }
 
-impl TapSpec {
-    /// The VLANs of tagged frames; `None` without a trunk.
-    pub fn trunk(&self) -> Option<impl Iterator<Item = u16> + '_> {
-        self.trunk.as_deref().map(numbers)
+interface_keys! {
+    /// An Ethernet interface of this host, on a switch.
+    EthernetSpec {
+        #[required = "\"eth1\""]
+        "interface" => interface: String = String::new(), Kind::Text, "required",
+            "the name of the interface, at most 15 bytes, which should have no addresses of the \
+             host: all that arrives there goes to the switch",
+            is_interface;
     }
 }
 

@@ -369,8 +369,9 @@ fn device_of(section: &mut Section<'_, '_, '_>, values: &Values) -> DeviceSpec {
         for key in ["socket", "socket_owner", "socket_group", "socket_mode", "queues"] {
             if section.has(key) {
                 let message = format!(
-                    "`{key}` has no meaning with front_end = \"tap\": the device is an interface \
-                     of this host"
+                    "`{key}` has no meaning with front_end = \"{}\": the device is an interface \
+                     of this host",
+                    front_end.word()
                 );
                 section.complain_about(key, message);
             }

@@ -34,7 +34,9 @@ pub(crate) fn device(
         false => format!("{}/{}@{name}", of("volume", "controller"), of("volume", "volume")),
     };
     let stores = ["store", "volume", "remote"];
-    let is_nic = keys.get("front_end").is_some_and(|word| word == "virtio-net" || word == "tap");
+    let is_nic = keys
+        .get("front_end")
+        .is_some_and(|word| ["virtio-net", "tap", "ethernet"].iter().any(|nic| word == nic));
     let has_one = is_nic || stores.iter().filter(|key| keys.contains_key(**key)).count() == 1;
     keys.entry("name").or_insert(name.into());
     if !is_nic {

@@ -34,6 +34,11 @@ front_end = "tap"
 switch = "lan"
 interface = "tap0"
 trunk = [[10, 10]]
+[[device]]
+name = "wire"
+front_end = "ethernet"
+switch = "lan"
+interface = "eth1"
 "#;
 
 fn parsed(text: &str) -> Result<Spec, String> {
@@ -59,6 +64,8 @@ fn a_nic_is_on_a_switch_whose_sidecore_serves_it() {
     assert!(own.rules.is_empty());
     assert_eq!(own.trunk().unwrap().collect::<Vec<_>>(), [10]);
     assert_eq!(spec.devices[2].queues, 1);
+    let FrontEndSpec::Ethernet(own) = &spec.devices[3].front_end else { panic!("{spec:?}") };
+    assert_eq!((own.interface.as_str(), own.is_uplink, own.vlan), ("eth1", true, 1));
 }
 
 #[test]
