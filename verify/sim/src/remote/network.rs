@@ -55,6 +55,9 @@ struct Path {
     narrow_until: Nanos,
 }
 
+/// A frame of a client, by its way and the number of its client.
+type Arrival = (Way, usize, Vec<u8>);
+
 /// Frames on their way.
 #[derive(Debug)]
 pub struct Network {
@@ -67,7 +70,7 @@ pub struct Network {
     /// The link that the IOhost is on. Frames of the other one get lost.
     pub host_link: usize,
     /// By the time of their arrival, each with its link.
-    frames: BTreeMap<(Nanos, u64), (usize, (Way, usize, Vec<u8>))>,
+    frames: BTreeMap<(Nanos, u64), (usize, Arrival)>,
     sent: u64,
 }
 
@@ -118,7 +121,7 @@ impl Network {
     }
 
     /// Takes a frame that has arrived by `now`, with its client.
-    pub fn take(&mut self, now: Nanos) -> Option<(Way, usize, Vec<u8>)> {
+    pub fn take(&mut self, now: Nanos) -> Option<Arrival> {
         while self.next() <= now {
             let (_, (link, frame)) = self.frames.pop_first()?;
             if link == self.link_at(frame.0, frame.1) {
