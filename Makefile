@@ -8,8 +8,10 @@ BINDIR ?= $(PREFIX)/bin
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 DOCDIR ?= $(PREFIX)/share/doc/sidecore
 DATADIR ?= $(PREFIX)/share/sidecore
+# Files to copy into guests.
+GUESTDIR ?= $(PREFIX)/lib/sidecore/guest
 CARGO_TARGET_DIR ?= target
-# The directory where `make build` puts the two programs.
+# The directory where `make build` puts the programs.
 BUILD ?= $(CARGO_TARGET_DIR)/release
 
 help: ## List these targets
@@ -33,17 +35,20 @@ bench: ## Run the experiments, for instance: make bench ARGS="local-block --tiny
 lint: ## Formatting, clippy and the rules of this project
 	cargo xtask lint
 
-build: ## Build the daemon and the command line tool in release mode
+build: ## Build the daemon, the command line tool and the guests' program in release mode
 	cargo build --release --package sidecored --package sidecore
+	cargo rustc --release --package sidecore-guest-tune -- -C target-feature=+crt-static -C strip=debuginfo
 
 install: ## Copy programs, unit and documentation below DESTDIR and PREFIX (/usr/local)
-	@for program in sidecored sidecore; do \
+	@for program in sidecored sidecore sidecore-guest-tune; do \
 	    test -x "$(BUILD)/$$program" || \
 	        { echo "make: there is no $(BUILD)/$$program to install; run \`make build\` first" >&2; exit 1; }; \
 	done
 	install -d "$(DESTDIR)$(BINDIR)" "$(DESTDIR)$(UNITDIR)" "$(DESTDIR)$(DOCDIR)" \
-	    "$(DESTDIR)$(DATADIR)"
+	    "$(DESTDIR)$(DATADIR)" "$(DESTDIR)$(GUESTDIR)"
 	install -m 755 "$(BUILD)/sidecored" "$(BUILD)/sidecore" "$(DESTDIR)$(BINDIR)"
+	install -m 755 "$(BUILD)/sidecore-guest-tune" "$(DESTDIR)$(GUESTDIR)"
+	install -m 644 packaging/sidecore-guest-tune.service "$(DESTDIR)$(GUESTDIR)"
 	sed -e 's|@bindir@|$(BINDIR)|' -e 's|@sysconfdir@|$(SYSCONFDIR)|' -e 's|@docdir@|$(DOCDIR)|' \
 	    packaging/sidecored.service > "$(DESTDIR)$(UNITDIR)/sidecored.service"
 	chmod 644 "$(DESTDIR)$(UNITDIR)/sidecored.service"
@@ -54,4 +59,4 @@ install: ## Copy programs, unit and documentation below DESTDIR and PREFIX (/usr
 
 uninstall: ## Remove what `make install` copied
 	rm -f "$(DESTDIR)$(BINDIR)/sidecored" "$(DESTDIR)$(BINDIR)/sidecore" "$(DESTDIR)$(UNITDIR)/sidecored.service"
-	rm -rf "$(DESTDIR)$(DOCDIR)" "$(DESTDIR)$(DATADIR)"
+	rm -rf "$(DESTDIR)$(DOCDIR)" "$(DESTDIR)$(DATADIR)" "$(DESTDIR)$(GUESTDIR)"

@@ -106,6 +106,7 @@ const ARROWS: &[(&str, Uses)] = &[
         "bin/sidecore",
         Only(&["control", "cluster", "ownership", "driver", "linux", "luks", "plan", "units"]),
     ),
+    ("bin/sidecore-guest-tune", Only(&[])),
     ("verify/alloc", Only(&[])),
     ("verify/skip", Only(&[])),
     ("verify/fuse", Only(&["verify/skip"])),

@@ -77,10 +77,10 @@ fn bench(workspace: &Workspace) -> Command {
     Command::new(workspace.target.join("release/sidecore-bench"))
 }
 
-/// Builds the daemon and the command line tool in release mode, as they ship: the bench and the
-/// demo run these binaries.
+/// Builds all programs in release mode, as they ship: the bench and the demo run these binaries.
 pub fn build_what_ships() -> Result<()> {
-    shell::run(shell::cargo().args(["build", "--release"]).args(SHIPPED))
+    shell::run(shell::cargo().args(["build", "--release"]).args(SHIPPED))?;
+    shell::run(shell::cargo().args(sidecore_guest::GUEST_TUNE))
 }
 
 /// Builds the bench, and what it measures.

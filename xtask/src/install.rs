@@ -9,6 +9,22 @@ use crate::workspace::Workspace;
 use crate::{links, shell};
 
 const PREFIX: &str = "/usr";
+/// The directory of the files for guests.
+const GUESTS: &str = "usr/lib/sidecore/guest";
+
+/// Whether a program of 64 bits names a dynamic loader (ELF, program header PT_INTERP).
+fn has_interpreter(elf: &[u8]) -> bool {
+    const INTERPRETER: [u8; 4] = 3_u32.to_le_bytes();
+    let number = |at: usize, length: usize| {
+        let bytes = elf.get(at..at + length).unwrap_or_default();
+        bytes.iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte))
+    };
+    let (start, size, count) = (number(32, 8), number(54, 2), number(56, 2));
+    (0..count).any(|index| {
+        let at = start + index * size;
+        elf.get(at..at + 4) == Some(&INTERPRETER)
+    })
+}
 
 /// Installs the release build into an empty directory, and runs the programs from there.
 pub fn check(workspace: &Workspace) -> Result<()> {
@@ -17,10 +33,17 @@ pub fn check(workspace: &Workspace) -> Result<()> {
         std::fs::remove_dir_all(&root)?;
     }
     install(workspace, &root, &workspace.target.join("release"))?;
-    for program in ["sidecored", "sidecore"] {
-        let printed =
-            shell::read(Command::new(root.join("usr/bin").join(program)).arg("--version"))?;
+    for (directory, program) in
+        [("usr/bin", "sidecored"), ("usr/bin", "sidecore"), (GUESTS, "sidecore-guest-tune")]
+    {
+        let path = root.join(directory).join(program);
+        let printed = shell::read(Command::new(&path).arg("--version"))?;
         ensure!(printed.starts_with(program), "{program} --version printed {printed:?}");
+        let needs_libraries = has_interpreter(&std::fs::read(&path)?);
+        ensure!(
+            directory != GUESTS || !needs_libraries,
+            "{program} needs a dynamic loader, which a guest may lack: see `build` in Makefile"
+        );
     }
     std::fs::remove_dir_all(&root).with_context(|| format!("cannot remove {}", root.display()))
 }
@@ -39,6 +62,8 @@ fn install(workspace: &Workspace, root: &Path, build: &Path) -> Result<()> {
         ("usr/bin/sidecored", 0o755),
         ("usr/bin/sidecore", 0o755),
         ("usr/lib/systemd/system/sidecored.service", 0o644),
+        ("usr/lib/sidecore/guest/sidecore-guest-tune", 0o755),
+        ("usr/lib/sidecore/guest/sidecore-guest-tune.service", 0o644),
         ("usr/share/sidecore/sidecore-vrio.lua", 0o644),
         ("usr/share/doc/sidecore/README.md", 0o644),
         ("usr/share/doc/sidecore/docs/config.md", 0o644),
@@ -76,7 +101,7 @@ mod tests {
         let (root, build) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         install(&workspace, root.path(), build.path()).unwrap_err();
         assert!(std::fs::read_dir(root.path()).unwrap().next().is_none(), "half an installation");
-        for program in ["sidecored", "sidecore"] {
+        for program in ["sidecored", "sidecore", "sidecore-guest-tune"] {
             use std::os::unix::fs::PermissionsExt as _;
             let path = build.path().join(program);
             std::fs::write(&path, "#!/bin/sh\n").unwrap();
@@ -97,6 +122,14 @@ mod tests {
             !root.path().join("usr/bin/sidecore").exists()
                 && !root.path().join("usr/share/doc/sidecore").exists()
                 && !root.path().join("usr/share/sidecore").exists()
+                && !root.path().join(GUESTS).exists()
         );
+    }
+
+    #[test]
+    fn a_program_with_a_loader_is_told_from_one_without() {
+        let this = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        assert!(has_interpreter(&this));
+        assert!(!has_interpreter(b"\x7fELF"));
     }
 }

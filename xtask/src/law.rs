@@ -43,6 +43,7 @@ const PEER_FACING: &[&str] = &[
     "vhost-user",
     "vfio-user",
     "control",
+    "bin/sidecore-guest-tune",
 ];
 
 /// The rooms of stages, through which a guest's requests pass, begin so.

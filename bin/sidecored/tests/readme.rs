@@ -45,10 +45,12 @@ impl Example {
 /// Installs the programs below a directory by the Makefile.
 fn install(below: &Path) -> PathBuf {
     let build = Path::new(env!("CARGO_BIN_EXE_sidecored")).parent().unwrap();
-    if !build.join("sidecore").exists() {
+    let others = ["sidecore", "sidecore-guest-tune"];
+    if others.iter().any(|program| !build.join(program).exists()) {
         // Only this package was built.
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--package", "sidecore"]).current_dir(REPOSITORY);
+        cargo.arg("build").args(others.iter().flat_map(|name| ["--package", name]));
+        cargo.current_dir(REPOSITORY);
         if build.ends_with("release") {
             cargo.arg("--release");
         }

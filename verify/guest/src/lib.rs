@@ -251,6 +251,19 @@ fn build(
     Ok(options.target.join("release"))
 }
 
+/// The arguments of cargo that build the guests' program, with no need of the guest's libraries.
+pub const GUEST_TUNE: [&str; 9] = [
+    "rustc",
+    "--release",
+    "--package",
+    "sidecore-guest-tune",
+    "--",
+    "-C",
+    "target-feature=+crt-static",
+    "-C",
+    "strip=debuginfo",
+];
+
 /// Notes the signals of a terminal or a service manager.
 fn listen() -> Result<()> {
     interrupt::listen()
