@@ -40,6 +40,42 @@ order_ping() {
     pinged
 }
 
+# The interrupts of all virtio devices so far. A guest without MSI-X has a line for each device.
+nic_interrupts() {
+    awk '/virtio/ { sum += $2 } END { print sum + 0 }' /proc/interrupts
+}
+
+# pings ADDRESS COUNT: pings again as soon as an answer is there, and counts the interrupts meanwhile.
+order_pings() {
+    before=$(nic_interrupts)
+    ping -A -q -c "$2" -W 5 "$1" >/tmp/ping 2>&1
+    value interrupts $(($(nic_interrupts) - before))
+    pinged
+}
+
+# tune ARGUMENTS: runs the program that sets this guest up to poll.
+order_tune() {
+    sidecore-guest-tune "$@" >/tmp/tune 2>&1
+    value code $?
+    value words "$(tr '\n' ' ' </tmp/tune)"
+}
+
+# reload: loads the driver of NICs again, with the options that modprobe would give it at a boot.
+order_reload() {
+    must rmmod virtio_net
+    must insmod /modules/virtio_net.ko $(sed -n 's/^options virtio_net //p' /etc/modprobe.d/*.conf)
+}
+
+# setting PATH: a setting, as the kernel shows it.
+order_setting() {
+    value setting "$(cat "$1" 2>&1)"
+}
+
+# threads NIC: the kernel's threads that poll a NIC.
+order_threads() {
+    value threads "$(ps | grep -c "[n]api/$1-")"
+}
+
 # ping6 ADDRESS NIC: the address is link-local.
 order_ping6() {
     ping6 -c 5 -W 2 -I "$2" "$1" >/tmp/ping 2>&1

@@ -44,6 +44,8 @@ const LAYOUT: u32 = 5;
 pub(crate) struct Extra<'a> {
     /// Programs, by their paths in the guest.
     pub(crate) programs: Vec<(&'a str, PathBuf)>,
+    /// A program that needs no libraries, and its path in the guest.
+    pub(crate) static_program: Option<(&'a str, PathBuf)>,
     /// A module that the guest's script loads itself.
     pub(crate) module: Option<&'a str>,
 }
@@ -74,7 +76,9 @@ pub(crate) fn build(
     (LAYOUT, SCRIPTS, &kernel.version, extra.module).hash(&mut hasher);
     let files =
         libraries.iter().chain(programs.iter().map(|(_, program)| program)).map(PathBuf::as_path);
-    for file in files.chain([busybox, kernel.image.as_path()]) {
+    let static_program = extra.static_program.as_ref().map(|(_, program)| program.as_path());
+    let files = files.chain([busybox, kernel.image.as_path()]).chain(static_program);
+    for file in files {
         let metadata =
             fs::metadata(file).with_context(|| format!("cannot look at {}", file.display()))?;
         (file, metadata.size(), metadata.mtime(), metadata.mtime_nsec()).hash(&mut hasher);
@@ -93,7 +97,7 @@ pub(crate) fn build(
         archive.file(inside, 0o755, script.as_bytes())?;
     }
     add(&mut archive, "/bin/busybox", busybox)?;
-    for (inside, program) in &programs {
+    for (inside, program) in programs.iter().chain(&extra.static_program) {
         add(&mut archive, inside, program)?;
     }
     for library in &libraries {

@@ -238,12 +238,30 @@ fn build(
     progress: &progress::Progress,
 ) -> Result<PathBuf> {
     progress.say(format!("building {} (cargo build --release)", packages.join(", ")));
+    let mut arguments = vec!["build", "--release"];
+    arguments.extend(packages.iter().flat_map(|package| ["--package", package]));
+    cargo(options, &arguments)
+}
+
+/// Builds the guests' program, and returns its path.
+fn build_guest_tune(options: &DemoOptions, progress: &progress::Progress) -> Result<PathBuf> {
+    const NAME: &str = "sidecore-guest-tune";
+    if let Some(binaries) = &options.binaries {
+        return Ok(binaries.join(NAME));
+    }
+    progress.say(format!("building {NAME} (cargo rustc --release)"));
+    Ok(cargo(options, &GUEST_TUNE)?.join(NAME))
+}
+
+/// Runs cargo, and returns the directory of its release builds.
+fn cargo(options: &DemoOptions, arguments: &[&str]) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let (verb, arguments) = arguments.split_first().context("no verb")?;
     let status = std::process::Command::new(cargo)
-        .args(["build", "--release"])
-        .args(packages.iter().flat_map(|package| ["--package", package]))
+        .arg(verb)
         .arg("--target-dir")
         .arg(&options.target)
+        .args(arguments)
         .current_dir(&options.workspace)
         .status()
         .context("cannot run cargo; is Rust installed?")?;

@@ -1,21 +1,29 @@
 //! Two guests on a switch of one daemon: ping, IPv6, a file by TCP with its checksum, VLANs that do
 //! not see each other, a guest that claims another's address, and a rule. With root, the kernel of
 //! a host is on the switch as well: it gives the guests their addresses, and a file.
+//!
+//! `sidecore-guest-tune` sets a guest up to poll its NIC, and pings are counted with their
+//! interrupts; also in guests with the kernel of Debian's backports, which has more to set.
 
 mod host;
+mod tune;
 
 use crate::checks::Checks;
-use crate::config::{quoted, socket};
+use crate::config::{Places, quoted, socket};
+use crate::download::{self, Kernel, find_kernel};
 use crate::guest::{Guest, NET_A, NET_B};
+use crate::initramfs::{self, Extra};
 use crate::network::host::Host;
+use crate::network::tune::Counts;
 use crate::progress::Progress;
 use crate::qemu::{Equipment, Nic};
+use crate::root::{KernelOf, ROOTS, Root};
 use crate::session::Session;
 use crate::sidecore::Sidecore;
-use crate::{DemoOptions, Prepared, json, listen, qemu, write};
+use crate::{DemoOptions, Prepared, build_guest_tune, json, listen, qemu, write};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The size of the file that the guests send each other.
 const FILE_MIB: u64 = 16;
@@ -40,10 +48,28 @@ pub fn demo(options: &DemoOptions) -> Result<()> {
     let prepared = Prepared::new(options, &["sidecored", "sidecore"], &progress)?;
     let accelerator = qemu::Accelerator::choose();
     progress.say(accelerator.explanation());
-    let stage = prepared.stage(accelerator, &progress);
-    let mut checks = Checks::default();
+    let tune = build_guest_tune(options, &progress)?;
+    let release = download::kernel(&prepared.cache, &progress)?;
+    let roots = options.target.join(ROOTS);
+    let backports = Root::kernel(&roots, KernelOf::Backports, |what| progress.say(what))?;
+    let backports = find_kernel(&backports.path("")).context("the packages brought no kernel")?;
+    let image = |kernel: &Kernel, name: &str| -> Result<PathBuf> {
+        let cache = prepared.cache.join(name);
+        std::fs::create_dir_all(&cache)
+            .with_context(|| format!("cannot create {}", cache.display()))?;
+        let static_program = Some(("/sbin/sidecore-guest-tune", tune.clone()));
+        let extra = Extra { static_program, ..Extra::default() };
+        initramfs::build(&cache, kernel, &prepared.busybox, &extra, &progress)
+    };
+    let (of_release, of_backports) = (image(&release, "net")?, image(&backports, "net-backports")?);
+    let mut stage = prepared.stage(accelerator, &progress);
+    stage.initramfs = &of_release;
+    let (mut checks, mut counts) = (Checks::default(), Counts::default());
     let busybox = &prepared.busybox;
-    Session::hold(&stage, "network", |session| run(session, busybox, &mut checks))?;
+    Session::hold(&stage, "network", |session| run(session, busybox, &mut counts, &mut checks))?;
+    (stage.kernel, stage.initramfs) = (&backports.image, &of_backports);
+    Session::hold(&stage, "polled", |session| run_polled(session, &mut counts, &mut checks))?;
+    counts.show(&mut checks);
     print!("\n{}", checks.text("Two guests on a switch"));
     write(options, "demo-net.json", &json(&checks)?)?;
     println!("\nWritten to {}", options.target.join("demo-net.json").display());
@@ -54,24 +80,42 @@ pub fn demo(options: &DemoOptions) -> Result<()> {
     Ok(())
 }
 
-fn run(session: &mut Session<'_>, busybox: &Path, checks: &mut Checks) -> Result<()> {
+/// Guests with the kernel of Debian's backports: a thread polls the NIC of one.
+fn run_polled(session: &mut Session<'_>, counts: &mut Counts, checks: &mut Checks) -> Result<()> {
+    let daemon = session.daemon(|places| configuration(places, ""))?;
+    let mut guests = boot(session, false, checks)?;
+    tune::threaded(session, &mut guests[0], counts, checks)?;
+    for guest in guests {
+        guest.off(session)?;
+    }
+    daemon.stop(&mut session.inbox)
+}
+
+/// A switch with the guests' NICs, and with other devices.
+fn configuration(places: &Places<'_>, others: &str) -> Result<String> {
+    let mut text = places.head()?;
+    text.push_str("\n[[switch]]\nname = \"lan\"\n");
+    for (name, mac, vlan) in NICS {
+        let socket = quoted(&socket(places.directory, name))?;
+        text.push_str(&format!(
+            "\n[[device]]\nname = \"{name}\"\nfront_end = \"virtio-net\"\nswitch = \"lan\"\n\
+             mac = \"{mac}\"\nvlan = {vlan}\nsocket = {socket}\npacked = true\n"
+        ));
+    }
+    text.push_str(others);
+    Ok(text)
+}
+
+fn run(
+    session: &mut Session<'_>,
+    busybox: &Path,
+    counts: &mut Counts,
+    checks: &mut Checks,
+) -> Result<()> {
     session.namespace = host::namespace(session);
     let has_host = session.namespace.is_some();
-    let daemon = session.daemon(|places| {
-        let mut text = places.head()?;
-        text.push_str("\n[[switch]]\nname = \"lan\"\n");
-        for (name, mac, vlan) in NICS {
-            let socket = quoted(&socket(places.directory, name))?;
-            text.push_str(&format!(
-                "\n[[device]]\nname = \"{name}\"\nfront_end = \"virtio-net\"\nswitch = \"lan\"\n\
-                 mac = \"{mac}\"\nvlan = {vlan}\nsocket = {socket}\npacked = true\n"
-            ));
-        }
-        if has_host {
-            text.push_str(host::DEVICE);
-        }
-        Ok(text)
-    })?;
+    let others = if has_host { host::DEVICE } else { "" };
+    let daemon = session.daemon(|places| configuration(places, others))?;
     let sidecore = session.sidecore();
     let host = if has_host { Some(Host::start(session, busybox)?) } else { None };
     let mut guests = boot(session, host.is_some(), checks)?;
@@ -80,6 +124,7 @@ fn run(session: &mut Session<'_>, busybox: &Path, checks: &mut Checks) -> Result
         host.check(session, &mut guests, checks)?;
         checks.show(&sidecore, &["list"])?;
     }
+    tune::deferred(session, &mut guests[0], counts, checks)?;
     transfer(session, &mut guests, checks)?;
     separate(session, &mut guests, &sidecore, checks)?;
     filter(session, &mut guests, &sidecore, checks)?;

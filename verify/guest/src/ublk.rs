@@ -43,6 +43,7 @@ pub fn run(options: &DemoOptions, kernel: KernelOf) -> Result<()> {
             ("/bin/sidecore", program("sidecore")),
         ],
         module: Some("ublk_drv"),
+        ..Extra::default()
     };
     let initramfs = initramfs::build(&cache, &kernel, &prepared.busybox, &extra, &progress)?;
     let mut stage = prepared.stage(qemu::Accelerator::choose(), &progress);
