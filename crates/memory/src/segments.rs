@@ -82,6 +82,45 @@ impl Segments {
         len_bytes: u64,
         hint: &mut RegionHint,
     ) -> Result<(), MemoryError> {
+        // The rule: the range lies in one region.
+        if let Ok(len_bytes) = usize::try_from(len_bytes)
+            && self.push_piece(address, len_bytes, hint)
+        {
+            return Ok(());
+        }
+        self.push_pieces(address, len_bytes, hint)
+    }
+
+    /// Appends the `len_bytes` at guest `address` as one piece. False, and nothing appended, if
+    /// they are none, or not in one region, or if the list has no room.
+    #[inline]
+    #[must_use]
+    pub fn push_piece(
+        &mut self,
+        address: GuestAddress,
+        len_bytes: usize,
+        hint: &mut RegionHint,
+    ) -> bool {
+        let Some(memory) = &self.memory else { return false };
+        let Some((host, count)) = memory.locate(address, len_bytes as u64, hint) else {
+            return false;
+        };
+        if count != len_bytes as u64 || count == 0 || self.pieces.len() >= self.max_segments {
+            return false;
+        }
+        self.pieces.push(Segment { host, len_bytes });
+        self.len_bytes = self.len_bytes.wrapping_add(count);
+        true
+    }
+
+    /// Appends a range that may have several pieces, or none.
+    #[cold]
+    fn push_pieces(
+        &mut self,
+        address: GuestAddress,
+        len_bytes: u64,
+        hint: &mut RegionHint,
+    ) -> Result<(), MemoryError> {
         let out_of_range = || MemoryError::OutOfRange { start: address.0, len_bytes };
         let memory = self.memory.as_ref().ok_or_else(out_of_range)?;
         let mut done = 0_u64;
@@ -127,6 +166,22 @@ impl Segments {
         );
         self.len_bytes = bound;
         bound
+    }
+
+    /// Fetches the first line of the last piece for reading.
+    #[inline]
+    pub fn prefetch_last_for_read(&self) {
+        if let Some(piece) = self.pieces.last() {
+            copy::prefetch_for_read(piece.as_ptr());
+        }
+    }
+
+    /// Fetches the first line of the last piece for writing.
+    #[inline]
+    pub fn prefetch_last_for_write(&self) {
+        if let Some(piece) = self.pieces.last() {
+            copy::prefetch_for_write(piece.as_ptr());
+        }
     }
 
     /// Empties the list and drops its reference to the memory.
@@ -178,7 +233,23 @@ impl Segments {
 
     /// Copies guest memory from byte `offset_bytes` of the request into `to`; returns the number of
     /// bytes copied.
+    #[inline]
     pub fn copy_to_slice(&self, offset_bytes: u64, to: &mut [u8]) -> usize {
+        // The rule for short copies: they start in the first piece, and end there.
+        if offset_bytes == 0
+            && let [piece, others @ ..] = self.pieces.as_slice()
+            && (others.is_empty() || to.len() <= piece.len_bytes)
+        {
+            let count = to.len().min(piece.len_bytes);
+            // SAFETY: the piece is valid for `count` bytes while `self` holds its memory; `to` is a
+            // distinct local buffer.
+            unsafe { copy::copy(to.as_mut_ptr(), piece.as_ptr(), count) };
+            return count;
+        }
+        self.copy_to_slice_by_runs(offset_bytes, to)
+    }
+
+    fn copy_to_slice_by_runs(&self, offset_bytes: u64, to: &mut [u8]) -> usize {
         let mut copied = 0_usize;
         self.for_each_run(offset_bytes, to.len(), |host, count| {
             if let Some(rest) = to.get_mut(copied..) {
@@ -194,7 +265,22 @@ impl Segments {
 
     /// Copies `from` into guest memory at byte `offset_bytes` of the request; returns the number of
     /// bytes copied.
+    #[inline]
     pub fn copy_from_slice(&self, offset_bytes: u64, from: &[u8]) -> usize {
+        // As above.
+        if offset_bytes == 0
+            && let [piece, others @ ..] = self.pieces.as_slice()
+            && (others.is_empty() || from.len() <= piece.len_bytes)
+        {
+            let count = from.len().min(piece.len_bytes);
+            // SAFETY: as above.
+            unsafe { copy::copy(piece.as_ptr(), from.as_ptr(), count) };
+            return count;
+        }
+        self.copy_from_slice_by_runs(offset_bytes, from)
+    }
+
+    fn copy_from_slice_by_runs(&self, offset_bytes: u64, from: &[u8]) -> usize {
         let mut copied = 0_usize;
         self.for_each_run(offset_bytes, from.len(), |host, count| {
             if let Some(rest) = from.get(copied..) {
@@ -205,6 +291,31 @@ impl Segments {
             }
         });
         copied
+    }
+
+    /// Copies a frame or block whose first bytes are `head`, and whose others are the bytes of
+    /// this list from byte `skip_bytes` on, to piece number `piece` of `to`, as far as it has room.
+    #[inline]
+    pub fn copy_to_piece(&self, head: &[u8], skip_bytes: usize, to: &Self, piece: usize) {
+        let Some(piece) = to.pieces.get(piece) else { return };
+        let count = head.len().min(piece.len_bytes);
+        let mut rest = piece.len_bytes.wrapping_sub(count);
+        // SAFETY: the piece is valid for `count` bytes while `to` holds its memory, and `head` is
+        // private memory of at least so many.
+        unsafe { copy::copy(piece.as_ptr(), head.as_ptr(), count) };
+        if rest == 0 {
+            return;
+        }
+        self.for_each_run(skip_bytes as u64, rest, |from, count| {
+            let count = count.min(rest);
+            // SAFETY: `from` is valid for `count` bytes while `self` holds its memory, and so are
+            // the last `rest` bytes of the piece. As in `copy_to`, the same page may be in both.
+            unsafe {
+                let to = piece.as_ptr().add(piece.len_bytes.wrapping_sub(rest));
+                copy::copy(to, from, count);
+            }
+            rest = rest.wrapping_sub(count);
+        });
     }
 
     /// Copies `part` of this list to `to`, from byte `to_bytes` of that on. Returns the number of

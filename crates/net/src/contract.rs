@@ -69,6 +69,8 @@ struct State {
     properties: Properties,
     state: QueueState,
     merges: bool,
+    /// Lends several buffers at a time.
+    lends_each: bool,
     /// Frames to be lent.
     sent: VecDeque<Sent>,
     next_send: u64,
@@ -80,6 +82,10 @@ struct State {
     /// The loan that is out: its buffers, and the bytes in each.
     loan: Vec<(u64, u64, u64)>,
     is_lent: bool,
+    /// The loan is a buffer for each of several frames.
+    is_each: bool,
+    /// Frames that had a buffer each of such loans.
+    each: usize,
     /// Buffers with frames: how many one frame has, and each.
     used: VecDeque<(usize, u64, u64)>,
     /// Those that were published.
@@ -105,6 +111,7 @@ impl Station {
             properties,
             state: QueueState::Up,
             merges,
+            lends_each: true,
             sent: VecDeque::with_capacity(CAPACITY),
             next_send: 0,
             lent: 0,
@@ -113,6 +120,8 @@ impl Station {
             next_buffer: SEND_BYTES,
             loan: Vec::with_capacity(128),
             is_lent: false,
+            is_each: false,
+            each: 0,
             used: VecDeque::with_capacity(CAPACITY),
             shown: 0,
             is_shown_complete: true,
@@ -187,6 +196,17 @@ impl Station {
             state.next_buffer += len_bytes as u64;
             state.buffers.push_back((start, len_bytes as u64));
         }
+    }
+
+    /// Sets whether the queue lends buffers for several frames at a time.
+    pub fn set_lends_each(&self, lends_each: bool) {
+        self.state().lends_each = lends_each;
+    }
+
+    /// Frames that came in loans of several buffers, one for each.
+    #[must_use]
+    pub fn received_each(&self) -> usize {
+        self.state().each
     }
 
     /// Forgets its receive buffers.
@@ -359,15 +379,39 @@ impl PortQueue for StationQueue {
             loan.buffers = u16::try_from(state.loan.len()).unwrap();
             let count = state.loan.len();
             state.buffers.drain(..count);
-            state.is_lent = true;
+            (state.is_lent, state.is_each) = (true, false);
             Ok(())
+        })
+    }
+
+    fn lend_each(&mut self, sizes_bytes: &[usize], loan: &mut Loan) -> usize {
+        self.with(|state| {
+            assert!(!state.is_lent, "one loan at a time");
+            state.loan.clear();
+            if !state.lends_each {
+                return 0;
+            }
+            loan.segments.bind(state.pages.memory());
+            for size_bytes in sizes_bytes {
+                let Some((start, buffer_bytes)) = state.buffers.front().copied() else { break };
+                let is_enough = buffer_bytes >= *size_bytes as u64;
+                let (start_at, hint) = (GuestAddress(start), &mut RegionHint::default());
+                if !is_enough || !loan.segments.push_piece(start_at, *size_bytes, hint) {
+                    break;
+                }
+                state.buffers.pop_front();
+                state.loan.push((start, buffer_bytes, *size_bytes as u64));
+            }
+            (state.is_lent, state.is_each) = (!state.loan.is_empty(), true);
+            state.loan.len()
         })
     }
 
     fn commit(&mut self) {
         self.with(|state| {
             assert!(std::mem::take(&mut state.is_lent), "there is a loan to commit");
-            let buffers = state.loan.len();
+            let buffers = if state.is_each { 1 } else { state.loan.len() };
+            state.each += if state.is_each { state.loan.len() } else { 0 };
             for (start, _, len_bytes) in state.loan.drain(..) {
                 state.used.push_back((buffers, start, len_bytes));
             }

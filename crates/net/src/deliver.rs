@@ -1,6 +1,6 @@
 //! One copy of a frame into the buffers of one queue.
 
-use sidecore_memory::{Part, Segments};
+use sidecore_memory::Segments;
 use sidecore_spec_virtio::net::{PacketHeader, flag};
 
 use crate::head::Head;
@@ -85,11 +85,7 @@ impl Parcel<'_> {
         lend(lane, header_bytes.saturating_add(len_bytes))?;
         let head = self.head.compose(header_bytes, tag, lane.loan.buffers);
         let written = lane.loan.segments.copy_from_slice(0, head);
-        let (skip, rest) = self.head.rest();
-        if rest > 0 {
-            let part = Part { skip_bytes: skip as u64, len_bytes: rest };
-            self.segments.copy_to(part, &lane.loan.segments, written as u64);
-        }
+        self.head.copy_rest(self.segments, &lane.loan.segments, written);
         commit(lane, len_bytes, self.head.to.is_group(), stats);
         stats.out_copies.add(1);
         Ok(())

@@ -42,8 +42,20 @@ pub(crate) fn check(guard: &Guard, head: &Head) -> Result<(), DropReason> {
     if head.from != guard.mac {
         return Err(DropReason::SpoofedMac);
     }
-    let payload = head.payload();
-    match head.ether_type {
+    check_payload(guard, head.ether_type, head.payload())
+}
+
+/// As [`check`], for a frame whose source address is known to be the station's.
+///
+/// # Errors
+/// As [`check`].
+#[inline]
+pub(crate) fn check_payload(
+    guard: &Guard,
+    ether_type: u16,
+    payload: &[u8],
+) -> Result<(), DropReason> {
+    match ether_type {
         TYPE_IPV4 => check_ipv4(guard, payload).ok_or(DropReason::SpoofedIpv4),
         TYPE_ARP | TYPE_RARP => check_arp(guard, payload).ok_or(DropReason::SpoofedArp),
         TYPE_IPV6 => check_ipv6(guard, payload),

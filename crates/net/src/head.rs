@@ -1,6 +1,6 @@
 //! The head of a frame: the bytes that decisions are made on, in private memory.
 
-use sidecore_memory::Segments;
+use sidecore_memory::{Part, Segments};
 use sidecore_spec_virtio::net::{PacketHeader, flag, gso};
 
 use crate::bytes::{array, be16, put};
@@ -45,6 +45,30 @@ pub(crate) struct Head {
     pub ether_type: u16,
     /// Where the payload begins in the frame.
     pub payload_at: usize,
+}
+
+/// The addresses of two stations, as a frame begins with them.
+pub(crate) struct Between {
+    start: u64,
+    end: u32,
+}
+
+impl Between {
+    pub const fn new(to: MacAddress, from: MacAddress) -> Self {
+        let ([a, b, c, d, e, f], [g, h, i, j, k, l]) = (to.0, from.0);
+        Self {
+            start: u64::from_ne_bytes([a, b, c, d, e, f, g, h]),
+            end: u32::from_ne_bytes([i, j, k, l]),
+        }
+    }
+
+    /// Whether these are the addresses: two comparisons instead of twelve.
+    #[inline]
+    const fn are(&self, addresses: &[u8; ADDRESSES_BYTES]) -> bool {
+        let [a, b, c, d, e, f, g, h, i, j, k, l] = *addresses;
+        u64::from_ne_bytes([a, b, c, d, e, f, g, h]) == self.start
+            && u32::from_ne_bytes([i, j, k, l]) == self.end
+    }
 }
 
 impl Head {
@@ -147,6 +171,17 @@ impl Head {
         (skip, self.len_bytes.saturating_sub(self.read))
     }
 
+    /// Copies the bytes that are not in the head from the memory of the sender to that of the
+    /// receiver, which has `written` bytes of the frame already.
+    #[inline]
+    pub fn copy_rest(&self, from: &Segments, to: &Segments, written: usize) {
+        let (skip, rest) = self.rest();
+        if rest > 0 {
+            let part = Part { skip_bytes: skip as u64, len_bytes: rest };
+            from.copy_to(part, to, written as u64);
+        }
+    }
+
     /// Finds out what the frame is.
     ///
     /// # Errors
@@ -182,6 +217,40 @@ impl Head {
             put(&mut bytes, 0, header);
         }
         PacketHeader::decode(&bytes)
+    }
+
+    /// The type of the frame's payload and the payload, as far as it was copied, if the frame is
+    /// of the simplest kind: between these two stations, without a tag and without an offload.
+    #[inline]
+    pub fn simple(&self, between: &Between) -> Option<(u16, &[u8])> {
+        let (addresses, rest) = self.frame().split_first_chunk::<ADDRESSES_BYTES>()?;
+        let (ether_type, payload) = rest.split_first_chunk()?;
+        let ether_type = u16::from_be_bytes(*ether_type);
+        // The flags and the type of the offload.
+        let header = self.bytes.get(ROOM_BYTES.saturating_sub(self.header_bytes)..)?;
+        let has_offload = self.header_bytes > 0 && !matches!(header, [0, 0, ..]);
+        let is_tagged = ether_type == TYPE_TAG || ether_type == TYPE_SERVICE_TAG;
+        let is_simple = between.are(addresses) && !is_tagged && !has_offload;
+        is_simple.then_some((ether_type, payload))
+    }
+
+    /// Writes the virtio header of a frame of the simplest kind, for a receiver that gets it in one
+    /// buffer.
+    ///
+    /// Some time before [`simple_with_header`](Self::simple_with_header): a long load of bytes that
+    /// short stores have just written waits for those.
+    #[inline]
+    pub fn write_simple_header(&mut self, header_bytes: usize) {
+        let start = ROOM_BYTES.saturating_sub(header_bytes);
+        let header = PacketHeader { num_buffers: 1, ..PacketHeader::default() }.encode();
+        put(&mut self.bytes, start, header.get(..header_bytes).unwrap_or(&[]));
+    }
+
+    /// The head with the virtio header that was written.
+    #[inline]
+    pub fn simple_with_header(&self, header_bytes: usize) -> &[u8] {
+        let start = ROOM_BYTES.saturating_sub(header_bytes);
+        self.bytes.get(start..ROOM_BYTES.saturating_add(self.read)).unwrap_or(&[])
     }
 
     /// The offloads that the frame needs of its receiver.

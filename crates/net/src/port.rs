@@ -161,6 +161,15 @@ pub trait PortQueue: Any + Send {
     /// Nothing is lent, and the loan may have any contents.
     fn lend(&mut self, len_bytes: usize, loan: &mut Loan) -> Result<(), NoBuffers>;
 
+    /// Lends a buffer for each of the first frames of these sizes, with their virtio headers: as
+    /// many as have one buffer that is one piece of memory. The loan's piece of each number is the
+    /// buffer for the frame of that number. Returns the number of frames; for a frame without such
+    /// a buffer, [`lend`](Self::lend) knows the reason.
+    fn lend_each(&mut self, sizes_bytes: &[usize], loan: &mut Loan) -> usize {
+        let _ = (sizes_bytes, loan);
+        0
+    }
+
     /// Gives the buffers of the loan, which are filled, to the station.
     fn commit(&mut self);
 

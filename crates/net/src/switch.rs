@@ -2,6 +2,7 @@
 
 mod decide;
 mod release;
+mod run;
 mod turn;
 
 use std::any::Any;

@@ -4,7 +4,7 @@ use sidecore_memory::{DirtyLog, GuestMemory, RegionHint};
 
 use crate::packed::PackedDevice;
 use crate::split::SplitDevice;
-use crate::{Chain, RingError, RingFormat, RingLayout, RingState, Token};
+use crate::{Chain, Descriptor, RingError, RingFormat, RingLayout, RingState, Token};
 
 /// A virtqueue that a device serves.
 ///
@@ -65,6 +65,28 @@ impl DeviceRing {
         }
     }
 
+    /// Takes up to `limit` requests that have one descriptor each, all for the device to write or
+    /// all to read, and calls `take` with each. A request that `take` does not want (false) stays
+    /// in the ring. Returns the number of those that were taken.
+    ///
+    /// Ends in front of a request of any other shape, which [`pop`](Self::pop) takes, or refuses.
+    ///
+    /// # Errors
+    /// As [`pop`](Self::pop), after which no request was taken.
+    #[inline]
+    pub fn pop_each(
+        &mut self,
+        memory: &GuestMemory,
+        is_writable: bool,
+        limit: usize,
+        take: impl FnMut(Token, Descriptor) -> bool,
+    ) -> Result<usize, RingError> {
+        match &mut self.format {
+            Format::Split(ring) => ring.pop_each(memory, &mut self.hint, is_writable, limit, take),
+            Format::Packed(ring) => Ok(ring.pop_each(is_writable, limit, take)),
+        }
+    }
+
     /// Gives a request back, having written `written_bytes` to its buffers. The driver sees it
     /// after the next [`publish`](Self::publish), or before.
     #[inline]
@@ -76,6 +98,15 @@ impl DeviceRing {
         }
     }
 
+    /// Gives back these requests, which the device has only read, in their order.
+    #[inline]
+    pub fn complete_read(&mut self, done: impl Iterator<Item = Token>) {
+        match &mut self.format {
+            Format::Split(ring) => done.for_each(|token| ring.complete(&token, 0)),
+            Format::Packed(ring) => done.for_each(|token| ring.complete(&token, 0)),
+        }
+    }
+
     /// Gives back the requests of `done` with the bytes written to each, in their order, and
     /// empties it. The driver sees the first of them only together with all others: a frame in
     /// several buffers is whole when its first buffer shows (virtio 1.2, 5.1.6.3.1).
@@ -83,9 +114,10 @@ impl DeviceRing {
     pub fn complete_together(&mut self, done: &mut Vec<(Token, u32)>) {
         match &mut self.format {
             Format::Split(ring) => {
-                for (token, written_bytes) in done.drain(..) {
-                    ring.complete(&token, written_bytes);
+                for (token, written_bytes) in done.iter() {
+                    ring.complete(token, *written_bytes);
                 }
+                done.clear();
             }
             Format::Packed(ring) => ring.complete_together(done),
         }

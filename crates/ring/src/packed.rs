@@ -198,6 +198,38 @@ impl PackedDevice {
     }
 
     #[inline]
+    pub(crate) fn pop_each(
+        &mut self,
+        is_writable: bool,
+        limit: usize,
+        mut take: impl FnMut(Token, Descriptor) -> bool,
+    ) -> usize {
+        let mut taken = 0_usize;
+        while taken < limit
+            && self.in_flight_entries < self.size
+            && let Some(tail) = self.available_at(self.next_avail)
+        {
+            let shape = descriptor::NEXT | descriptor::INDIRECT | descriptor::WRITE;
+            let wanted = if is_writable { descriptor::WRITE } else { 0 };
+            if tail.flags & shape != wanted || tail.len_bytes == 0 {
+                break;
+            }
+            let word = usize::from(self.next_avail.index).wrapping_mul(2);
+            let Some(address) = self.descriptors.get(word) else { break };
+            let address = GuestAddress(u64::from_le(address.load(Ordering::Relaxed)));
+            let descriptor = Descriptor { address, len_bytes: tail.len_bytes };
+            if !take(Token { id: tail.id, entries: 1 }, descriptor) {
+                break;
+            }
+            self.next_avail.advance(1, self.size);
+            self.in_flight_entries = self.in_flight_entries.wrapping_add(1);
+            self.in_flight = self.in_flight.wrapping_add(1);
+            taken = taken.wrapping_add(1);
+        }
+        taken
+    }
+
+    #[inline]
     pub(crate) fn complete(&mut self, token: &Token, written_bytes: u32) {
         self.write_used(self.next_used, token, written_bytes);
         self.returned(token);

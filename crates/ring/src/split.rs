@@ -184,6 +184,51 @@ impl SplitDevice {
         Ok(Some(Token { id: head, entries: 1 }))
     }
 
+    #[inline]
+    pub(crate) fn pop_each(
+        &mut self,
+        memory: &GuestMemory,
+        hint: &mut RegionHint,
+        is_writable: bool,
+        limit: usize,
+        mut take: impl FnMut(Token, Descriptor) -> bool,
+    ) -> Result<usize, RingError> {
+        if limit == 0 || !self.has_available(memory, hint)? {
+            return Ok(0);
+        }
+        let available = usize::from(self.seen_avail.wrapping_sub(self.next_avail));
+        let limit = limit.min(available);
+        let mut taken = 0_usize;
+        while taken < limit {
+            if let Some(ahead) = available.checked_sub(taken)
+                && ahead > usize::from(PREFETCH_DISTANCE)
+            {
+                let head = self.head(self.next_avail.wrapping_add(PREFETCH_DISTANCE));
+                let word = usize::from(head).wrapping_mul(2);
+                copy::prefetch_for_read(self.descriptors.address_of(word));
+            }
+            let head = self.head(self.next_avail);
+            let word = usize::from(head).wrapping_mul(2);
+            let words = self.descriptors.words().get(word..word.wrapping_add(2));
+            let Some([address, tail]) = words else { break };
+            let address = GuestAddress(u64::from_le(address.load(Ordering::Relaxed)));
+            let tail = Tail::from_word(u64::from_le(tail.load(Ordering::Relaxed)));
+            let shape = descriptor::NEXT | descriptor::INDIRECT | descriptor::WRITE;
+            let wanted = if is_writable { descriptor::WRITE } else { 0 };
+            if tail.flags & shape != wanted || tail.len_bytes == 0 {
+                break;
+            }
+            let descriptor = Descriptor { address, len_bytes: tail.len_bytes };
+            if !take(Token { id: head, entries: 1 }, descriptor) {
+                break;
+            }
+            self.next_avail = self.next_avail.wrapping_add(1);
+            self.in_flight = self.in_flight.wrapping_add(1);
+            taken = taken.wrapping_add(1);
+        }
+        Ok(taken)
+    }
+
     #[inline(always)]
     fn head(&self, index: u16) -> u16 {
         self.avail

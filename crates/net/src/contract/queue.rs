@@ -50,6 +50,7 @@ pub fn check_queue(open: OpenQueue<'_>) {
     a_frame_stays_as_it_is_until_it_is_given_back(open);
     a_loan_is_filled_and_arrives(open);
     a_loan_that_is_cancelled_leaves_no_trace(open);
+    several_frames_have_a_buffer_each(open);
     a_sleeping_queue_is_woken(open);
 }
 
@@ -226,6 +227,43 @@ fn a_loan_that_is_cancelled_leaves_no_trace(open: OpenQueue<'_>) {
     match test.rig.queue.lend(1514 + test.header_bytes, &mut loan) {
         Ok(()) => test.rig.queue.cancel(),
         Err(refusal) => assert_eq!(refusal, NoBuffers::Later),
+    }
+}
+
+/// A queue may lend no buffers in this way, or fewer.
+fn several_frames_have_a_buffer_each(open: OpenQueue<'_>) {
+    let mut test = Test::new(open);
+    let mut loan = test.loan();
+    for round in 0..20 {
+        test.rig.driver.offer(FRAMES);
+        let frames: Vec<_> =
+            (0..FRAMES).map(|at| frame(round + at, [60, 1514, 777, 64][at])).collect();
+        let sizes: Vec<_> = frames.iter().map(|frame| frame.len() + test.header_bytes).collect();
+        let mut sent = 0;
+        // What is cancelled first is lent again.
+        for is_meant in [false, true] {
+            loan.segments.clear();
+            let lent = test.rig.queue.lend_each(&sizes, &mut loan);
+            let pieces = loan.segments.pieces().iter().map(sidecore_memory::Segment::len_bytes);
+            assert_eq!(pieces.take(lent).collect::<Vec<_>>(), sizes[..lent], "round {round}");
+            let header = PacketHeader { num_buffers: 1, ..PacketHeader::default() }.encode();
+            for (at, frame) in frames.iter().enumerate().take(lent) {
+                let head = [&header[..test.header_bytes], frame].concat();
+                Segments::with_capacity(1).copy_to_piece(&head, 0, &loan.segments, at);
+            }
+            match (lent, is_meant) {
+                (0, _) => {}
+                (_, false) => test.rig.queue.cancel(),
+                (_, true) => test.rig.queue.commit(),
+            }
+            sent = lent;
+        }
+        for frame in &frames[sent..] {
+            test.fill(frame, &mut loan);
+            test.rig.queue.commit();
+        }
+        test.publish();
+        assert_eq!(test.arrived(FRAMES), frames, "round {round}: {sent} had a buffer each");
     }
 }
 

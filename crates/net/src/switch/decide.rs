@@ -11,7 +11,7 @@ use crate::table::{Key, Learned};
 use crate::{DropReason, MacAddress, Properties, StageFrame, Way};
 
 /// A station that sends all the time is noted so often.
-const REFRESH: Nanos = Nanos::from_millis(1_000);
+pub(super) const REFRESH: Nanos = Nanos::from_millis(1_000);
 /// Moves of one station in a second that show a loop.
 const LOOP_MOVES: u8 = 6;
 

@@ -55,11 +55,11 @@ impl Switch {
         work
     }
 
-    fn take_lane(&mut self, index: u16) -> Option<Box<Lane>> {
+    pub(super) fn take_lane(&mut self, index: u16) -> Option<Box<Lane>> {
         self.lanes.get_mut(usize::from(index))?.take()
     }
 
-    fn put_lane(&mut self, index: u16, lane: Box<Lane>) {
+    pub(super) fn put_lane(&mut self, index: u16, lane: Box<Lane>) {
         if let Some(place) = self.lanes.get_mut(usize::from(index)) {
             *place = Some(lane);
         }
@@ -129,7 +129,19 @@ impl Switch {
         (frames, bytes): (&mut usize, &mut usize),
     ) -> usize {
         let mut work = 0_usize;
+        let mut may_run = !STAGES;
         while lane.undecided > 0 && *frames > 0 && *bytes > 0 {
+            if may_run {
+                let run = self.run(now, lane, (*frames, *bytes));
+                // Further frames would find the same buffers.
+                may_run = !run.is_short;
+                if run.frames > 0 {
+                    *frames = frames.saturating_sub(run.frames);
+                    *bytes = bytes.saturating_sub(run.bytes);
+                    work = work.saturating_add(run.frames);
+                    continue;
+                }
+            }
             let at = lane.frames.len().saturating_sub(lane.undecided);
             lane.undecided = lane.undecided.saturating_sub(1);
             let len_bytes = self.forward::<STAGES>(now, index, lane, at);

@@ -159,7 +159,7 @@ impl PortQueue for NetPair {
 
     fn receive(&mut self, _now: Nanos, frames: &mut Frames) {
         let Some(half) = &mut self.from_guest else { return };
-        let mut taken = 0_u64;
+        let mut taken = take_simple(half, &mut self.lent, frames);
         while frames.room() > 0 {
             let Some(token) = half.pop() else { break };
             if !half.chain.writable().is_empty() {
@@ -194,8 +194,9 @@ impl PortQueue for NetPair {
 
     fn give_back(&mut self, count: usize) {
         let Some(half) = &mut self.from_guest else { return };
-        for token in self.lent.drain(..count.min(self.lent.len())) {
-            half.ring.complete(token, 0);
+        let count = count.min(self.lent.len());
+        if count > 0 {
+            half.ring.complete_read(self.lent.drain(..count));
             half.completed();
         }
     }
@@ -247,6 +248,35 @@ impl PortQueue for NetPair {
         };
         self.cancel();
         Err(refusal)
+    }
+
+    fn lend_each(&mut self, sizes_bytes: &[usize], loan: &mut Loan) -> usize {
+        let half = match &mut self.to_guest {
+            Some(half) if half.is_enabled && half.is_usable() => half,
+            _ => return 0,
+        };
+        let Half { ring, memory, hint, .. } = half;
+        loan.segments.bind(memory);
+        let (lent, mut sizes) = (&mut self.loan, sizes_bytes.iter());
+        let limit = sizes_bytes.len().min(BUFFERS_MAX);
+        let taken = ring.pop_each(memory, true, limit, |token, buffer| {
+            let Some(&size_bytes) = sizes.next() else { return false };
+            if (buffer.len_bytes as usize) < size_bytes
+                || !loan.segments.push_piece(buffer.address, size_bytes, hint)
+            {
+                return false;
+            }
+            loan.segments.prefetch_last_for_write();
+            lent.push((token, u32::try_from(size_bytes).unwrap_or(u32::MAX)));
+            true
+        });
+        match taken {
+            Ok(taken) => taken,
+            Err(error) => {
+                half.break_with(&error);
+                0
+            }
+        }
     }
 
     fn commit(&mut self) {
@@ -312,6 +342,33 @@ impl PortQueue for NetPair {
 
     fn deadline(&self) -> Option<Nanos> {
         None
+    }
+}
+
+/// Lends the frames at the head of the ring that have one descriptor each. Returns their number.
+#[inline]
+fn take_simple(half: &mut Half, lent: &mut VecDeque<Token>, frames: &mut Frames) -> u64 {
+    if !half.is_enabled || !half.is_usable() {
+        return 0;
+    }
+    let Half { ring, memory, hint, .. } = half;
+    let taken = ring.pop_each(memory, false, frames.room(), |token, part| {
+        lent.push_back(token);
+        frames.append(|segments| {
+            segments.bind(memory);
+            segments
+                .push(part.address, part.len_bytes.into(), hint)
+                .map_err(|_| DropReason::Fragmented)?;
+            segments.prefetch_last_for_read();
+            Ok(())
+        })
+    });
+    match taken {
+        Ok(taken) => taken as u64,
+        Err(error) => {
+            half.break_with(&error);
+            0
+        }
     }
 }
 

@@ -1,0 +1,158 @@
+//! Frames that are forwarded in runs have the fates of frames that are forwarded one by one.
+#![forbid(unsafe_code)]
+
+mod harness;
+
+use harness::{BROADCAST, Lan, Place, frame, guard, mac, partial, plain, tagged};
+use sidecore_net::contract::{NIC, Received, WIRE};
+use sidecore_net::{PortConfig, PortCounts, Properties, VlanSet, Vlans};
+use sidecore_spec_virtio::net::PacketHeader;
+use sidecore_telemetry::CounterSet as _;
+
+const SEEDS: u64 = 30;
+const STEPS: usize = 400;
+
+/// A generator of random numbers (xorshift64*).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % end
+    }
+
+    fn of<T: Clone>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())].clone()
+    }
+}
+
+/// What one station sends in a step.
+#[derive(Clone)]
+struct Sending {
+    header: PacketHeader,
+    frame: Vec<u8>,
+    piece_bytes: usize,
+}
+
+/// Receive buffers offered in a step.
+type Offer = (usize, usize);
+
+fn lan(lends_each: bool, seed: u64) -> (Lan, Vec<Place>) {
+    let mut lan = Lan::new();
+    let station = || PortConfig { floods: None, ..PortConfig::station() };
+    let trunk = Vlans::Trunk { native: Some(1), allowed: [1, 5].into_iter().collect::<VlanSet>() };
+    let configs = [
+        (PortConfig { guard: Some(guard(1)), ..station() }, NIC),
+        (PortConfig { is_isolated: seed.is_multiple_of(3), ..station() }, NIC),
+        (PortConfig { vlans: trunk, is_isolated: true, ..station() }, NIC),
+        (station(), if seed.is_multiple_of(2) { WIRE } else { NIC }),
+        (station(), Properties { frame_bytes: 600, ..NIC }),
+        (PortConfig { vlans: Vlans::Access(5), ..station() }, NIC),
+    ];
+    let places = configs.map(|(config, of)| lan.add_with(config, of, seed % 5 != 4));
+    for place in &places {
+        place.station.take_buffers();
+        place.station.set_lends_each(lends_each);
+    }
+    (lan, places.into())
+}
+
+fn sending(random: &mut Random, from: u8) -> Sending {
+    let to = match random.below(12) {
+        0 => BROADCAST,
+        1 => mac(9),
+        2 => mac(from),
+        3 | 4 => mac(6),
+        // Mostly one receiver, as in runs.
+        _ => mac(from % 6 + 1),
+    };
+    let source = if random.below(20) == 0 { mac(1 + random.below(5) as u8) } else { mac(from) };
+    let len_bytes = random.of(&[0, 46, 46, 46, 300, 590, 1_000, 1_500, 1_510]);
+    let mut sent = match random.below(15) {
+        0 => frame(to, source, 0x0806, &[0; 28]),
+        1 => frame(to, source, 0x8100, &[0; 40]),
+        2 => tagged(&plain(to, source, len_bytes), random.of(&[0, 1, 5, 7])),
+        _ => plain(to, source, len_bytes),
+    };
+    if random.below(40) == 0 {
+        sent.truncate(random.below(16));
+    }
+    let header = match random.below(12) {
+        0 => partial(14, 6),
+        1 => PacketHeader { flags: 2, num_buffers: 7, ..PacketHeader::default() },
+        2 => PacketHeader { hdr_len: 3, csum_start: 9, ..PacketHeader::default() },
+        _ => PacketHeader::default(),
+    };
+    Sending { header, frame: sent, piece_bytes: random.of(&[1 << 20, 1 << 20, 1 << 20, 100]) }
+}
+
+/// All that the stations see, and the counters.
+fn outcome(places: &[Place]) -> Vec<(Vec<Received>, usize, PortCounts)> {
+    let all = places.iter();
+    all.map(|place| (place.station.received(), place.station.completed(), place.stats.counts()))
+        .collect()
+}
+
+#[test]
+fn a_run_changes_no_fate() {
+    let (mut delivered, mut in_runs) = (0, 0);
+    for seed in 1..=SEEDS {
+        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let (mut runs, run_places) = lan(true, seed);
+        let (mut singles, single_places) = lan(false, seed);
+        for step in 0..STEPS {
+            let from = random.below(run_places.len());
+            let count = random.of(&[0, 1, 3, 20, 50]);
+            let batch: Vec<_> = (0..count).map(|_| sending(&mut random, from as u8 + 1)).collect();
+            let offers: Vec<Offer> = (0..run_places.len())
+                .map(|_| (random.of(&[0, 10, 30, 64]), random.of(&[2048, 2048, 700, 64])))
+                .collect();
+            for places in [&run_places, &single_places] {
+                for (place, (count, len_bytes)) in places.iter().zip(&offers) {
+                    if place.station.free_buffers() < 200 {
+                        place.station.post(*count, *len_bytes);
+                    }
+                }
+                for sent in &batch {
+                    let station = &places[from].station;
+                    station.send_with(sent.header, &sent.frame, sent.piece_bytes);
+                }
+            }
+            for _ in 0..random.below(4) {
+                assert_eq!(runs.turn(), singles.turn(), "seed {seed}, step {step}");
+                let (run, single) = (outcome(&run_places), outcome(&single_places));
+                assert_eq!(run, single, "seed {seed}, step {step}");
+                delivered += run.iter().map(|(received, ..)| received.len()).sum::<usize>();
+            }
+        }
+        in_runs += run_places.iter().map(|place| place.station.received_each()).sum::<usize>();
+        assert!(single_places.iter().all(|place| place.station.received_each() == 0));
+    }
+    assert!(delivered > 40_000, "{delivered} frames were delivered");
+    assert!(in_runs > delivered / 8 && in_runs < delivered, "{in_runs} of {delivered} in runs");
+}
+
+/// A frame that needs two buffers waits for the second one: short frames of others, which would
+/// need only the first one, wait behind it.
+#[test]
+fn a_run_overtakes_no_frame_that_waits() {
+    let mut lan = Lan::new();
+    let [a, b, c] = lan.stations();
+    lan.learn(&[&a, &b, &c]);
+    let (large, small) = (plain(mac(3), mac(1), 1_500), plain(mac(3), mac(2), 50));
+    b.station.send(&small);
+    lan.turn();
+    assert_eq!(c.frames(), [small.clone()]);
+    c.station.take_buffers();
+    c.station.post(1, 1_024);
+    a.station.send(&large);
+    lan.turn();
+    b.station.send(&small);
+    lan.turn();
+    assert!(c.frames().is_empty());
+    c.station.post(2, 1_024);
+    lan.turns(2);
+    assert_eq!(c.frames(), [large, small]);
+}
