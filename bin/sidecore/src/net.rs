@@ -1,14 +1,14 @@
 //! `sidecore net`: switches, their ports, and the addresses that they know.
 
-use std::io::Read as _;
+use std::io::{self, Read as _, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
-use sidecore_control::Client;
 use sidecore_control::report::{
     Counts, FirewallReport, PortCounts, PortReport, RuleCounts, SwitchReport, WireCounts,
 };
+use sidecore_control::{CaptureQuery, Client, ClientError};
 
 use crate::print;
 use crate::table::Table;
@@ -66,6 +66,24 @@ enum Command {
         #[arg(long, value_name = "FAULTS")]
         set: Option<String>,
     },
+    /// Write the frames of a port as they pass, both ways, to a file that Wireshark reads. Ends by
+    /// Ctrl-C, `--count` or `--seconds`.
+    Capture {
+        /// The port: the name of its device.
+        port: String,
+        /// The file, in pcapng; `-` writes standard output.
+        #[arg(short, long, value_name = "FILE")]
+        write: PathBuf,
+        /// The largest number of bytes of each frame.
+        #[arg(long, value_name = "BYTES", default_value_t = CaptureQuery::default().snaplen)]
+        snaplen: u32,
+        /// End after so many frames.
+        #[arg(long)]
+        count: Option<u64>,
+        /// End after so many seconds.
+        #[arg(long)]
+        seconds: Option<u64>,
+    },
 }
 
 pub(crate) fn run(client: &Client, arguments: Arguments) -> Result<()> {
@@ -87,6 +105,27 @@ pub(crate) fn run(client: &Client, arguments: Arguments) -> Result<()> {
         Command::Limits { port, .. } => Ok(print(&limits(&client.switches()?, &port)?)?),
         Command::Faults { port, set: None } => Ok(print(&faults(&client.switches()?, &port)?)?),
         Command::Faults { port, set: Some(faults) } => Ok(client.set_faults(&port, &faults)?),
+        Command::Capture { port, write, snaplen, count, seconds } => {
+            capture(client, &port, &write, &CaptureQuery { snaplen, count, seconds })
+        }
+    }
+}
+
+/// Writes the frames of a port to a file, which replaces one that is there.
+fn capture(client: &Client, port: &str, file: &Path, query: &CaptureQuery) -> Result<()> {
+    let open = || -> io::Result<Box<dyn Write>> {
+        if file == Path::new("-") {
+            return Ok(Box::new(io::stdout()));
+        }
+        Ok(Box::new(std::fs::File::create(file)?))
+    };
+    match client.capture(port, query, open) {
+        // The reader of standard output has seen enough.
+        Err(ClientError::File(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Err(ClientError::File(error)) => {
+            Err(error).with_context(|| format!("cannot write {}", file.display()))
+        }
+        other => Ok(other?),
     }
 }
 
@@ -148,7 +187,7 @@ fn list(switches: &[SwitchReport]) -> String {
             table.row([
                 switch.name.clone(),
                 port.name.clone(),
-                state(port).to_owned(),
+                state(port),
                 counts.in_frames.to_string(),
                 counts.in_octets.to_string(),
                 counts.out_frames.to_string(),
@@ -161,12 +200,14 @@ fn list(switches: &[SwitchReport]) -> String {
     table.render()
 }
 
-const fn state(port: &PortReport) -> &'static str {
-    match (port.is_blocked, port.is_up) {
+fn state(port: &PortReport) -> String {
+    let state = match (port.is_blocked, port.is_up) {
         (true, _) => "blocked",
         (false, true) => "up",
         (false, false) => "down",
-    }
+    };
+    let capture = if port.capture.is_some() { ", capture" } else { "" };
+    format!("{state}{capture}")
 }
 
 fn table(switch: &SwitchReport) -> String {

@@ -3,11 +3,13 @@
 mod common;
 
 use std::path::Path;
+use std::time::Duration;
 
 use sidecore_driver::{BlkClient, ClientOptions, Status};
+use sidecore_kit::wait;
 use sidecore_units::Sector;
 
-use common::{Daemon, directory, failure, stdout};
+use common::{Daemon, command, directory, failure, stdout};
 
 const CONFIG: &str = r#"
 control_socket = "control.sock"
@@ -147,5 +149,35 @@ fn help_has_examples_and_exit_codes() {
     let text = stdout(Path::new("/"), &["--help"]);
     for word in ["Examples:", "Exit codes:", "control_socket", "q quits"] {
         assert!(text.contains(word), "{word}: {text}");
+    }
+}
+
+/// A capture without a frame is a whole file, which replaces another one only once it has begun.
+#[test]
+fn a_capture_writes_a_file_or_standard_output() {
+    let config = "control_socket = \"control.sock\"\n[[sidecore]]\nname = \"sc0\"\n[[switch]]\n\
+                  name = \"lan\"\n[[device]]\nname = \"nic\"\nfront_end = \"virtio-net\"\n\
+                  switch = \"lan\"\nmac = \"52:54:00:00:00:01\"\nsocket = \"nic.sock\"\n";
+    let daemon = Daemon::start(directory(config));
+    let file = daemon.path().join("frames");
+    std::fs::write(&file, "before").unwrap();
+    let wrong = failure(daemon.path(), &["net", "capture", "x", "-w", "frames"]).1;
+    assert!(wrong.contains("there is no port \"x\""), "{wrong}");
+    let wrong = failure(daemon.path(), &["net", "capture", "nic", "-w", "no/frames"]).1;
+    assert!(wrong.contains("cannot write no/frames"), "{wrong}");
+    assert_eq!(std::fs::read(&file).unwrap(), b"before");
+    // The one before ends when the daemon notices that its client has gone.
+    wait::until("a capture is made", Duration::from_secs(20), || {
+        let arguments = ["net", "capture", "nic", "-w", "frames", "--seconds", "0"];
+        command(daemon.path(), &arguments).status().unwrap().success()
+    });
+    // A capture that was written has ended.
+    let arguments = ["net", "capture", "nic", "-w", "-", "--seconds", "0"];
+    let output = command(daemon.path(), &arguments).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    for bytes in [std::fs::read(&file).unwrap(), output.stdout] {
+        assert_eq!(bytes[..4], [0x0a, 0x0d, 0x0d, 0x0a], "the section");
+        let end = u32::from_le_bytes(*bytes.last_chunk().unwrap()) as usize;
+        assert_eq!(bytes[bytes.len() - end..][..4], [5, 0, 0, 0], "the statistics at its end");
     }
 }

@@ -3,11 +3,14 @@
 
 mod common;
 
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use common::Daemon;
-use sidecore_control::NewDevice;
-use sidecore_control::report::{DeviceState, PortCounts};
+use sidecore_control::report::{DeviceState, PortCounts, PortReport};
+use sidecore_control::{CaptureQuery, NewDevice};
 use sidecore_driver::{NetClient, NetClientOptions, NetQueues, PacketHeader};
 use sidecore_kit::wait;
 
@@ -48,11 +51,15 @@ impl Rig {
         NetClient::connect(path, options).unwrap()
     }
 
-    fn counts(&self, station: u8) -> PortCounts {
+    fn port(&self, station: u8) -> PortReport {
         let name = format!("nic{station}");
-        let switches = self.daemon.client().switches().unwrap();
-        let port = switches[0].ports.iter().find(|port| port.name == name);
-        port.unwrap().counters.clone()
+        let mut switches = self.daemon.client().switches().unwrap();
+        let mut ports = switches.swap_remove(0).ports.into_iter();
+        ports.find(|port| port.name == name).unwrap()
+    }
+
+    fn counts(&self, station: u8) -> PortCounts {
+        self.port(station).counters
     }
 }
 
@@ -341,6 +348,116 @@ fn a_wire_loses_and_delays_frames_while_it_is_a_bad_one() {
     let port =
         control.switches().unwrap()[0].ports.iter().find(|port| port.name == "nic2").cloned();
     assert_eq!(port.unwrap().wire, None);
+}
+
+fn wait_for_capture(rig: &Rig, station: u8, is_on: bool) {
+    wait::until("the capture begins or ends", SOON, || {
+        rig.port(station).capture.is_some() == is_on
+    });
+}
+
+/// Real Wireshark reads the frames of both ways, and why they were dropped.
+#[test]
+fn a_capture_is_a_file_that_tshark_reads() {
+    let rig = Rig::new();
+    let options = NetClientOptions::default();
+    let (mut one, mut two) = (rig.connect(1, &options), rig.connect(2, &options));
+    let (one, two) = (one.pair(0).unwrap(), two.pair(0).unwrap());
+    let file = rig.daemon.directory.path().join("nic2.pcapng");
+    let capture = {
+        let (control, file) = (rig.daemon.client(), file.clone());
+        let query = CaptureQuery { snaplen: 100, count: Some(4), seconds: None };
+        std::thread::spawn(move || control.capture("nic2", &query, || File::create(file)))
+    };
+    wait_for_capture(&rig, 2, true);
+    let (control, usual) = (rig.daemon.client(), CaptureQuery::default());
+    let refused = |port: &str, query: &CaptureQuery| {
+        let refused = control.capture(port, query, || -> std::io::Result<File> { unreachable!() });
+        refused.unwrap_err().to_string()
+    };
+    assert!(refused("nic2", &usual).contains("has a capture already"));
+    assert!(refused("nic9", &usual).contains("there is no port \"nic9\""));
+    let nothing = CaptureQuery { snaplen: 0, ..usual };
+    assert!(refused("nic1", &nothing).contains("`snaplen` is 0"));
+
+    send(one, &frame(mac(2), mac(1), 1, 64));
+    assert_eq!(receive(two), frame(mac(2), mac(1), 1, 64));
+    send(two, &frame(mac(1), mac(2), 2, 1514));
+    assert_eq!(receive(one), frame(mac(1), mac(2), 2, 1514));
+    send(two, &frame(mac(1), mac(9), 3, 64));
+    wait::until("the spoofed frame is counted", SOON, || rig.counts(2).dropped_spoofed_mac == 1);
+    control.set_rules("nic2", vec!["to ether type 0x88b5 drop".to_owned()]).unwrap();
+    send(one, &frame(mac(2), mac(1), 4, 70));
+    capture.join().unwrap().unwrap();
+    wait_for_capture(&rig, 2, false);
+
+    let fields = ["frame.interface_name", "frame.packet_flags_direction", "frame.len"];
+    let more = ["frame.cap_len", "eth.src", "data.data", "frame.comment"];
+    let mut arguments = vec!["-r", file.to_str().unwrap(), "-T", "fields", "-E", "separator=|"];
+    fields.iter().chain(&more).for_each(|field| arguments.extend(["-e", field]));
+    let shown = sidecore_skip::run("tshark", &arguments).unwrap();
+    let expected = [
+        (2, 64, 64, 1, 1, ""),
+        (1, 1514, 100, 2, 2, ""),
+        (1, 64, 64, 9, 3, "dropped: spoofed_mac"),
+        (2, 70, 70, 1, 4, "dropped: rule_out"),
+    ];
+    let expected = expected.map(|(way, len, kept, from, number, comment)| {
+        let bytes = frame(mac(3 - from.min(2)), mac(from), number, len);
+        let payload: String = bytes[14..kept].iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("nic2|0x0000000{way}|{len}|{kept}|52:54:00:00:00:0{from}|{payload}|{comment}")
+    });
+    assert_eq!(shown.lines().collect::<Vec<_>>(), expected);
+}
+
+/// A client that begins a capture and reads nothing of it.
+#[test]
+fn a_capture_that_nobody_reads_delays_no_frame_and_ends_with_its_client() {
+    let rig = Rig::new();
+    let options = NetClientOptions::default();
+    let (mut one, mut two) = (rig.connect(1, &options), rig.connect(2, &options));
+    let (one, two) = (one.pair(0).unwrap(), two.pair(0).unwrap());
+    let mut client = UnixStream::connect(rig.daemon.directory.path().join("control.sock")).unwrap();
+    client.write_all(b"GET /v1/ports/nic2/capture HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    wait_for_capture(&rig, 2, true);
+    // More than the ring, the answer's parts and the socket's buffers have room for.
+    for number in 0..6_000 {
+        send(one, &frame(mac(2), mac(1), number, 1514));
+        assert_eq!(receive(two)[14..18], number.to_be_bytes());
+    }
+    let counters = rig.port(2).capture.unwrap().counters;
+    assert_eq!(counters.captured + counters.lost, 6_000);
+    assert!(counters.lost > 0, "{counters:?}");
+    assert_eq!(rig.counts(2).out_discards(), 0);
+    drop(client);
+    wait_for_capture(&rig, 2, false);
+
+    // A client of a quiet port goes; the time of one that reads nothing is over; the port goes.
+    let again = |query: &str| {
+        let path = rig.daemon.directory.path().join("control.sock");
+        let mut client = UnixStream::connect(path).unwrap();
+        let request = format!("GET /v1/ports/nic2/capture{query} HTTP/1.1\r\nHost: x\r\n\r\n");
+        client.write_all(request.as_bytes()).unwrap();
+        let mut begun = [0; 12];
+        client.read_exact(&mut begun).unwrap();
+        assert_eq!(&begun, b"HTTP/1.1 200");
+        client
+    };
+    drop(again(""));
+    wait_for_capture(&rig, 2, false);
+    let silent = again("?seconds=1");
+    wait_for_capture(&rig, 2, false);
+    drop(silent);
+    let mut silent = again("");
+    rig.daemon.client().remove_device("nic2").unwrap();
+    // The end of the answer's last part.
+    let mut answer = Vec::new();
+    let mut buffer = [0; 4096];
+    while !answer.ends_with(b"\r\n0\r\n\r\n") {
+        let count = silent.read(&mut buffer).unwrap();
+        assert_ne!(count, 0, "the answer is cut off");
+        answer.extend_from_slice(&buffer[..count]);
+    }
 }
 
 #[test]

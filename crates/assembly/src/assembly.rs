@@ -26,6 +26,7 @@ use crate::report::{
 };
 use crate::spec::{DeviceSpec, Spec, StoreSpec};
 use crate::stores::Progress;
+use crate::switches::Capture;
 use patterns::Patterns;
 
 /// A daemon's sidecores, stores, controllers and devices. `drop` drains the assembly.
@@ -346,6 +347,14 @@ impl Assembly {
     /// There is no such port, or a word is not understood; nothing has changed then.
     pub fn set_faults(&self, port: &str, faults: &str) -> Result<(), OperationError> {
         self.lists.switches.set_faults(port, faults)
+    }
+
+    /// Begins to capture the frames of a port, up to `snaplen` bytes of each.
+    ///
+    /// # Errors
+    /// There is no such port, it has a capture already, or `snaplen` is too small or too large.
+    pub fn capture(&self, port: &str, snaplen: u32) -> Result<Capture, OperationError> {
+        self.lists.switches.capture(port, snaplen)
     }
 
     /// Reports the devices, in the order of the configuration.

@@ -72,3 +72,5 @@ pub use left::LeftDevice;
 pub use operation::{ErrorKind, OperationError};
 pub use plan::dry_run;
 pub use remote::GivenUp;
+pub use sidecore_stage_capture::SNAPLEN_MAX;
+pub use switches::Capture;

@@ -23,7 +23,9 @@ pub use controller::{
     CheckReport, ControllerReport, EventReport, ExtentReport, ExtentsReport, FunctionReport,
     SpaceReport, TreeMemoryReport, TreeReport, VolumeReport,
 };
-pub use net::{FirewallReport, PortReport, RuleReport, StationReport, SwitchReport, WireReport};
+pub use net::{
+    CaptureReport, FirewallReport, PortReport, RuleReport, StationReport, SwitchReport, WireReport,
+};
 pub use remote::{
     ClientReport, ExecutorReport, ExportReport, IohostReport, LinkReport, RefusedDeviceReport,
     RemoteDeviceReport, RemoteReport, ServeReport,
@@ -36,6 +38,7 @@ pub use sidecore_link::LinkCounts;
 pub use sidecore_net::PortCounts;
 pub use sidecore_reactor::ReactorCounts;
 pub use sidecore_remote::export::ExecutorCounts;
+pub use sidecore_stage_capture::CaptureCounts;
 pub use sidecore_stage_firewall::{RuleCounts, TableCounts};
 pub use sidecore_stage_wire::WireCounts;
 pub use sidecore_telemetry::{Counts, Latency, LatencyCounts};

@@ -1,5 +1,6 @@
 //! The switches of an assembly, and their ports.
 
+mod capture;
 mod firewall;
 mod limits;
 mod wire;
@@ -23,9 +24,12 @@ use crate::AssemblyError;
 use crate::operation::{ErrorKind, OperationError};
 use crate::report::{PortReport, StationReport, SwitchReport};
 use crate::spec::SwitchSpec;
+use capture::PortCapture;
 use firewall::PortFirewall;
 use limits::limits;
 use wire::PortWire;
+
+pub use capture::Capture;
 
 /// A switch has nothing in flight: only a sidecore that is stuck takes longer to stop it.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
@@ -58,6 +62,7 @@ struct RunningPort {
     firewall: PortFirewall,
     limits: Vec<String>,
     wire: PortWire,
+    capture: PortCapture,
 }
 
 /// The keys of a port's stages.
@@ -160,6 +165,13 @@ impl Switches {
         Ok(())
     }
 
+    /// Begins to capture the frames of a port, up to `snaplen` bytes of each.
+    pub(crate) fn capture(&self, port: &str, snaplen: u32) -> Result<Capture, OperationError> {
+        let capture = RunningSwitch::capture(&self.of_port(port)?, port, snaplen)?;
+        tracing::info!(port, snaplen, "capture begins");
+        Ok(capture)
+    }
+
     /// The switch that has this port.
     fn of_port(&self, port: &str) -> Result<Arc<RunningSwitch>, OperationError> {
         let running: Vec<_> = lock(&self.running).values().cloned().collect();
@@ -220,19 +232,20 @@ impl RunningSwitch {
         let added = added.ok_or_else(|| "it does not run".to_owned())?;
         let id = added.map_err(|error: SwitchError| format!("device \"{name}\": {error}"))?;
         let name = name.to_owned();
-        lock(&self.ports).push(RunningPort { id, name, stats, firewall, limits, wire });
+        let capture = PortCapture::default();
+        lock(&self.ports).push(RunningPort { id, name, stats, firewall, limits, wire, capture });
         Ok(id)
     }
 
     /// Replaces a stage of a port between two frames. `make` makes the stage, and `note` notes what
-    /// reports show of it.
+    /// reports show of it. Returns the port.
     fn set_stage<S>(
         &self,
         port: &str,
         place: StagePlace,
         make: impl FnOnce(&RunningPort) -> Result<(S, Stage), OperationError>,
         note: impl FnOnce(&mut RunningPort, S),
-    ) -> Result<(), OperationError> {
+    ) -> Result<PortId, OperationError> {
         let _changes = lock(&self.changes);
         let found = lock(&self.ports).iter().find(|found| found.name == port).cloned();
         let gone = || OperationError::new(ErrorKind::NotFound, format!("port \"{port}\" is gone"));
@@ -245,7 +258,7 @@ impl RunningSwitch {
         if let Some(port) = lock(&self.ports).iter_mut().find(|port| port.id == id) {
             note(port, shown);
         }
-        Ok(())
+        Ok(id)
     }
 
     fn has_port(&self, name: &str) -> bool {
@@ -293,6 +306,7 @@ impl RunningSwitch {
             firewall: port.firewall.report(),
             limits: port.limits.clone(),
             wire: port.wire.report(),
+            capture: port.capture.report(),
         });
         SwitchReport {
             name: self.spec.name.clone(),

@@ -3,6 +3,7 @@
 //! other threads, so that it delays no other request.
 
 mod answer;
+mod capture;
 mod connections;
 mod document;
 mod new_device;
@@ -45,7 +46,8 @@ pub use new_device::NewDevice;
 pub use ports::{LimitsOfPort, PortFaults, PortRules};
 pub use remote::{Invitation, NewClient, NewIohost, NewLink, NewServe};
 pub use requests::{
-    CreateVolume, ExtentsQuery, MetricsQuery, Named, Place, Prune, Quota, Resize, Share,
+    CaptureQuery, CreateVolume, ExtentsQuery, MetricsQuery, Named, Place, Prune, Quota, Resize,
+    Share,
 };
 
 /// The answer to `GET /v1/devices`.

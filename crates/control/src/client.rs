@@ -1,5 +1,6 @@
 //! A client of the control API of a running daemon. Blocking, for command lines and tests.
 
+mod capture;
 mod volumes;
 
 use std::io;
@@ -7,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::body::Bytes;
-use hyper::{Method, Request};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -17,6 +18,7 @@ use sidecore_assembly::report::{
 };
 use sidecore_assembly::spec::RemoteKind;
 use tokio::net::UnixStream;
+use tokio::task::JoinHandle;
 
 use crate::api::{
     DEVICES_PATH, Devices, Invitation, LimitsOfPort, METRICS_PATH, NewDevice, PORTS_PATH,
@@ -82,6 +84,9 @@ pub enum ClientError {
         /// The error of the connection.
         error: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The file for an answer cannot be written.
+    #[error("cannot write the file: {0}")]
+    File(io::Error),
     /// The answering process does not have this API.
     #[error("{} answered {path} with {status}; is it the control socket of a sidecored of this \
              version?", socket.display())]
@@ -337,6 +342,19 @@ impl Client {
         path: &str,
         body: Option<Vec<u8>>,
     ) -> Result<Bytes, ClientError> {
+        let (response, connection) = self.send(method, path, body).await?;
+        let answer = self.answer(path, response).await;
+        connection.abort();
+        answer
+    }
+
+    /// Sends a request. Returns the head of its answer, and the task of its connection.
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Vec<u8>>,
+    ) -> Result<(Response<Incoming>, JoinHandle<hyper::Result<()>>), ClientError> {
         let stream =
             UnixStream::connect(&self.socket).await.map_err(|error| match error.kind() {
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
@@ -355,9 +373,13 @@ impl Client {
         let request = request.body(Full::new(Bytes::from(body.unwrap_or_default())));
         let request = request.map_err(|error| self.failed(error))?;
         let response = sender.send_request(request).await.map_err(|error| self.failed(error))?;
+        Ok((response, connection))
+    }
+
+    /// Returns the body of an answer, or the refusal that it is.
+    async fn answer(&self, path: &str, response: Response<Incoming>) -> Result<Bytes, ClientError> {
         let status = response.status();
         let body = Limited::new(response.into_body(), ANSWER_MAX_BYTES).collect().await;
-        connection.abort();
         let body = body
             .map(http_body_util::Collected::to_bytes)
             .map_err(|error| ClientError::Failed { socket: self.socket.clone(), error })?;

@@ -40,9 +40,9 @@ mod metrics;
 mod source;
 
 pub use api::{
-    Api, BindError, Controllers, CreateVolume, Devices, ExtentsQuery, Invitation, LimitsOfPort,
-    MetricsQuery, Named, NewClient, NewDevice, NewIohost, NewLink, NewServe, Place, PortFaults,
-    PortRules, Prune, Quota, Resize, Share, Sidecores, Socket, Volumes,
+    Api, BindError, CaptureQuery, Controllers, CreateVolume, Devices, ExtentsQuery, Invitation,
+    LimitsOfPort, MetricsQuery, Named, NewClient, NewDevice, NewIohost, NewLink, NewServe, Place,
+    PortFaults, PortRules, Prune, Quota, Resize, Share, Sidecores, Socket, Volumes,
 };
 pub use client::{Client, ClientError};
 pub use config::{Config, Depth, Problem, Problems};

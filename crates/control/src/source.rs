@@ -6,7 +6,7 @@ use sidecore_assembly::report::{
     ClosedControllerReport, DeviceReport, RemoteReport, Stats, SwitchReport,
 };
 use sidecore_assembly::spec::{DeviceSpec, RemoteKind, RemotePart, StoreSpec};
-use sidecore_assembly::{Assembly, AssemblyError, ControllerHandle, OperationError};
+use sidecore_assembly::{Assembly, AssemblyError, Capture, ControllerHandle, OperationError};
 
 /// A running assembly, or a test's stand-in, that reports its state and can be changed.
 ///
@@ -50,6 +50,12 @@ pub trait Source: Send + Sync + 'static {
     /// # Errors
     /// There is no such port, or a word is not understood; nothing has changed then.
     fn set_faults(&self, port: &str, faults: &str) -> Result<(), OperationError>;
+
+    /// Begins to capture the frames of a port, up to `snaplen` bytes of each.
+    ///
+    /// # Errors
+    /// There is no such port, it has a capture already, or `snaplen` is too small or too large.
+    fn capture(&self, port: &str, snaplen: u32) -> Result<Capture, OperationError>;
 
     /// Makes a key for a client, and returns the text of its invitation.
     ///
@@ -154,6 +160,10 @@ impl Source for Assembly {
 
     fn set_faults(&self, port: &str, faults: &str) -> Result<(), OperationError> {
         Self::set_faults(self, port, faults)
+    }
+
+    fn capture(&self, port: &str, snaplen: u32) -> Result<Capture, OperationError> {
+        Self::capture(self, port, snaplen)
     }
 
     fn remote(&self) -> RemoteReport {

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use serde_json::json;
 use sidecore_assembly::spec::{DeviceSpec, RemoteKind, RemotePart, SocketAccess, StoreSpec};
-use sidecore_assembly::{AssemblyError, ControllerHandle, ErrorKind, OperationError};
+use sidecore_assembly::{AssemblyError, Capture, ControllerHandle, ErrorKind, OperationError};
 use sidecore_control::report::{
     ClosedControllerReport, DeviceReport, DeviceState, DeviceStats, QueueCounters, QueueCounts,
     ReactorCounts, RemoteReport, SidecoreReport, Stats, SwitchReport,
 };
-use sidecore_control::{Api, BindError, Client, ClientError, Socket, Source};
+use sidecore_control::{Api, BindError, CaptureQuery, Client, ClientError, Socket, Source};
 
 struct StandIn;
 
@@ -96,6 +96,11 @@ impl Source for StandIn {
         if port == "nic" { Ok(()) } else { self.revoke(port) }
     }
 
+    fn capture(&self, port: &str, snaplen: u32) -> Result<Capture, OperationError> {
+        let why = format!("no capture of {snaplen} bytes of {port}");
+        Err(OperationError::new(ErrorKind::Conflict, why))
+    }
+
     fn invite(&self, client: &str) -> Result<String, OperationError> {
         Ok(format!("the invitation of {client}"))
     }
@@ -169,6 +174,10 @@ fn the_client_reads_the_reports_of_the_source() {
     assert_eq!(client.remote().unwrap(), StandIn.remote());
     assert_eq!(client.invite("a b").unwrap().invitation, "the invitation of a b");
     assert_eq!(client.revoke("x").unwrap_err().to_string(), "no x");
+    let query = CaptureQuery { snaplen: 96, count: Some(1), seconds: Some(2) };
+    let refused = client.capture("n/1", &query, || Ok(std::io::sink())).unwrap_err();
+    assert!(matches!(&refused, ClientError::Denied { status: 409, .. }), "{refused:?}");
+    assert_eq!(refused.to_string(), "no capture of 96 bytes of n/1");
     let rules = || vec!["to drop".to_owned()];
     client.set_faults("nic", "loss 1%").unwrap();
     client.set_limits("nic", vec!["from 1/s".to_owned()]).unwrap();

@@ -135,12 +135,39 @@ impl Port {
         self.is_plain = self.blocked_until.is_none() && self.stages.is_empty();
     }
 
-    /// Has the stages decide on a frame, those behind `behind` if it was held there. Returns
-    /// whether it goes on now.
+    /// Has the stages decide on a frame, those behind `behind` if it was held there, and shows it
+    /// to a capture. Returns whether it goes on now.
     ///
     /// # Errors
     /// A stage drops it.
     pub fn pass_stages(
+        &mut self,
+        now: Nanos,
+        frame: &StageFrame<'_>,
+        behind: Option<StagePlace>,
+    ) -> Result<bool, DropReason> {
+        let decided = self.ask_stages(now, frame, behind);
+        match decided {
+            Ok(true) => self.show(now, frame, None),
+            // Later, when it goes on.
+            Ok(false) => {}
+            Err(reason) => self.show(now, frame, Some(reason)),
+        }
+        decided
+    }
+
+    /// Shows a frame to a capture, if there is one.
+    pub fn show(&mut self, now: Nanos, frame: &StageFrame<'_>, drop: Option<DropReason>) {
+        if !matches!(self.stages.last(), Some((StagePlace::Capture, _))) {
+            return;
+        }
+        let tag = self.tag(frame.vlan, frame.head.tag);
+        if let Some((_, stage)) = self.stages.last_mut() {
+            stage.decided(now, &StageFrame { tag, ..*frame }, drop);
+        }
+    }
+
+    fn ask_stages(
         &mut self,
         now: Nanos,
         frame: &StageFrame<'_>,

@@ -70,11 +70,13 @@ pub enum StagePlace {
     Limit,
     /// Decides which frames pass.
     Firewall,
+    /// Shows frames with the decisions of all others, and decides nothing.
+    Capture,
 }
 
 impl StagePlace {
     /// The number of places.
-    pub const COUNT: usize = 3;
+    pub const COUNT: usize = 4;
 }
 
 /// A frame as a stage sees it: the private copy of its head. The rest is in memory that its sender
@@ -83,13 +85,15 @@ impl StagePlace {
 pub struct StageFrame<'a> {
     pub(crate) way: Way,
     pub(crate) vlan: u16,
+    /// The tag with which the station gets the frame.
+    pub(crate) tag: Option<u16>,
     pub(crate) head: &'a Head,
     pub(crate) segments: &'a Segments,
 }
 
 impl<'a> StageFrame<'a> {
     pub(crate) const fn new(way: Way, vlan: u16, head: &'a Head, segments: &'a Segments) -> Self {
-        Self { way, vlan, head, segments }
+        Self { way, vlan, tag: None, head, segments }
     }
 
     /// Its way through the port.
@@ -157,6 +161,44 @@ impl<'a> StageFrame<'a> {
         let behind = behind.get_mut(..rest.min(behind.len())).unwrap_or_default();
         known_bytes.saturating_add(self.segments.copy_to_slice(skip as u64, behind))
     }
+
+    /// Size of the frame in bytes at the station: with the tag that it has there.
+    #[must_use]
+    pub fn station_bytes(&self) -> usize {
+        match self.way {
+            Way::FromStation => self.head.len_bytes(),
+            Way::ToStation => self.head.len_with(self.tag),
+        }
+    }
+
+    /// As [`copy`](Self::copy), of the frame as the station sends or gets it: the tags of its
+    /// sender and of its receiver may differ. For [`FrameStage::decided`].
+    pub fn copy_of_station(&self, bytes: &mut [u8]) -> usize {
+        if self.way == Way::FromStation {
+            return self.copy(bytes);
+        }
+        // A delivery to another port may have changed the bytes in front of the type.
+        let head = self.head;
+        let tag = self.tag.map(|tag| {
+            let [high, low] = tag.to_be_bytes();
+            [0x81, 0, high, low]
+        });
+        let known = head.frame().get(head.payload_at.saturating_sub(2)..).unwrap_or(&[]);
+        let tag = tag.as_ref().map_or(&[][..], <[u8; 4]>::as_slice);
+        let parts: [&[u8]; 4] = [&head.to.0, &head.from.0, tag, known];
+        let mut at = 0_usize;
+        for part in parts {
+            let room = bytes.get_mut(at..).unwrap_or_default();
+            let count = part.len().min(room.len());
+            let (room, part) = (room.get_mut(..count), part.get(..count));
+            room.unwrap_or_default().copy_from_slice(part.unwrap_or(&[]));
+            at = at.saturating_add(count);
+        }
+        let (skip, rest) = head.rest();
+        let room = bytes.get_mut(at..).unwrap_or_default();
+        let room = room.get_mut(..rest.min(room.len())).unwrap_or_default();
+        at.saturating_add(self.segments.copy_to_slice(skip as u64, room))
+    }
 }
 
 /// A stage of a port: a firewall, for instance. Frames from the station pass the stages in the
@@ -172,6 +214,10 @@ impl<'a> StageFrame<'a> {
 pub trait FrameStage: Any + Send {
     /// Decides on a frame.
     fn frame(&mut self, now: Nanos, frame: &StageFrame<'_>) -> Verdict;
+
+    /// Sees a frame when the switch and all stages have decided on it: it goes on, or is dropped
+    /// for this reason. The stage at [`StagePlace::Capture`] alone is shown frames.
+    fn decided(&mut self, _: Nanos, _: &StageFrame<'_>, _: Option<DropReason>) {}
 
     /// Runs about once a millisecond while the switch polls: the place to forget what is old.
     fn look(&mut self, now: Nanos);

@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sidecore_net::PortCounts;
+use sidecore_stage_capture::CaptureCounts;
 use sidecore_stage_firewall::{RuleCounts, TableCounts};
 use sidecore_stage_wire::WireCounts;
 
@@ -39,6 +40,16 @@ pub struct PortReport {
     /// Its wire, if it was made a bad one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wire: Option<WireReport>,
+    /// The capture of its frames, while there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capture: Option<CaptureReport>,
+}
+
+/// A capture of the frames of a port.
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
+pub struct CaptureReport {
+    /// Its counters.
+    pub counters: CaptureCounts,
 }
 
 /// A bad wire.

@@ -60,5 +60,6 @@ impl RunningSwitch {
             port.firewall.with(rules).map_err(invalid)
         };
         self.set_stage(port, StagePlace::Firewall, make, |port, firewall| port.firewall = firewall)
+            .map(drop)
     }
 }

@@ -19,6 +19,6 @@ impl RunningSwitch {
     /// Changes the rate limits of a port between two frames.
     pub(super) fn set_limits(&self, port: &str, texts: &[String]) -> Result<(), OperationError> {
         let make = |_: &_| limits(texts);
-        self.set_stage(port, StagePlace::Limit, make, |port, limits| port.limits = limits)
+        self.set_stage(port, StagePlace::Limit, make, |port, limits| port.limits = limits).map(drop)
     }
 }

@@ -38,6 +38,6 @@ impl RunningSwitch {
     /// Changes the faults of a port's wire between two frames.
     pub(super) fn set_faults(&self, port: &str, faults: &str) -> Result<(), OperationError> {
         let make = |_: &_| PortWire::new(faults);
-        self.set_stage(port, StagePlace::Wire, make, |port, wire| port.wire = wire)
+        self.set_stage(port, StagePlace::Wire, make, |port, wire| port.wire = wire).map(drop)
     }
 }

@@ -191,6 +191,7 @@ fn operation(route: &Route, sent: &mut SchemaGenerator, answered: &mut SchemaGen
     let (status, answer) = match route.answer {
         Answer::Nothing => (204, json!({ "description": "Done" })),
         Answer::Text(kind) => (200, content(kind, text())),
+        Answer::Stream(kind) => (200, content(kind, json!({}))),
         Answer::Json(status, schema) => {
             (status, content("application/json", schema(answered).to_value()))
         }

@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use sidecore_assembly::SNAPLEN_MAX;
 
 /// Makes a volume: `POST /v1/controllers/{controller}/volumes`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
@@ -51,6 +52,41 @@ pub struct ExtentsQuery {
     /// The largest number of extents in the answer, 1 to 65536.
     #[serde(default = "ExtentsQuery::usual_max")]
     pub max: usize,
+}
+
+/// The limits of a capture: the query of `GET /v1/ports/{port}/capture`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CaptureQuery {
+    /// The largest number of bytes of a frame, 1 to 65553, which is all of each.
+    #[serde(default = "CaptureQuery::whole_frames")]
+    pub snaplen: u32,
+    /// The number of frames after which the capture ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub count: Option<u64>,
+    /// The seconds after which the capture ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<u64>,
+}
+
+impl CaptureQuery {
+    const fn whole_frames() -> u32 {
+        SNAPLEN_MAX
+    }
+
+    pub(crate) fn text(&self) -> String {
+        let limit = |name, limit: Option<u64>| {
+            limit.map(|limit| format!("&{name}={limit}")).unwrap_or_default()
+        };
+        let (count, seconds) = (limit("count", self.count), limit("seconds", self.seconds));
+        format!("snaplen={}{count}{seconds}", self.snaplen)
+    }
+}
+
+impl Default for CaptureQuery {
+    fn default() -> Self {
+        Self { snaplen: SNAPLEN_MAX, count: None, seconds: None }
+    }
 }
 
 /// The query of `GET /metrics`.

@@ -12,11 +12,11 @@ use sidecore_assembly::report::{
 
 use super::document::SchemaOf;
 use super::requests::{
-    CreateVolume, ExtentsQuery, MetricsQuery, Named, Prune, Quota, Resize, Share,
+    CaptureQuery, CreateVolume, ExtentsQuery, MetricsQuery, Named, Prune, Quota, Resize, Share,
 };
 use super::{
     Controllers, Devices, Invitation, LimitsOfPort, NewClient, NewDevice, NewIohost, NewLink,
-    NewServe, PortFaults, PortRules, Sidecores, Switches, Volumes, ports, remote, volumes,
+    NewServe, PortFaults, PortRules, Sidecores, Switches, Volumes, capture, ports, remote, volumes,
 };
 use crate::Source;
 
@@ -37,11 +37,13 @@ pub(super) enum Answer {
     /// JSON with this status.
     Json(u16, SchemaOf),
     Text(&'static str),
+    /// Bytes that may come for as long as the client wants them.
+    Stream(&'static str),
     /// 204 No Content.
     Nothing,
 }
 
-use Answer::{Nothing, Text};
+use Answer::{Nothing, Stream, Text};
 
 /// JSON of this type.
 macro_rules! json {
@@ -104,6 +106,9 @@ routes! {
         "Change the rate limits of a port", Nothing, body LimitsOfPort;
     put "/v1/ports/{port}/faults" => ports::set_faults,
         "Make the wire to a port a bad one, or a good one again", Nothing, body PortFaults;
+    get "/v1/ports/{port}/capture" => capture::capture,
+        "The frames of a port as they pass, until the client disconnects",
+        Stream(capture::CONTENT_TYPE), query CaptureQuery;
     get "/v1/remote" => remote::report, "Links, clients and IOhosts", json!(200, RemoteReport);
     post "/v1/remote/clients/{client}/invite" => remote::invite, "Make a key for a client",
         json!(200, Invitation);

@@ -35,8 +35,37 @@ impl Switch {
         &mut self,
         now: Nanos,
         from: u16,
-        (properties, memo): (&Properties, &mut Memo),
+        of_queue: (&Properties, &mut Memo),
         (head, segments): (&mut Head, &Segments),
+    ) -> Result<(u16, Targets), DropReason> {
+        let routed = self.route(now, from, of_queue, head);
+        if !STAGES {
+            return routed;
+        }
+        let Some(port) = self.ports.get_mut(usize::from(from)).and_then(Option::as_mut) else {
+            return routed;
+        };
+        let vlan = routed.map_or(0, |(vlan, _)| vlan);
+        let frame = StageFrame::new(Way::FromStation, vlan, head, segments);
+        if let Err(reason) = routed {
+            port.show(now, &frame, Some(reason));
+            return routed;
+        }
+        if port.pass_stages(now, &frame, None)? {
+            return routed;
+        }
+        Ok((vlan, Targets::All(PortSet::NONE)))
+    }
+
+    /// What the switch by itself decides on a frame.
+    // Always inline: the code for ports without stages is as if there were none.
+    #[inline(always)]
+    fn route(
+        &mut self,
+        now: Nanos,
+        from: u16,
+        (properties, memo): (&Properties, &mut Memo),
+        head: &mut Head,
     ) -> Result<(u16, Targets), DropReason> {
         head.parse(properties)?;
         let port = self.port_at(from).ok_or(DropReason::PortDown)?;
@@ -55,13 +84,6 @@ impl Switch {
         }
         self.learn(now, from, memo, Key::new(head.from, vlan))?;
         let targets = self.targets(now, from, memo, (head.to, vlan))?;
-        if STAGES && let Some(port) = self.ports.get_mut(usize::from(from)).and_then(Option::as_mut)
-        {
-            let frame = StageFrame::new(Way::FromStation, vlan, head, segments);
-            if !port.pass_stages(now, &frame, None)? {
-                return Ok((vlan, Targets::All(PortSet::NONE)));
-            }
-        }
         Ok((vlan, targets))
     }
 
