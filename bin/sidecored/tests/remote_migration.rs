@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use sidecore_control::report::DeviceState;
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Slot, Status};
-use sidecore_kit::guest::complete;
+use sidecore_kit::guest::{complete, complete_all};
 use sidecore_kit::wait;
 use tempfile::TempDir;
 
@@ -189,4 +189,85 @@ fn the_host_whose_guest_started_last_and_writes_is_the_only_one_that_writes() {
     assert!(!writes(theirs, their_slot, 7));
     flush(theirs, their_slot);
     assert!(read(queue, slot, 1, BLOCK) == data(1, 6, BLOCK));
+}
+
+/// Kills the IOhost's daemon, and waits until a VMhost has noticed that, with so many requests that
+/// have no answer.
+fn lose(iohost: &mut Daemon, vmhost: &Daemon, in_flight: u64) {
+    iohost.child.signal(Signal::KILL).unwrap();
+    iohost.child.wait_for_end(SOON).unwrap();
+    let control = vmhost.client();
+    wait::until("the IOhost is away, and requests wait for it", SOON, || {
+        let report = control.remote().unwrap();
+        let devices = report.iohosts.iter().flat_map(|iohost| &iohost.devices);
+        report.iohosts.iter().any(|iohost| iohost.state == "away")
+            && devices.map(|device| device.in_flight).sum::<u64>() == in_flight
+    });
+}
+
+/// The guest of a migration stops while its IOhost is away: the stop is answered when the requests
+/// are, and no write is lost. The VMhost's other clients do not wait.
+#[test]
+fn a_guest_that_stops_while_the_iohost_is_away_moves_with_all_of_its_writes_once_it_is_back() {
+    let (shared, mut iohost, [source, destination]) = hosts();
+    let config = self::iohost(shared.path());
+    let mut guest = connect(&source);
+    let queue = guest.queue(0).unwrap();
+    let slots: Vec<Slot> = (0..3).map(|_| queue.take_slot().unwrap()).collect();
+    // Answered, and covered by no flush.
+    write(queue, slots[0], 1, data(1, 1, BLOCK));
+    iohost.child.signal(Signal::STOP).unwrap();
+    submit(queue, slots[1], 2, data(2, 1, BLOCK));
+    submit(queue, slots[2], 3, data(3, 1, BLOCK));
+    queue.publish().unwrap();
+    lose(&mut iohost, &source, 2);
+    let _iohost = std::thread::scope(|scope| {
+        let stop = scope.spawn(move || guest.stop_queue(0).map(|base| (guest, base)));
+        // Its API and the other VMhost answer meanwhile.
+        assert_eq!(source.client().devices().unwrap().len(), 1);
+        assert_eq!(destination.client().devices().unwrap().len(), 1);
+        assert!(!stop.is_finished(), "a stop that leaves writes without an answer would lose them");
+        let iohost = Daemon::start(iohost.directory, &config);
+        let (mut guest, base) = stop.join().unwrap().unwrap();
+        assert_eq!(base, 3, "all three requests were taken and answered");
+        let done = complete_all(guest.queue(0).unwrap(), 2);
+        assert!(done.iter().all(|done| done.status == Status::Ok), "{done:?}");
+        iohost
+    });
+    let mut guest = connect(&destination);
+    let queue = guest.queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    for index in 1..=3 {
+        assert!(read(queue, slot, index, BLOCK) == data(index, 1, BLOCK), "block {index}");
+    }
+    assert!(writes(queue, slot, 2));
+    flush(queue, slot);
+}
+
+/// The VMM is killed while the IOhost is away: the device is free for the next one once the IOhost
+/// is back, and its requests were executed or not, each as a whole.
+#[test]
+fn a_vmm_that_ends_while_the_iohost_is_away_leaves_a_device_for_the_next_one() {
+    let (shared, mut iohost, [source, _destination]) = hosts();
+    let config = self::iohost(shared.path());
+    let mut guest = connect(&source);
+    let queue = guest.queue(0).unwrap();
+    let slots: Vec<Slot> = (0..2).map(|_| queue.take_slot().unwrap()).collect();
+    write(queue, slots[0], 1, data(1, 1, BLOCK));
+    write(queue, slots[0], 2, data(2, 1, BLOCK));
+    iohost.child.signal(Signal::STOP).unwrap();
+    submit(queue, slots[1], 2, data(2, 2, BLOCK));
+    queue.publish().unwrap();
+    lose(&mut iohost, &source, 1);
+    drop(guest);
+    assert_eq!(source.client().devices().unwrap().len(), 1);
+    let _iohost = Daemon::start(iohost.directory, &config);
+    let mut guest = connect(&source);
+    let queue = guest.queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    assert!(read(queue, slot, 1, BLOCK) == data(1, 1, BLOCK), "an answered write is lost");
+    let second = read(queue, slot, 2, BLOCK);
+    assert!([1, 2].iter().any(|round| second == data(2, *round, BLOCK)), "a torn write");
+    assert!(writes(queue, slot, 3));
+    flush(queue, slot);
 }
