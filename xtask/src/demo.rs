@@ -26,6 +26,9 @@ pub struct RemoteOptions {
     /// How long to count the events of each model.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=10))]
     pub seconds: u64,
+    /// Run only the guest that is a client of an IOhost itself.
+    #[arg(long)]
+    pub only_client: bool,
 }
 
 /// Builds the daemon and tools as they ship and serves disks to real guests with them.
@@ -72,9 +75,14 @@ pub fn run_net(workspace: &Workspace) -> Result<()> {
 
 /// Builds the daemon and tools as they ship, and serves disks of one host to guests of others.
 pub fn run_remote(workspace: &Workspace, options: &RemoteOptions) -> Result<()> {
-    sidecore_guest::remote::demo(&DemoOptions {
+    let demo = DemoOptions {
         target: workspace.target.clone(),
         window: Duration::from_secs(options.seconds),
         ..DemoOptions::new(&workspace.root)
-    })
+    };
+    if options.only_client {
+        sidecore_guest::remote::client(&demo)
+    } else {
+        sidecore_guest::remote::demo(&demo)
+    }
 }

@@ -176,7 +176,7 @@ fn beside(steps: &mut Steps, lanes: &[&[Step]]) -> Result<()> {
 /// Runs the demo of remote disks, whose hosts are network namespaces.
 fn remote_guests(workspace: &Workspace) -> Result<()> {
     if tools::am_root()? {
-        demo::run_remote(workspace, &demo::RemoteOptions { seconds: 1 })
+        demo::run_remote(workspace, &demo::RemoteOptions { seconds: 1, only_client: false })
     } else {
         Report::default().skip("network namespaces take root".to_owned());
         Ok(())

@@ -175,6 +175,13 @@ order_log() {
     value lines "$(grep-gnu -E '^<[0-4]>|nvme|I/O error' /tmp/log | tr '\n' '|')"
 }
 
+# kernel: the errors in the kernel's log. A stall of an emulated CPU is the host's fault.
+order_kernel() {
+    dmesg | grep -i -e "i/o error" -e "ext4-fs error" -e "oops:" -e "warning: cpu" -e "blocked for more than" >/tmp/kernel
+    found=$(head -n 3 /tmp/kernel | tr '\n' '|')
+    value kernel "${found:-none}"
+}
+
 # digest OFFSET SIZE: checksums of all files, and of a part of the disk behind the file system, in
 # MiB. The host computes the same from the store.
 order_digest() {

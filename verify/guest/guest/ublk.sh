@@ -230,13 +230,6 @@ order_check() {
     wait "$daemon"
 }
 
-# kernel: the errors in the kernel's log. A stall of an emulated CPU is the host's fault.
-order_kernel() {
-    dmesg | grep -i -e "i/o error" -e "ext4-fs error" -e "oops:" -e "warning: cpu" -e "blocked for more than" >/tmp/kernel
-    found=$(head -n 3 /tmp/kernel | tr '\n' '|')
-    value kernel "${found:-none}"
-}
-
 # An IOhost, and a VMhost whose block device is the IOhost's.
 configure_remote() {
     truncate -s 64M /run/remote.img

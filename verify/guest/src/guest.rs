@@ -5,7 +5,7 @@ use crate::config;
 use crate::console::{self, Message};
 use crate::emulator::Emulator;
 use crate::process::Running;
-use crate::qemu::{Backend, Disk, Equipment, Port};
+use crate::qemu::{Backend, Disk, Equipment, Nic, Port};
 use crate::qmp::Qmp;
 use crate::session::Session;
 use crate::text;
@@ -30,6 +30,8 @@ pub(crate) const VIRTIO: &str = "virtio";
 pub(crate) const ENCRYPTED: &str = "encrypted";
 /// The guest that serves block devices of its own kernel.
 pub(crate) const UBLK: &str = "ublk";
+/// The guest that is a client of an IOhost itself.
+pub(crate) const CLIENT: &str = "client";
 /// The guest that migrates, before it does.
 pub(crate) const MOVING: &str = "moving";
 /// The destination of a migration that is cancelled.
@@ -39,8 +41,9 @@ pub(crate) const MOVED: &str = "moved";
 /// The guests on a network.
 pub(crate) const NET_A: &str = "net-a";
 pub(crate) const NET_B: &str = "net-b";
-pub(crate) const NAMES: [&str; 12] = [
-    MEASURED, FIRST, SECOND, NVME, VIRTIO, ENCRYPTED, UBLK, MOVING, CANCELLED, MOVED, NET_A, NET_B,
+pub(crate) const NAMES: [&str; 13] = [
+    MEASURED, FIRST, SECOND, NVME, VIRTIO, ENCRYPTED, UBLK, CLIENT, MOVING, CANCELLED, MOVED,
+    NET_A, NET_B,
 ];
 
 /// The slot of the first disk of every guest.
@@ -136,6 +139,18 @@ impl Guest {
         let settings = "SIDECORE_PART=ublk maxcpus=2";
         let qemu = session.boot(UBLK, session.stage.qemu, &equipment, settings)?;
         Ok(Guest { name: UBLK, qemu })
+    }
+
+    /// Starts a guest with a NIC whose own daemon is a client of an IOhost, on both of its CPUs.
+    pub(crate) fn boot_client(
+        session: &mut Session<'_>,
+        emulator: &Emulator,
+        nic: Nic<'_>,
+    ) -> Result<Guest> {
+        let equipment = Equipment { polled: false, disks: &[], ports: &[], nics: &[nic] };
+        let settings = "SIDECORE_PART=client maxcpus=2";
+        let qemu = session.boot(CLIENT, emulator, &equipment, settings)?;
+        Ok(Guest { name: CLIENT, qemu })
     }
 
     /// Waits until the guest accepts orders.

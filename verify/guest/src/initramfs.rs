@@ -16,8 +16,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The scripts, by their paths in the guest.
-const SCRIPTS: [(&str, &str); 8] = [
+const SCRIPTS: [(&str, &str); 9] = [
     ("/init", include_str!("../guest/init.sh")),
+    ("/parts/client.sh", include_str!("../guest/client.sh")),
     ("/parts/disk.sh", include_str!("../guest/disk.sh")),
     ("/parts/lease.sh", include_str!("../guest/lease.sh")),
     ("/parts/measure.sh", include_str!("../guest/measure.sh")),

@@ -16,7 +16,7 @@ use crate::initramfs::{self, Extra};
 use crate::network::host::Host;
 use crate::network::tune::Counts;
 use crate::progress::Progress;
-use crate::qemu::{Equipment, Nic};
+use crate::qemu::{Cable, Equipment, Nic};
 use crate::root::{KernelOf, ROOTS, Root};
 use crate::session::Session;
 use crate::sidecore::Sidecore;
@@ -149,7 +149,7 @@ fn boot(session: &mut Session<'_>, has_dhcp: bool, checks: &mut Checks) -> Resul
         [first, first + 1].map(|at| Nic {
             name: NICS[at].0,
             mac: NICS[at].1,
-            socket: &sockets[at],
+            cable: Cable::Daemon(&sockets[at]),
             packed: first > 0,
         })
     };

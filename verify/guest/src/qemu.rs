@@ -132,14 +132,50 @@ pub(crate) struct Equipment<'a> {
     pub(crate) nics: &'a [Nic<'a>],
 }
 
-/// A NIC of the guest, at a daemon.
+/// A NIC of the guest.
 pub(crate) struct Nic<'a> {
     pub(crate) name: &'a str,
     pub(crate) mac: &'a str,
-    /// The daemon's socket of vhost-user.
-    pub(crate) socket: &'a Path,
+    pub(crate) cable: Cable<'a>,
     /// Whether the rings are packed.
     pub(crate) packed: bool,
+}
+
+/// The other end of a NIC's cable.
+#[derive(Clone, Copy)]
+pub(crate) enum Cable<'a> {
+    /// A daemon, at this socket of vhost-user.
+    Daemon(&'a Path),
+    /// The TAP interface of this name, in QEMU's network namespace.
+    Tap(&'a str),
+}
+
+impl Nic<'_> {
+    /// QEMU's options.
+    fn options(&self, accelerator: Accelerator) -> Result<Vec<(&'static str, String)>> {
+        let Nic { name, mac, cable, packed } = self;
+        let packed = if *packed { "on" } else { "off" };
+        // No firmware: the guest does not boot from the network.
+        let device = format!("virtio-net-pci,netdev=net-{name},mac={mac},packed={packed},romfile=");
+        Ok(match cable {
+            Cable::Daemon(socket) => {
+                // QEMU 7.2 crashes with MSI-X of a vhost NIC where there is no KVM to route it.
+                let vectors = match accelerator {
+                    Accelerator::Kvm => "",
+                    Accelerator::Tcg => ",vectors=0",
+                };
+                vec![
+                    ("-chardev", format!("socket,id=socket-{name},path={}", text(socket)?)),
+                    ("-netdev", format!("vhost-user,id=net-{name},chardev=socket-{name}")),
+                    ("-device", device + vectors),
+                ]
+            }
+            Cable::Tap(interface) => {
+                let tap = format!("tap,id=net-{name},ifname={interface},script=no,downscript=no");
+                vec![("-netdev", tap), ("-device", device)]
+            }
+        })
+    }
 }
 
 pub(crate) struct Machine<'a> {
@@ -217,19 +253,10 @@ impl Machine<'_> {
             let packed = if disk.packed { "on" } else { "off" };
             add("-device", format!("{device},num-queues={queues},packed={packed},addr={slot:#x}"));
         }
-        for Nic { name, mac, socket, packed } in self.equipment.nics {
-            add("-chardev", format!("socket,id=socket-{name},path={}", text(socket)?));
-            add("-netdev", format!("vhost-user,id=net-{name},chardev=socket-{name}"));
-            let packed = if *packed { "on" } else { "off" };
-            // No firmware: the guest does not boot from the network.
-            let nic =
-                format!("virtio-net-pci,netdev=net-{name},mac={mac},packed={packed},romfile=");
-            // QEMU 7.2 crashes with MSI-X of a vhost NIC where there is no KVM to route it.
-            let vectors = match self.accelerator {
-                Accelerator::Kvm => "",
-                Accelerator::Tcg => ",vectors=0",
-            };
-            add("-device", nic + vectors);
+        for nic in self.equipment.nics {
+            nic.options(self.accelerator)?
+                .iter()
+                .for_each(|(option, value)| add(option, value.clone()));
         }
         for port in self.equipment.ports {
             add("-device", Port::description(port.slot));
@@ -292,12 +319,27 @@ mod tests {
 
     #[test]
     fn a_nic_gets_its_address_and_a_socket() {
-        let socket = Path::new("/t/nic.sock");
-        let nics = [Nic { name: "nic", mac: "52:54:00:00:00:01", socket, packed: true }];
+        let cable = Cable::Daemon(Path::new("/t/nic.sock"));
+        let nics = [Nic { name: "nic", mac: "52:54:00:00:00:01", cable, packed: true }];
         let words = [
             "socket,id=socket-nic,path=/t/nic.sock",
             "vhost-user,id=net-nic,chardev=socket-nic",
             "virtio-net-pci,netdev=net-nic,mac=52:54:00:00:00:01,packed=on,romfile=,vectors=0",
+        ];
+        has(&Equipment { polled: false, disks: &[], ports: &[], nics: &nics }, &words);
+    }
+
+    #[test]
+    fn a_nic_of_a_host_is_a_tap_interface_without_scripts() {
+        let nics = [Nic {
+            name: "nic",
+            mac: "52:54:00:00:00:01",
+            cable: Cable::Tap("eth3"),
+            packed: false,
+        }];
+        let words = [
+            "tap,id=net-nic,ifname=eth3,script=no,downscript=no",
+            "virtio-net-pci,netdev=net-nic,mac=52:54:00:00:00:01,packed=off,romfile=",
         ];
         has(&Equipment { polled: false, disks: &[], ports: &[], nics: &nics }, &words);
     }

@@ -3,9 +3,11 @@
 //! The cables between them lose, double and reorder frames. Each VMhost gives a guest its disk, one
 //! by virtio and one by NVMe. The IOhost's daemon is killed while both write. Then root on a VMhost
 //! tries to get past what the IOhost enforces (vRIO, section 4.6). Two IOhosts with etcd hand a
-//! disk over and fail over while its guest writes, the guest migrates between the VMhosts, and the
-//! events per request of the models of the paper's Table 3 are counted.
+//! disk over and fail over while its guest writes, and the guest migrates between the VMhosts. A
+//! guest with ublk is a client itself. The events per request of the models of the paper's Table 3
+//! are counted.
 
+mod client;
 mod config;
 mod enforced;
 mod failover;
@@ -19,7 +21,9 @@ mod store;
 
 use crate::checks::Checks;
 use crate::progress::Progress;
-use crate::{DemoOptions, Prepared, install, json, listen, qemu, write};
+use crate::root::KernelOf;
+use crate::session::Stage;
+use crate::{DemoOptions, Prepared, install, json, listen, qemu, ublk, write};
 use anyhow::{Result, bail};
 use serde::Serialize;
 use std::time::Duration;
@@ -28,6 +32,9 @@ pub use models::Model;
 
 /// The programs that are built.
 const BUILT: [&str; 3] = ["sidecored", "sidecore", "sidecore-wire"];
+
+/// The kernel of the guest that is a client itself.
+const CLIENTS_KERNEL: KernelOf = KernelOf::Backports;
 
 /// The results of the demo.
 #[derive(Debug, Clone, Serialize)]
@@ -52,9 +59,10 @@ pub fn demo(options: &DemoOptions) -> Result<()> {
     progress.say(accelerator.explanation());
     let stage = prepared.stage(accelerator, &progress);
     let mut checks = run::run(&stage, &prepared.vfio_user)?;
-    let migration = migration::run(&stage)?;
-    checks.checks.extend(migration.checks);
-    checks.shown.extend(migration.shown);
+    for more in [migration::run(&stage)?, run_client(options, &prepared, &stage)?] {
+        checks.checks.extend(more.checks);
+        checks.shown.extend(more.shown);
+    }
     let models = models::count(&stage, window(options), &mut checks)?;
     print!("\n{}\n{}", checks.text("Remote devices, over a bad wire"), models::table(&models));
     let faults = checks.faults();
@@ -64,6 +72,30 @@ pub fn demo(options: &DemoOptions) -> Result<()> {
         bail!("the demo failed:\n  {}", faults.join("\n  "));
     }
     Ok(())
+}
+
+/// Runs only the guest that is a client itself, and prints the results.
+///
+/// # Errors
+/// As [`demo`].
+pub fn client(options: &DemoOptions) -> Result<()> {
+    listen()?;
+    let progress = Progress::start();
+    let prepared = Prepared::new(options, &BUILT, &progress)?;
+    let stage = prepared.stage(qemu::Accelerator::choose(), &progress);
+    let checks = run_client(options, &prepared, &stage)?;
+    print!("\n{}", checks.text("A guest that is a client of an IOhost"));
+    let faults = checks.faults();
+    if !faults.is_empty() {
+        bail!("the run failed:\n  {}", faults.join("\n  "));
+    }
+    Ok(())
+}
+
+/// Runs the guest that is a client itself, with a kernel that has ublk.
+fn run_client(options: &DemoOptions, prepared: &Prepared, stage: &Stage<'_>) -> Result<Checks> {
+    let (kernel, initramfs) = ublk::equip(options, prepared, CLIENTS_KERNEL, stage.progress)?;
+    client::run(&Stage { kernel: &kernel, initramfs: &initramfs, ..*stage })
 }
 
 /// Counts need no long window.

@@ -11,6 +11,7 @@ use crate::root::{KernelOf, ROOTS, Root};
 use crate::session::Session;
 use crate::{DemoOptions, Prepared, listen, qemu};
 use anyhow::{Context, Result, bail};
+use std::path::PathBuf;
 
 /// The seconds after which a daemon that makes the device is killed.
 const KILLS_AT_FIRST: &str = "0.2 0.5 0.8";
@@ -30,10 +31,33 @@ pub fn run(options: &DemoOptions, kernel: KernelOf) -> Result<()> {
     listen()?;
     let progress = Progress::start();
     let prepared = Prepared::new(options, &["sidecored", "sidecore"], &progress)?;
-    let root = Root::kernel(&options.target.join(ROOTS), kernel, |what| progress.say(what))?;
-    let of = kernel;
+    let (image, initramfs) = equip(options, &prepared, kernel, &progress)?;
+    let mut stage = prepared.stage(qemu::Accelerator::choose(), &progress);
+    (stage.kernel, stage.initramfs) = (&image, &initramfs);
+    let mut checks = Checks::default();
+    Session::hold(&stage, UBLK, |session| serve_itself(session, kernel, &mut checks))?;
+    print!("\n{}", checks.text("A block device of a guest's own kernel (ublk)"));
+    let faults = checks.faults();
+    if !faults.is_empty() {
+        bail!("the run failed:\n  {}", faults.join("\n  "));
+    }
+    Ok(())
+}
+
+/// The image of a kernel with ublk, and the guest's image with its module and our programs.
+pub(crate) fn equip(
+    options: &DemoOptions,
+    prepared: &Prepared,
+    of: KernelOf,
+    progress: &Progress,
+) -> Result<(PathBuf, PathBuf)> {
+    let root = Root::kernel(&options.target.join(ROOTS), of, |what| progress.say(what))?;
     let kernel = find_kernel(&root.path("")).context("the packages brought no kernel")?;
-    let cache = prepared.cache.join("ublk");
+    // An image removes the older ones in its directory.
+    let cache = prepared.cache.join(match of {
+        KernelOf::Release => "ublk",
+        KernelOf::Backports => "ublk-backports",
+    });
     std::fs::create_dir_all(&cache)
         .with_context(|| format!("cannot create {}", cache.display()))?;
     let program = |name: &str| prepared.binaries.join(name);
@@ -45,17 +69,8 @@ pub fn run(options: &DemoOptions, kernel: KernelOf) -> Result<()> {
         module: Some("ublk_drv"),
         ..Extra::default()
     };
-    let initramfs = initramfs::build(&cache, &kernel, &prepared.busybox, &extra, &progress)?;
-    let mut stage = prepared.stage(qemu::Accelerator::choose(), &progress);
-    (stage.kernel, stage.initramfs) = (&kernel.image, &initramfs);
-    let mut checks = Checks::default();
-    Session::hold(&stage, UBLK, |session| serve_itself(session, of, &mut checks))?;
-    print!("\n{}", checks.text("A block device of a guest's own kernel (ublk)"));
-    let faults = checks.faults();
-    if !faults.is_empty() {
-        bail!("the run failed:\n  {}", faults.join("\n  "));
-    }
-    Ok(())
+    let initramfs = initramfs::build(&cache, &kernel, &prepared.busybox, &extra, progress)?;
+    Ok((kernel.image, initramfs))
 }
 
 fn serve_itself(session: &mut Session<'_>, of: KernelOf, checks: &mut Checks) -> Result<()> {

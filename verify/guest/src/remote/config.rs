@@ -1,6 +1,6 @@
 //! The configurations of the IOhost and its VMhosts, as a user would write them.
 
-use super::net::{Net, STATIONS, Station};
+use super::net::{GUEST, Net, STATIONS, Station};
 use crate::config::quoted;
 use anyhow::Result;
 use sidecore_kit::namespace::End;
@@ -55,6 +55,29 @@ pub(super) fn shared(directory: &Path, stores: &Path, host: &str) -> Result<Stri
     let [from, to] = &STATIONS;
     let migrates = format!("migrates_to = [\"{}\"]\n", to.client);
     text.push_str(&export(stores, from.client, from.disk, &migrates)?);
+    Ok(text)
+}
+
+/// The configuration of an IOhost whose client is a guest.
+pub(super) fn iohost_of_guest(directory: &Path, stores: &Path, host: &str) -> Result<String> {
+    let Station { client: name, disk, .. } = GUEST;
+    let head = iohost_head(directory, host)?;
+    Ok(head + &client(&GUEST, "") + &export(stores, name, disk, "")?)
+}
+
+/// The configuration of the daemon in that guest, whose files are in `directory`: the disk is a
+/// block device of the guest's own kernel.
+pub(super) fn guest(directory: &Path) -> Result<String> {
+    let Station { client, disk, .. } = GUEST;
+    let mut text = head(directory, client)?;
+    text.push_str(&format!("key_directory = {}\n", quoted(&directory.join("keys"))?));
+    text.push_str(&sidecore("sc0"));
+    text.push_str(&link(&GUEST, "", &invitation(directory, client))?);
+    text.push_str(&format!(
+        "\n[[store]]\nname = \"{disk}\"\ntype = \"remote\"\niohost = \"io\"\n\n\
+         [[device]]\nname = \"{disk}\"\nstore = \"{disk}\"\n\
+         front_end = \"ublk\"\nnumber = 0\nqueues = 2\n"
+    ));
     Ok(text)
 }
 
@@ -194,6 +217,23 @@ mod tests {
         assert!(!text.contains("encryption") && !text.contains("iops"));
         let limited = iohost(directory, stores, Limits::Reads).unwrap();
         assert_eq!(limited.matches("read_iops = 300").count(), 2);
+    }
+
+    #[test]
+    fn a_guest_that_is_a_client_has_a_block_device_and_the_iohosts_address() {
+        let text = guest(Path::new("/run")).unwrap();
+        for line in [
+            "address = \"02:00:00:00:06:01\"",
+            "invitation = \"/run/guest1.invitation\"",
+            "front_end = \"ublk\"",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} in {text}");
+        }
+        let iohost = iohost_of_guest(Path::new("/d"), Path::new("/s"), "io").unwrap();
+        assert!(
+            iohost.contains("[[client]]\nname = \"guest1\"\nlinks = [\"wire3\"]\n"),
+            "{iohost}"
+        );
     }
 
     #[test]

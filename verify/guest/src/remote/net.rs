@@ -43,6 +43,16 @@ pub(super) const STATIONS: [Station; 2] = [
     },
 ];
 
+/// A guest that is a client itself. Its cable is a TAP interface: the IOhost's end of it.
+pub(super) const GUEST: Station = Station {
+    client: "guest1",
+    disk: "disk3",
+    link: "wire3",
+    iohost: End { interface: "eth3", address: "02:00:00:00:06:01" },
+    vmhost: End { interface: Net::VMHOST_INTERFACE, address: "02:00:00:00:06:02" },
+    middle: ["v3", "i3"],
+};
+
 const MTU: usize = 9000;
 const WIRE: Source = Source::Host("sidecore-wire");
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -74,12 +84,7 @@ impl Net {
     pub(super) const VMHOST_INTERFACE: &'static str = "eth0";
 
     fn hosts() -> Result<Net> {
-        let make = || {
-            Namespace::new().context(
-                "cannot make a network namespace, which takes CAP_SYS_ADMIN; run this as root",
-            )
-        };
-        Ok(Net { iohost: make()?, vmhosts: [make()?, make()?] })
+        Ok(Net { iohost: host()?, vmhosts: [host()?, host()?] })
     }
 
     /// Hosts with a plain cable from the IOhost to each VMhost.
@@ -90,6 +95,22 @@ impl Net {
         }
         Ok(net)
     }
+}
+
+fn host() -> Result<Namespace> {
+    Namespace::new()
+        .context("cannot make a network namespace, which takes CAP_SYS_ADMIN; run this as root")
+}
+
+/// An IOhost with the TAP interface of the guest that is its client.
+pub(super) fn with_tap() -> Result<Namespace> {
+    let iohost = host()?;
+    let End { interface, address } = GUEST.iohost;
+    iohost
+        .ip(&format!("tuntap add dev {interface} mode tap"))
+        .context("cannot make a TAP interface; does the kernel have /dev/net/tun?")?;
+    iohost.ip(&format!("link set {interface} address {address} up"))?;
+    Ok(iohost)
 }
 
 /// Two IOhosts with one address, a switch for each link of a VMhost to them, and a network on which
