@@ -121,7 +121,8 @@ Signals:
   SIGTERM, SIGINT  the end: the same, and end this program
 
 Environment of COMMAND:
-  SIDECORE_EPOCH   the number of this ownership, larger than all before
+  SIDECORE_EPOCH         the number of this ownership, larger than all before of its series
+  SIDECORE_EPOCH_SERIES  the number of the store in its record, in hexadecimal
 
 Exit codes:
   that of COMMAND if it ends by itself; 0 after SIGTERM; 1 on an error

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod log;
+mod owner;
 mod service;
 
 use std::io::{self, Write as _};
@@ -52,6 +53,8 @@ Environment:
 `warn,sidecore_vhost_user=debug`
   NOTIFY_SOCKET, LISTEN_FDS, LISTEN_FDNAMES, LISTEN_PID
              set by a service manager, systemd or `sidecore keep`: see docs/restart.md
+  SIDECORE_EPOCH, SIDECORE_EPOCH_SERIES
+             set by `sidecore own`: see docs/failover.md
 
 Exit codes:
   0  ended in order by a signal
@@ -59,6 +62,7 @@ Exit codes:
   2  the configuration or the command line is wrong; nothing was started
   3  ended at once by a later signal
   4  ended by a signal while an IOhost was away: the log names what was given up
+  5  ended at once: another program has written to a controller's store
 
 Examples:
   sidecore check disks.toml              list the faults of a configuration
@@ -80,7 +84,7 @@ fn main() -> ExitCode {
     if let Err(error) = ignore_file_size_signal() {
         tracing::warn!("a write past the limit of a file's size will end this process: {error}");
     }
-    let config = match Config::load(&arguments.config, Depth::Start) {
+    let mut config = match Config::load(&arguments.config, Depth::Start) {
         Ok(config) => config,
         Err(problems) => {
             let count = problems.list.len();
@@ -91,7 +95,10 @@ fn main() -> ExitCode {
             return ExitCode::from(BAD_CONFIG);
         }
     };
-    let ended = run(&config, service);
+    let ended = owner::from_environment().and_then(|owner| {
+        config.spec.owner = owner;
+        run(&config, service)
+    });
     log.report();
     match ended {
         Ok(code) => code,

@@ -5,12 +5,14 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use sidecore_block::BlockDevice;
 use sidecore_controller::{
-    Controller, ControllerError, ControllerOptions, FunctionOptions, Limit, Limits,
+    Controller, ControllerError, ControllerOptions, FunctionOptions, Limit, Limits, Ownership,
 };
 use sidecore_extent::BlockRange;
 use sidecore_nvme_subsystem::NamespaceIds;
 use sidecore_units::Vlba;
-use sidecore_volume::{FormatOptions, OpenError, VolumeError, VolumeId, VolumeInfo, VolumeState};
+use sidecore_volume::{
+    FormatOptions, OpenError, Owner, VolumeError, VolumeId, VolumeInfo, VolumeState,
+};
 
 use crate::AssemblyError;
 use crate::convert;
@@ -21,11 +23,17 @@ use crate::report::{
     CheckReport, ClosedControllerReport, ControllerReport, ControllerState, ExtentReport,
     ExtentsReport, VolumeReport,
 };
-use crate::spec::{ControllerSpec, FormatSpec, LimitSpec, LimitsSpec, StoreSpec, VolumeSpec};
+use crate::spec::{
+    ControllerSpec, FormatSpec, LOST_STORE, LimitSpec, LimitsSpec, StoreSpec, VolumeSpec,
+};
 use crate::stores::Progress;
 
 /// The controllers of the configuration, in its order.
-pub(crate) struct Controllers(RwLock<Vec<Entry>>);
+pub(crate) struct Controllers {
+    entries: RwLock<Vec<Entry>>,
+    /// The owner of all of their stores, if several hosts reach them.
+    pub(crate) owner: Option<Owner>,
+}
 
 struct Entry {
     spec: ControllerSpec,
@@ -35,24 +43,23 @@ struct Entry {
 
 impl Controllers {
     /// A list without an open controller.
-    pub(crate) fn new(specs: &[ControllerSpec]) -> Self {
-        Self(RwLock::new(
-            specs.iter().map(|spec| Entry { spec: spec.clone(), progress: None }).collect(),
-        ))
+    pub(crate) fn new(specs: &[ControllerSpec], owner: Option<Owner>) -> Self {
+        let entries = specs.iter().map(|spec| Entry { spec: spec.clone(), progress: None });
+        Self { entries: RwLock::new(entries.collect()), owner }
     }
 
     pub(crate) fn set(&self, name: &str, progress: Progress<Arc<ControllerHandle>>) {
         if let Progress::Refused(reason) = &progress {
             tracing::error!(controller = name, "not opened: {reason}");
         }
-        let mut entries = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = entries.iter_mut().find(|entry| entry.spec.name == name) {
             entry.progress = Some(progress);
         }
     }
 
     fn entries(&self) -> RwLockReadGuard<'_, Vec<Entry>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+        self.entries.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The specification and phase of each controller that was opened or refused.
@@ -162,6 +169,17 @@ fn options(spec: &ControllerSpec) -> ControllerOptions {
     }
 }
 
+/// Ends the process when a controller's store has another owner. Guests of this process may have
+/// the other one already, or get it next: an error would be an answer.
+fn ownership(controller: &str, owner: Owner) -> Ownership {
+    let controller = controller.to_owned();
+    let lost = move |why: &str| {
+        tracing::error!(controller, "ended at once: {why}");
+        std::process::exit(LOST_STORE.into());
+    };
+    Ownership { owner, lost: Arc::new(lost) }
+}
+
 /// The options for formatting a store, with a new UUID.
 pub(crate) fn format_options(spec: &FormatSpec, force: bool) -> FormatOptions {
     let mut uuid = [0; 16];
@@ -234,10 +252,13 @@ impl ControllerHandle {
         spec: ControllerSpec,
         store: Arc<dyn BlockDevice>,
         bottom: Option<&StoreSpec>,
+        owner: Option<Owner>,
     ) -> Result<Self, AssemblyError> {
         let user = format!("controller \"{}\"", spec.name);
         let pin: sidecore_controller::PinNodes = Box::new(sidecore_linux::pin_memory);
-        let options = ControllerOptions { answered: answered(&spec, bottom), ..options(&spec) };
+        let ownership = owner.map(|owner| ownership(&spec.name, owner));
+        let answered = answered(&spec, bottom);
+        let options = ControllerOptions { answered, ownership, ..options(&spec) };
         let controller =
             Controller::open(&spec.name, store, &options, Some(pin)).map_err(|error| {
                 AssemblyError::Controller { user, error: refused_to_open(&spec, error) }

@@ -58,7 +58,7 @@ impl Lists {
         let lists = Self {
             disks: Arc::default(),
             wanted: Arc::new(Mutex::new(Wanted::new(spec))),
-            controllers: Arc::new(Controllers::new(&spec.controllers)),
+            controllers: Arc::new(Controllers::new(&spec.controllers, spec.owner)),
             subsystems: Arc::default(),
             switches: Arc::new(Switches::new(clock.clone())),
             remote: Arc::new(Remote::new(

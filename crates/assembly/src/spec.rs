@@ -34,6 +34,7 @@ pub use sidecore_linux::{FileOptions, HostFileOptions};
 pub use sidecore_nvme::Interrupts;
 pub use sidecore_reactor::IdleMode;
 pub use sidecore_units::{CoreId, Nanos, Sector};
+pub use sidecore_volume::Owner;
 pub use stage::{STAGE, StageSpec};
 pub use store::{LimitSpec, LimitsSpec, STORE, StoreKind, StoreSpec, VOLUME, VolumeSpec};
 
@@ -48,6 +49,9 @@ pub const QUEUES_MAX: u16 = 64;
 /// The size of the largest volume, in bytes.
 pub const VOLUME_MAX_BYTES: u64 = sidecore_volume::MAX_VOLUME_BYTES;
 
+/// The exit code of a process whose store has another owner.
+pub const LOST_STORE: u8 = 5;
+
 /// All that one daemon runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Spec {
@@ -61,6 +65,9 @@ pub struct Spec {
     pub key_directory: PathBuf,
     /// The file that keeps the sizes of devices of IOhosts for the next process; `None` keeps none.
     pub remote_state: Option<PathBuf>,
+    /// The epoch in which `sidecore own` lets this process serve. A controller whose store another
+    /// program has written to ends the process, with exit code [`LOST_STORE`].
+    pub owner: Option<Owner>,
     /// The wires of remote devices.
     pub links: Vec<LinkSpec>,
     /// The hosts that use devices of this one.

@@ -37,7 +37,7 @@ pub trait Host: Send + Sync + 'static {
     ///
     /// # Errors
     /// The reason why it is not open.
-    fn open(&self, store: &str, epoch: u64, until: Nanos) -> Result<(), String>;
+    fn open(&self, store: &str, served: Served, until: Nanos) -> Result<(), String>;
 
     /// Closes the store, and returns when no request to it is in flight.
     ///
@@ -48,6 +48,15 @@ pub trait Host: Send + Sync + 'static {
     /// A store may be served until this time on the [boot time clock](boot_time), or not at all.
     /// Called with each change, on the runner's thread: it must not wait.
     fn serve_until(&self, store: &str, until: Option<Nanos>);
+}
+
+/// The ownership in which a store is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Served {
+    /// The epoch.
+    pub epoch: u64,
+    /// The store's number in its record: another one if epochs have begun anew.
+    pub number: u64,
 }
 
 /// The state of a runner's stores.
@@ -280,7 +289,9 @@ fn carry_out(host: &dyn Host, store: &str, task: &Task, until: Nanos) -> Outcome
         }
         Task::Fence { suspects } => host.fence(store, suspects),
         Task::WriteRecord { record } => host.write_record(store, record),
-        Task::Open { epoch } => host.open(store, *epoch, until),
+        Task::Open { epoch, number } => {
+            host.open(store, Served { epoch: *epoch, number: *number }, until)
+        }
         Task::Close => host.close(store),
     };
     done.map_or_else(Outcome::Failed, |()| Outcome::Done)

@@ -8,7 +8,7 @@ use std::time::Duration;
 use sidecore_block::{BlockDevice, Geometry};
 use sidecore_extent::{Content, ExtentTree, FunctionId, NODE_BYTES, Node, NodeMemory};
 use sidecore_telemetry::CounterSet;
-use sidecore_volume::{Disk, Recovery, VolumeId, Volumes};
+use sidecore_volume::{Disk, OpenOptions, Recovery, VolumeId, Volumes};
 
 use crate::function::{Function, Opening, Ports, VirtualFunction, VolumeState};
 use crate::hypervisor::{Hypervisor, OpenVolume, State};
@@ -114,6 +114,7 @@ impl Controller {
             memory,
             when_durable,
             options.warn_used_percent,
+            options.ownership.clone(),
         ));
         if let Some(loss) = &recovery.loss {
             hypervisor
@@ -443,12 +444,14 @@ fn open_volumes(
     {
         sidecore_volume::format(disk, format)?;
     }
-    let mut volumes = Volumes::open(disk)?;
+    let owner = options.ownership.as_ref().map(|ownership| ownership.owner);
+    let mut volumes = Volumes::open_with(disk, &OpenOptions { owner, ..OpenOptions::default() })?;
     let recovery = match &options.answered {
         Answered::InLog(memory, place) => volumes.recover(disk, Arc::clone(memory), place),
         Answered::WhenDurable(boot) => volumes.recover_without_log(boot),
         Answered::WithTheStore => Recovery::default(),
     };
+    volumes.announce_owner(disk)?;
     Ok((volumes, recovery))
 }
 

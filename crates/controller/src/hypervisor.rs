@@ -28,6 +28,7 @@ use crate::epochs::{Epoch, Epochs};
 use crate::events::Events;
 use crate::function::{Function, VolumeState};
 use crate::mail::{Answer, Message, Question};
+use crate::options::Ownership;
 use crate::stats::HypervisorStats;
 
 /// The hypervisor side of one controller.
@@ -48,6 +49,8 @@ pub(crate) struct Hypervisor {
     /// The used share of the store, in percent, from which on it is nearly full, and whether it is.
     warn_used_percent: u8,
     is_nearly_full: AtomicBool,
+    /// Of a store that several hosts reach.
+    ownership: Option<Ownership>,
     state: Mutex<State>,
 }
 
@@ -91,6 +94,7 @@ impl Hypervisor {
         memory: NodeMemory,
         answers_when_durable: bool,
         warn_used_percent: u8,
+        ownership: Option<Ownership>,
     ) -> Self {
         Self {
             name: name.to_owned(),
@@ -102,6 +106,7 @@ impl Hypervisor {
             stats: HypervisorStats::default(),
             is_full: AtomicBool::new(false),
             warn_used_percent,
+            ownership,
             is_nearly_full: AtomicBool::new(false),
             answers_when_durable,
             state: Mutex::new(State {

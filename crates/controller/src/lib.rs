@@ -79,7 +79,7 @@ pub use function::VirtualFunction;
 pub use host::{HostFunction, HostMap};
 pub use options::{
     Answered, ControllerOptions, DEFAULT_WARN_USED_PERCENT, DEFAULT_WEIGHT, FUNCTIONS_MAX,
-    FunctionOptions, WEIGHT_MAX,
+    FunctionOptions, Ownership, WEIGHT_MAX,
 };
 pub use physical::PhysicalDisk;
 pub use report::{ControllerReport, FunctionReport, Health};

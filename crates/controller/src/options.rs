@@ -1,9 +1,10 @@
 //! The options of a controller and of its functions.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sidecore_volume::{FormatOptions, LogMemory, LogPlace};
+use sidecore_volume::{FormatOptions, LogMemory, LogPlace, Owner};
 
 use crate::Limits;
 
@@ -35,6 +36,25 @@ pub struct ControllerOptions {
     pub warn_used_percent: u8,
     /// How answered changes of the mappings survive the death of the process.
     pub answered: Answered,
+    /// The ownership of a store that several hosts reach.
+    pub ownership: Option<Ownership>,
+}
+
+/// The epoch in which this process serves a store, and the end of that.
+#[derive(Clone)]
+pub struct Ownership {
+    /// The owner, which the superblock names.
+    pub owner: Owner,
+    /// Called when a commit finds that another program has written to the store, before any request
+    /// is answered after that. It should end the process at once: the other program may be the
+    /// store's owner now, and errors would be answers.
+    pub lost: Arc<dyn Fn(&str) + Send + Sync>,
+}
+
+impl fmt::Debug for Ownership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ownership").field("owner", &self.owner).finish_non_exhaustive()
+    }
 }
 
 /// How mappings of completed requests that no commit has made durable yet survive the death of this
@@ -60,6 +80,7 @@ impl Default for ControllerOptions {
             commit_interval: Duration::from_secs(5),
             warn_used_percent: DEFAULT_WARN_USED_PERCENT,
             answered: Answered::default(),
+            ownership: None,
         }
     }
 }

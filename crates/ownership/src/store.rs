@@ -25,6 +25,8 @@ pub enum Task {
     Open {
         /// The epoch in which it is served.
         epoch: u64,
+        /// The store's number, which its record has. It is another one if epochs begin anew.
+        number: u64,
     },
     /// Close the store, and wait until it has no request in flight.
     Close,
@@ -504,7 +506,7 @@ impl Store {
             Phase::RecordingEnd => Task::WriteRecord { record: record(true) },
             Phase::Opening => {
                 self.is_open = true;
-                Task::Open { epoch: self.epoch }
+                Task::Open { epoch: self.epoch, number: self.ledger.store }
             }
             Phase::Closing { .. } => Task::Close,
             _ => return None,

@@ -144,8 +144,12 @@ fn the_first_owner_needs_no_fence_and_records_its_epoch_before_it_opens() {
     let tasks = rig.run_to(State::Serving);
     let record = rig.record.clone().unwrap();
     assert_eq!((record.epoch, record.is_closed), (11, false));
-    let [Task::ReadRecord, Task::ReadRecord, Task::WriteRecord { .. }, Task::Open { epoch: 11 }] =
-        &tasks[..]
+    let [
+        Task::ReadRecord,
+        Task::ReadRecord,
+        Task::WriteRecord { .. },
+        Task::Open { epoch: 11, .. },
+    ] = &tasks[..]
     else {
         panic!("{tasks:?}");
     };

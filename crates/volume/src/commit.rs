@@ -50,6 +50,7 @@ use crate::disk::Disk;
 use crate::geometry::Geometry;
 use crate::grant::PhysicalRange;
 use crate::limits::NODE_BYTES;
+use crate::owner::Tripwire;
 use crate::superblock::{Superblock, slot_offset_bytes, slots_of};
 
 /// Bytes of nodes that lie in a row and are written as one.
@@ -61,6 +62,7 @@ const MAX_WRITE_BYTES: usize = 1 << 20;
 pub struct CommitError {
     error: io::Error,
     is_full: bool,
+    is_tripped: bool,
 }
 
 impl CommitError {
@@ -68,18 +70,29 @@ impl CommitError {
     fn of_write(error: io::Error) -> Self {
         let is_full =
             matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
-        Self { error, is_full }
+        Self { error, is_full, is_tripped: false }
     }
 
-    /// A flush failed, for whatever reason.
-    fn of_flush(error: io::Error) -> Self {
-        Self { error, is_full: false }
+    /// A flush failed, for whatever reason, or the look at the superblocks.
+    pub(crate) fn of_flush(error: io::Error) -> Self {
+        Self { error, is_full: false, is_tripped: false }
+    }
+
+    /// Another program has written to the store.
+    pub(crate) fn tripped(why: String) -> Self {
+        Self { error: io::Error::other(why), is_full: false, is_tripped: true }
     }
 
     /// Whether the disk had no space for a write: the same commit can be written again when it has.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.is_full
+    }
+
+    /// Whether the store has another owner: this program must neither answer nor write any more.
+    #[must_use]
+    pub fn is_tripped(&self) -> bool {
+        self.is_tripped
     }
 }
 
@@ -99,6 +112,8 @@ pub struct Commit {
     nodes: Vec<(u64, Vec<u8>)>,
     /// Superblock slots, likewise.
     slots: Vec<(u64, Vec<u8>)>,
+    /// Of an owner.
+    tripwire: Option<Tripwire>,
 }
 
 impl Commit {
@@ -124,7 +139,12 @@ impl Commit {
         }
         let slots = slots_of(superblock.generation)
             .map(|slot| (slot_offset_bytes(slot), superblock.encode(slot)));
-        Self { generation: superblock.generation, nodes: runs, slots: slots.into() }
+        Self { generation: superblock.generation, nodes: runs, slots: slots.into(), tripwire: None }
+    }
+
+    /// Lets the commit fail if another program has written to the store.
+    pub(crate) fn with(self, tripwire: Option<Tripwire>) -> Self {
+        Self { tripwire, ..self }
     }
 
     /// The generation that it makes.
@@ -142,19 +162,27 @@ impl Commit {
             .fold(0, usize::saturating_add)
     }
 
-    /// Makes it durable: nodes, flush, superblocks, flush.
+    /// Makes it durable: nodes, flush, superblocks, flush. An owner looks at the superblocks before
+    /// the first and the third of these.
     ///
     /// # Errors
-    /// The disk's error. The durable generation is then this one or the one before.
+    /// The disk's error. The durable generation is then this one or the one before. Or another
+    /// program has written to the store: see [`CommitError::is_tripped`].
     pub fn write(&self, disk: &mut dyn Disk) -> Result<(), CommitError> {
+        self.look(disk)?;
         for (offset_bytes, run) in &self.nodes {
             disk.write(*offset_bytes, run).map_err(CommitError::of_write)?;
         }
         disk.flush().map_err(CommitError::of_flush)?;
+        self.look(disk)?;
         for (offset_bytes, slot) in &self.slots {
             disk.write(*offset_bytes, slot).map_err(CommitError::of_write)?;
         }
         disk.flush().map_err(CommitError::of_flush)
+    }
+
+    fn look(&self, disk: &mut dyn Disk) -> Result<(), CommitError> {
+        self.tripwire.map_or(Ok(()), |tripwire| tripwire.check(disk))
     }
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 
 use crate::info::VolumeId;
+use crate::owner::Owner;
 
 /// A place on the disk, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +104,19 @@ pub enum OpenError {
     /// A superblock that is whole says what cannot be.
     #[error("{0}")]
     Invalid(Damage),
+    /// A later owner has served the store.
+    #[error(
+        "the store was served in {found}, and this daemon is its owner in epoch {} only: let \
+         `sidecore own` of this host and of the last owner use one etcd and one record, and start \
+         it again",
+        mine.epoch
+    )]
+    NewerOwner {
+        /// The owner in the superblock.
+        found: Owner,
+        /// The owner that wants to open the store.
+        mine: Owner,
+    },
     /// The disk cannot be read.
     #[error("the disk cannot be read: {0}")]
     Io(#[from] io::Error),

@@ -174,6 +174,7 @@ pub fn format(disk: &mut dyn Disk, options: &FormatOptions) -> Result<(), Format
         features: 0,
         features_to_write: 0,
         in_use: None,
+        owner: None,
     };
     for slot in slots_of(FIRST_GENERATION) {
         disk.write(slot_offset_bytes(slot), &superblock.encode(slot))?;

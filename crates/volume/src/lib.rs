@@ -55,6 +55,7 @@
 //! * `forest.rs` and `forest/`: trees that are changed by shadowing;
 //! * `allocator.rs`: the use of every block, and why freed blocks have to wait;
 //! * `commit.rs`: the order of writes, and what a power cut leaves;
+//! * `owner.rs`: the tripwire for a second program on the disk;
 //! * `log.rs` and `volumes/recover.rs`: what the death of the process leaves;
 //! * `walk.rs`, `open.rs`, `check.rs`: looking at everything;
 //! * `doubt.rs`, `repair.rs`: the knowledge left by damaged metadata, and the parts that are kept;
@@ -100,6 +101,7 @@ mod log;
 mod node;
 mod nodes;
 mod open;
+mod owner;
 mod ranges;
 mod record;
 mod repair;
@@ -126,6 +128,7 @@ pub use log::{
     HeapMemory, LOG_ENTRY_BYTES, LOG_HEADER_BYTES, LogMemory, LogPlace, MIN_LOG_BYTES, Survives,
 };
 pub use open::{in_use_under, probe_size};
+pub use owner::Owner;
 pub use repair::{Loss, Repair, Rivals, plan_repair};
 pub use report::{Problem, Report};
 pub use usage::{Durable, Usage};

@@ -16,6 +16,7 @@ use crate::info::{VolumeId, VolumeInfo, VolumeState};
 use crate::limits::{MAX_STORE_BLOCKS, NODE_BYTES};
 use crate::node::{Kind, Node, Pointer};
 use crate::nodes::{Nodes, TreeError, read_node};
+use crate::owner::Owner;
 use crate::ranges::RangeSet;
 use crate::record::Record;
 use crate::superblock::{SlotError, Superblock, VERSION, slot_offset_bytes, slots_of};
@@ -49,9 +50,12 @@ impl Source for FromDisk<'_> {
     }
 }
 
-/// Looks at all slots.
-pub(crate) fn newest(disk: &mut dyn Disk) -> Result<Newest, OpenError> {
-    let mut found: Vec<(u32, Result<Superblock, SlotError>)> = Vec::new();
+/// Slots, by their numbers, and their contents.
+type Slots = Vec<(u32, Result<Superblock, SlotError>)>;
+
+/// The contents of all slots, and the error of the disk if one cannot be read.
+fn slots(disk: &mut dyn Disk) -> (Slots, Option<io::Error>) {
+    let mut found = Slots::new();
     let mut failed = None;
     for slot in 0..SLOTS {
         let mut bytes = vec![0; NODE_BYTES];
@@ -70,6 +74,12 @@ pub(crate) fn newest(disk: &mut dyn Disk) -> Result<Newest, OpenError> {
         };
         found.push((slot, read));
     }
+    (found, failed)
+}
+
+/// Looks at all slots.
+pub(crate) fn newest(disk: &mut dyn Disk) -> Result<Newest, OpenError> {
+    let (found, failed) = slots(disk);
     // A later version is believed before this one: it may have been here last.
     if let Some(version) = found.iter().find_map(|(_, slot)| match slot {
         Err(SlotError::Version(version)) => Some(*version),
@@ -85,7 +95,7 @@ pub(crate) fn newest(disk: &mut dyn Disk) -> Result<Newest, OpenError> {
         return Err(OpenError::Invalid(Damage { place: Place::Superblock(slot), what }));
     }
     let whole = found.iter().filter_map(|(_, slot)| slot.as_ref().ok());
-    let Some(superblock) = whole.max_by_key(|superblock| superblock.generation).cloned() else {
+    let Some(superblock) = whole.max_by_key(|superblock| superblock.rank()).cloned() else {
         return Err(no_superblock(disk, &found, failed));
     };
     let mut damage = Vec::new();
@@ -101,6 +111,11 @@ pub(crate) fn newest(disk: &mut dyn Disk) -> Result<Newest, OpenError> {
             // A copy that was lost.
             Ok(old) if ours && old.generation != superblock.generation => {
                 let what = format!("it is still of generation {}", old.generation);
+                damage.push(Damage { place: Place::Superblock(*slot), what });
+            }
+            // A late write of an owner that had been replaced.
+            Ok(old) if ours && old.is_superseded_by(&superblock) => {
+                let what = "a former owner has written it".to_owned();
                 damage.push(Damage { place: Place::Superblock(*slot), what });
             }
             Ok(other) if ours && *other != superblock => {
@@ -194,14 +209,36 @@ fn flush(disk: &mut dyn Disk) -> Option<String> {
     disk.flush().err().map(|error| format!("the disk cannot be flushed: {error}"))
 }
 
+/// Gives a superblock the size of its disk, and its owner. Returns whether either is another one.
+fn renew(superblock: &mut Superblock, disk_blocks: u64, owner: Option<Owner>) -> (bool, bool) {
+    let blocks = disk_blocks.min(MAX_STORE_BLOCKS).max(superblock.total_blocks);
+    let owner = owner.or(superblock.owner);
+    let has_changed = (superblock.total_blocks != blocks, superblock.owner != owner);
+    (superblock.total_blocks, superblock.owner) = (blocks, owner);
+    has_changed
+}
+
+/// The owner that opens the store. Fails if a later one has served the store, or if the store has
+/// features that this program does not know.
+fn admitted(options: &OpenOptions, superblock: &Superblock) -> Result<Option<Owner>, OpenError> {
+    if superblock.features != 0 {
+        return Err(OpenError::UnknownFeatures(superblock.features));
+    }
+    let owner = options.owner.filter(|_| !options.read_only);
+    match (owner, superblock.owner) {
+        (Some(mine), Some(found)) if found.is_newer_than(&mine) => {
+            Err(OpenError::NewerOwner { found, mine })
+        }
+        _ => Ok(owner),
+    }
+}
+
 pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes, OpenError> {
     let mut read_only =
         if options.read_only { Some("it was opened so".to_owned()) } else { flush(disk) };
     let Newest { mut superblock, mut damage, is_half_written } = newest(disk)?;
     let bad_slots = is_half_written || !damage.is_empty();
-    if superblock.features != 0 {
-        return Err(OpenError::UnknownFeatures(superblock.features));
-    }
+    let owner = admitted(options, &superblock)?;
     if superblock.features_to_write != 0 {
         read_only =
             Some(format!("it uses unknown features (bits {:#x})", superblock.features_to_write));
@@ -214,7 +251,6 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
     let mut walk = Walk::new(superblock.geometry(), superblock.generation, &mut source);
     let Trees { records, healthy, doubts } = walk_trees(&mut walk, &superblock);
 
-    let mut changed = false;
     let mut frozen = false;
     let found = damage_of(std::mem::take(&mut walk.problems));
     if let Some(first) = found.first() {
@@ -225,10 +261,11 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
         superblock.only_copies = true;
     }
     damage.extend(found);
-    if read_only.is_none() && disk_blocks.min(MAX_STORE_BLOCKS) > superblock.total_blocks {
-        superblock.total_blocks = disk_blocks.min(MAX_STORE_BLOCKS);
-        changed = true;
-    }
+    // A store with damage makes no commit that is not needed.
+    let (grows, announces) = match read_only {
+        None => renew(&mut superblock, disk_blocks, owner),
+        Some(_) => (false, false),
+    };
 
     let forest = forest_of(walk, &superblock, options.cache_nodes, doubts);
     let catalogue = Tree { kind: Kind::Catalogue, owner: 0, root: superblock.catalogue };
@@ -252,7 +289,7 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
         volumes,
         names,
         touched: BTreeSet::new(),
-        changed,
+        changed: grows || announces,
         committing: None,
         backed: RangeSet::default(),
         kept: None,
@@ -262,6 +299,8 @@ pub(crate) fn open(disk: &mut dyn Disk, options: &OpenOptions) -> Result<Volumes
         read_only,
         frozen,
         damage,
+        owner,
+        announces,
     })
 }
 

@@ -12,6 +12,7 @@ use crate::limits::{
 };
 use crate::log::SuperblockId;
 use crate::node::{Pointer, Root};
+use crate::owner::Owner;
 
 /// The first eight bytes of a slot.
 pub(crate) const MAGIC: [u8; 8] = *b"SCVOLUME";
@@ -20,8 +21,10 @@ pub(crate) const VERSION: u32 = 1;
 /// Where the checksum is.
 const CHECKSUM_AT: usize = 4088;
 
-/// The offset of the owner that has the store open.
+/// The offset of the boot under which the store is open.
 const IN_USE_AT: usize = 176;
+/// The offset of the owner's epoch and series.
+const OWNER_AT: usize = 200;
 
 /// The fields of a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +48,8 @@ pub(crate) struct Superblock {
     /// The boot under which a process has the store open, with a [log](crate::log); `None` if it
     /// was closed, or is open without one.
     pub(crate) in_use: Option<[u8; 16]>,
+    /// The last owner, of a store that several hosts reach.
+    pub(crate) owner: Option<Owner>,
 }
 
 /// Why a slot is no superblock.
@@ -92,6 +97,20 @@ impl Superblock {
         SuperblockId { generation: self.generation, checksum: u64_at(&bytes, CHECKSUM_AT) }
     }
 
+    /// The order of superblocks: of two in one generation, the newer owner's is the newer one.
+    pub(crate) fn rank(&self) -> (u64, u64) {
+        (self.generation, self.owner.map_or(0, |owner| owner.epoch))
+    }
+
+    /// Whether a former owner has written this one into the generation of `newer`.
+    pub(crate) fn is_superseded_by(&self, newer: &Self) -> bool {
+        let is_former = match (&self.owner, &newer.owner) {
+            (former, Some(owner)) => former.is_none_or(|former| owner.is_newer_than(&former)),
+            (_, None) => false,
+        };
+        is_former && self.generation == newer.generation && self.uuid == newer.uuid
+    }
+
     pub(crate) fn encode(&self, slot: u32) -> Vec<u8> {
         let mut bytes = vec![0; NODE_BYTES];
         put(&mut bytes, 0, &MAGIC);
@@ -116,6 +135,10 @@ impl Superblock {
         if let Some(boot) = &self.in_use {
             put_u64(&mut bytes, IN_USE_AT, 1);
             put(&mut bytes, IN_USE_AT.saturating_add(8), boot);
+        }
+        if let Some(Owner { series, epoch }) = self.owner {
+            put_u64(&mut bytes, OWNER_AT, epoch);
+            put_u64(&mut bytes, OWNER_AT.saturating_add(8), series);
         }
         let sum = checksum(bytes.get(..CHECKSUM_AT).unwrap_or_default());
         put_u64(&mut bytes, CHECKSUM_AT, sum);
@@ -168,6 +191,11 @@ impl Superblock {
             features_to_write: u64_at(bytes, 96),
             in_use: (u64_at(bytes, IN_USE_AT) == 1)
                 .then(|| array_at(bytes, IN_USE_AT.saturating_add(8)).unwrap_or_default()),
+            owner: Some(Owner {
+                series: u64_at(bytes, OWNER_AT.saturating_add(8)),
+                epoch: u64_at(bytes, OWNER_AT),
+            })
+            .filter(|owner| owner.epoch != 0),
         };
         superblock.validate()?;
         Ok(superblock)
@@ -225,6 +253,7 @@ mod tests {
             features: 0,
             features_to_write: 0,
             in_use: None,
+            owner: None,
         }
     }
 
@@ -236,6 +265,8 @@ mod tests {
         assert_eq!(Superblock::decode(&empty.encode(2), 2), Ok(empty));
         let in_use = Superblock { in_use: Some(*b"the second boot."), ..example() };
         assert_eq!(Superblock::decode(&in_use.encode(1), 1), Ok(in_use));
+        let owned = Superblock { owner: Some(Owner { series: 0, epoch: 7 }), ..example() };
+        assert_eq!(Superblock::decode(&owned.encode(1), 1), Ok(owned));
     }
 
     #[test]

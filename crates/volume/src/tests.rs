@@ -7,6 +7,7 @@ mod full;
 mod large;
 mod log;
 mod model;
+mod owner;
 mod repair;
 mod space;
 mod usage;

@@ -19,6 +19,7 @@ use crate::info::{Space, VolumeId, VolumeInfo, VolumeState};
 use crate::limits::DEFAULT_CACHE_NODES;
 use crate::log::{Log, SuperblockId};
 use crate::nodes::TreeError;
+use crate::owner::Owner;
 use crate::ranges::RangeSet;
 use crate::record::Record;
 use crate::report::Report;
@@ -31,11 +32,14 @@ pub struct OpenOptions {
     pub cache_nodes: usize,
     /// Take no changes, and write nothing.
     pub read_only: bool,
+    /// The owner that opens the store, if several hosts reach it: see
+    /// [`Volumes::announce_owner`].
+    pub owner: Option<Owner>,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        Self { cache_nodes: DEFAULT_CACHE_NODES, read_only: false }
+        Self { cache_nodes: DEFAULT_CACHE_NODES, read_only: false, owner: None }
     }
 }
 
@@ -86,6 +90,10 @@ pub struct Volumes {
     /// Only damaged metadata keeps the store from taking changes.
     pub(crate) frozen: bool,
     pub(crate) damage: Vec<Damage>,
+    /// The owner that has opened the store, whose commits have a tripwire.
+    pub(crate) owner: Option<Owner>,
+    /// The owner is not in both generations of the superblock yet.
+    pub(crate) announces: bool,
 }
 
 impl Volumes {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-use sidecore_cluster::{Fence, Host, LockFence, RecordFile, Runner, boot_time};
+use sidecore_cluster::{Fence, Host, LockFence, RecordFile, Runner, Served, boot_time};
 use sidecore_ownership::{Member, Record};
 use sidecore_units::Nanos;
 
@@ -37,8 +37,8 @@ pub(super) enum Ended {
 #[derive(Debug)]
 enum Wanted {
     Nothing,
-    /// Start the command, with the epoch and the host's lock.
-    Start(u64, File),
+    /// Start the command, with the host's lock.
+    Start(Served, File),
     /// End it.
     Stop,
 }
@@ -129,10 +129,10 @@ impl Supervisor {
         let waited = self.changed.wait_timeout(shared, TICK);
         let mut shared = waited.unwrap_or_else(PoisonError::into_inner).0;
         if matches!(shared.wanted, Wanted::Start(..))
-            && let Wanted::Start(epoch, lock) =
+            && let Wanted::Start(served, lock) =
                 std::mem::replace(&mut shared.wanted, Wanted::Nothing)
         {
-            let started = Process::start(command, epoch, lock);
+            let started = Process::start(command, served, lock);
             let result = started.map(|started| *process = Some(started));
             shared.is_running = result.is_ok();
             shared.started = Some(result.map_err(|error| format!("{error:#}")));
@@ -181,7 +181,7 @@ impl Host for Supervisor {
         self.record.write(record)
     }
 
-    fn open(&self, _: &str, epoch: u64, until: Nanos) -> Result<(), String> {
+    fn open(&self, _: &str, served: Served, until: Nanos) -> Result<(), String> {
         let lock = self.local.host_lock.take()?;
         // From here on, a successor's fence fails. One that was done before followed the lease.
         if self.is_over(until) {
@@ -189,7 +189,7 @@ impl Host for Supervisor {
         }
         let mut shared = self.lock();
         shared.until = until;
-        (shared.wanted, shared.started) = (Wanted::Start(epoch, lock), None);
+        (shared.wanted, shared.started) = (Wanted::Start(served, lock), None);
         self.changed.notify_all();
         loop {
             if let Some(started) = shared.started.take() {
@@ -232,12 +232,14 @@ struct Process {
 
 impl Process {
     /// The command inherits the lock.
-    fn start(command: &[OsString], epoch: u64, lock: File) -> Result<Self> {
+    fn start(command: &[OsString], served: Served, lock: File) -> Result<Self> {
         let (program, arguments) = command.split_first().context("there is no COMMAND")?;
         let program = program.to_str().context("the program's name is no UTF-8")?;
         let mut starter = bound::command(program).context("cannot find this program")?;
         // A Ctrl-C in the terminal goes to this process alone.
-        starter.args(arguments).env("SIDECORE_EPOCH", epoch.to_string()).process_group(0);
+        starter.args(arguments).process_group(0);
+        starter.env("SIDECORE_EPOCH", served.epoch.to_string());
+        starter.env("SIDECORE_EPOCH_SERIES", format!("{:016x}", served.number));
         fcntl_setfd(&lock, FdFlags::empty()).context("cannot pass on the host's lock")?;
         let child = starter.spawn().with_context(|| format!("cannot start {program}"))?;
         drop(lock);

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use sidecore_cluster::{Endpoint, Gateway, Host, Runner};
+use sidecore_cluster::{Endpoint, Gateway, Host, Runner, Served};
 use sidecore_kit::etcd::Etcd;
 use sidecore_ownership::{Daemon, Member, Options, Record};
 use sidecore_units::Nanos;
@@ -59,8 +59,8 @@ impl Host for Unfenced {
         Ok(())
     }
 
-    fn open(&self, _: &str, epoch: u64, until: Nanos) -> Result<(), String> {
-        *self.serving.lock().unwrap() = Some((epoch, until));
+    fn open(&self, _: &str, served: Served, until: Nanos) -> Result<(), String> {
+        *self.serving.lock().unwrap() = Some((served.epoch, until));
         Ok(())
     }
 

@@ -119,10 +119,11 @@ impl Graph {
         let Some(spec) = next.controller(name).cloned() else { return Ok(()) };
         let Some(store) = self.stores.get(&spec.store).cloned() else { return Ok(()) };
         let bottom = next.bottom(&spec.store).cloned();
+        let owner = self.lists.controllers.owner;
         let spawned = self.spawn(name, move || {
             Opened::Controller(
                 spec.name.clone(),
-                ControllerHandle::open(spec, store, bottom.as_ref()),
+                ControllerHandle::open(spec, store, bottom.as_ref(), owner),
             )
         });
         let progress = match spawned {

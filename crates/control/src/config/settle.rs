@@ -48,6 +48,8 @@ pub(super) fn settle(draft: Draft) -> Config {
     });
     let serves = serves.collect();
     let spec = Spec {
+        // Of the environment, not of the file.
+        owner: None,
         stores: stores.collect(),
         controllers: draft.controllers.into_iter().map(|controller| controller.spec).collect(),
         key_directory: draft.key_directory,

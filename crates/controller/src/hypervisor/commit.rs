@@ -215,6 +215,12 @@ impl Hypervisor {
                 io::Error::new(kind, error.to_string())
             });
             let told = told.copied();
+            if let Err(error) = &written
+                && error.is_tripped()
+                && let Some(ownership) = &self.ownership
+            {
+                (ownership.lost)(&error.to_string());
+            }
             let mut state = self.state();
             let freed = state.volumes.end_commit(commit, written);
             state.limbo.free_later(freed, &self.epochs);

@@ -278,7 +278,8 @@ fn a_damaged_node_takes_only_the_volumes_with_it() {
 fn damage_that_comes_later_is_found_when_the_node_is_read() {
     let (mut disk, _) = small_store();
     let mut volumes =
-        Volumes::open_with(&mut disk, &OpenOptions { cache_nodes: 1, read_only: false }).unwrap();
+        Volumes::open_with(&mut disk, &OpenOptions { cache_nodes: 1, ..Default::default() })
+            .unwrap();
     let (a, b) = (volumes.find("a").unwrap().id, volumes.find("b").unwrap().id);
     let root = volumes.volumes[&a].tree.root.unwrap();
     disk.xor(root.pointer.address * 1024 + 100, 4);

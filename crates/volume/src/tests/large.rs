@@ -27,7 +27,7 @@ fn a_volume_of_a_hundred_thousand_extents_is_used_with_few_nodes_in_memory() {
     let started = Instant::now();
     let reads = disk.reads;
     let mut volumes =
-        Volumes::open_with(&mut disk, &OpenOptions { cache_nodes: CACHE, read_only: false })
+        Volumes::open_with(&mut disk, &OpenOptions { cache_nodes: CACHE, ..Default::default() })
             .unwrap();
     println!("opened in {:?}, {} reads", started.elapsed(), disk.reads - reads);
     assert_eq!(volumes.damage(), []);

@@ -355,7 +355,7 @@ fn only_the_volumes_that_claim_a_nodes_block_are_refused() {
 #[test]
 fn damage_found_while_it_runs_freezes_the_store_and_what_was_done_before_is_kept() {
     let (mut disk, _) = large_store();
-    let options = crate::OpenOptions { cache_nodes: 1, read_only: false };
+    let options = crate::OpenOptions { cache_nodes: 1, ..Default::default() };
     let mut volumes = Volumes::open_with(&mut disk, &options).unwrap();
     let (a, b) = (volumes.find("a").unwrap().id, volumes.find("b").unwrap().id);
     write(&mut volumes, &mut disk, b, 700, 3).unwrap();

@@ -10,6 +10,7 @@ use crate::geometry::checksum;
 use crate::grant::PhysicalRange;
 use crate::info::VolumeId;
 use crate::node::{Body, Kind, Root, child_for};
+use crate::owner::Tripwire;
 use crate::record::Record;
 use crate::superblock::Superblock;
 
@@ -69,14 +70,16 @@ impl Volumes {
         match self.sealed() {
             Ok((sealed, superblock)) => {
                 let geometry = superblock.geometry();
-                let commit = Commit::new(&superblock, sealed.nodes, &geometry);
+                let (durable, next) = (self.durable, superblock.id());
+                let tripwire = self.owner.map(|owner| Tripwire { owner, durable, next });
+                let commit = Commit::new(&superblock, sealed.nodes, &geometry).with(tripwire);
                 self.forest.nodes.seal();
                 self.forest.allocator.seal();
                 self.forest.generation = superblock.generation.saturating_add(1);
                 self.touched.clear();
                 self.changed = false;
                 if let Some(log) = &mut self.log {
-                    log.seal(superblock.id());
+                    log.seal(next);
                 }
                 self.committing = Some(superblock);
                 Some(commit)
@@ -225,6 +228,22 @@ impl Volumes {
                 Body::Extents(_) => return Err(missing()),
             }
         }
+    }
+
+    /// Writes the owner of [`OpenOptions::owner`](crate::OpenOptions::owner) to both generations of
+    /// the superblock, unless they have it. Call after [`open_with`](Self::open_with) and after a
+    /// log was replayed, before any guest is served. A store that is read only stays as it is.
+    ///
+    /// # Errors
+    /// The disk's; the store is read only then.
+    pub fn announce_owner(&mut self, disk: &mut dyn crate::Disk) -> Result<(), VolumeError> {
+        if std::mem::take(&mut self.announces) && self.cannot_commit().is_none() {
+            for _ in 0..2 {
+                self.changed = true;
+                self.commit_now(disk)?;
+            }
+        }
+        Ok(())
     }
 
     /// Everything at once, for callers with no I/O of guests to wait for: begin, write, end, reuse.

@@ -72,6 +72,7 @@ pub fn run(mut input: Input<'_>) {
         options: OpenOptions {
             cache_nodes: if setup & 16 == 0 { 64 } else { 1 },
             read_only: false,
+            owner: None,
         },
         open: None,
         refused: false,
@@ -233,8 +234,11 @@ impl World<'_> {
     fn reopen(&mut self) -> Option<()> {
         let setup = self.input.byte()?;
         self.close();
-        self.options =
-            OpenOptions { cache_nodes: usize::from(setup & 63), read_only: setup >= 224 };
+        self.options = OpenOptions {
+            cache_nodes: usize::from(setup & 63),
+            read_only: setup >= 224,
+            owner: None,
+        };
         self.ensure_open();
         Some(())
     }

@@ -271,7 +271,7 @@ impl World {
             return Ok(());
         };
         self.tell(|| format!("candidate {index}: {outcome:?}"));
-        if let (Task::Open { epoch }, Ended::Done) = (&work.task, &outcome) {
+        if let (Task::Open { epoch, .. }, Ended::Done) = (&work.task, &outcome) {
             self.open(index, *epoch)?;
         }
         self.candidates[index].ended(now, outcome);

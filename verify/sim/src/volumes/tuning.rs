@@ -60,7 +60,7 @@ impl Tuning {
     }
 
     pub(crate) const fn open_options(&self) -> OpenOptions {
-        OpenOptions { cache_nodes: self.cache_nodes, read_only: false }
+        OpenOptions { cache_nodes: self.cache_nodes, read_only: false, owner: None }
     }
 
     pub(crate) const fn sectors_per_block(&self) -> usize {
