@@ -1,5 +1,7 @@
 //! A cluster of etcd on the loopback interface of a network namespace.
 
+mod scattered;
+
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
@@ -16,7 +18,10 @@ use crate::namespace::Namespace;
 use crate::process::Process;
 use crate::wait;
 
+pub use scattered::Scattered;
+
 const MEMBERS: u16 = 3;
+const LOCALHOST: &str = "127.0.0.1";
 const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2479;
 /// Without TLS, for the tests themselves.
@@ -73,7 +78,8 @@ impl Etcd {
     ) -> io::Result<Self> {
         let cluster = initial_cluster();
         let start = |index| {
-            let mut command = member(namespace, directory.path(), index, (&cluster, token))?;
+            let (peer, cluster) = (url(PEER_PORT, index), (&*cluster, token));
+            let mut command = member(namespace, directory.path(), (index, &peer), cluster)?;
             listen(&mut command, index, secure);
             Process::start(&mut command)
         };
@@ -222,14 +228,19 @@ impl Etcd {
 
     /// The leader with the newest term, and the term.
     fn leader(&self, namespace: &Namespace) -> Option<(u16, u64)> {
-        let leads = |index| {
-            let status = status(namespace, index).ok()?;
-            let [leader, member, term] =
-                ["leader", "member_id", "raft_term"].map(|name| number(&status, name));
-            (leader? == member?).then_some((index, term?))
-        };
-        (0..MEMBERS).filter_map(leads).max_by_key(|(_, term)| *term)
+        leader(namespace, |index| (LOCALHOST.to_owned(), CLIENT_PORT + index))
     }
+}
+
+/// The leader with the newest term, and the term, of members that clients reach there.
+fn leader(namespace: &Namespace, address: impl Fn(u16) -> (String, u16)) -> Option<(u16, u64)> {
+    let leads = |index| {
+        let status = status(namespace, &address(index)).ok()?;
+        let [leader, member, term] =
+            ["leader", "member_id", "raft_term"].map(|name| number(&status, name));
+        (leader? == member?).then_some((index, term?))
+    };
+    (0..MEMBERS).filter_map(leads).max_by_key(|(_, term)| *term)
 }
 
 /// The members of a cluster, as etcd's command line takes them.
@@ -249,31 +260,31 @@ fn etcdctl(namespace: &Namespace, words: &[&str], file: &Path) -> io::Result<()>
 }
 
 /// A member's answer about its state. One that is stopped does not answer.
-fn status(namespace: &Namespace, index: u16) -> io::Result<String> {
+fn status(namespace: &Namespace, address: &(String, u16)) -> io::Result<String> {
     let request = ("maintenance/status", "{}", "");
-    ask(namespace, CLIENT_PORT + index, request, Duration::from_millis(200))
+    ask(namespace, address, request, Duration::from_millis(200))
 }
 
 /// The answer about users, of a member with TLS. It fails while the cluster has no leader; a user
 /// that exists already is none of its faults.
 fn manage(namespace: &Namespace, method: &str, body: &str, header: &str) -> Result<String, String> {
     let request = (&*format!("auth/{method}"), body, header);
-    match ask(namespace, PLAIN_PORT, request, ELECTION) {
+    match ask(namespace, &(LOCALHOST.to_owned(), PLAIN_PORT), request, ELECTION) {
         Ok(answer) if answer.contains("\"header\"") || answer.contains("already") => Ok(answer),
         Ok(answer) => Err(format!("{method}: {answer}")),
         Err(error) => Err(format!("{method}: {error}")),
     }
 }
 
-/// The answer to a method with a body and further headers, at a port without TLS.
+/// The answer to a method with a body and further headers, at an address without TLS.
 fn ask(
     namespace: &Namespace,
-    port: u16,
+    (host, port): &(String, u16),
     (method, body, headers): (&str, &str, &str),
     patience: Duration,
 ) -> io::Result<String> {
     let ask = || -> io::Result<String> {
-        let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+        let mut stream = TcpStream::connect((host.as_str(), *port))?;
         stream.set_read_timeout(Some(patience))?;
         let request = format!(
             "POST /v3/{method} HTTP/1.0\r\nContent-Length: {}\r\n{headers}\r\n{body}",
@@ -305,14 +316,13 @@ fn url(port: u16, index: u16) -> String {
 fn member(
     namespace: &Namespace,
     directory: &Path,
-    index: u16,
+    (index, peer): (u16, &str),
     (cluster, token): (&str, &str),
 ) -> io::Result<Command> {
-    let peer = url(PEER_PORT, index);
     let name = format!("m{index}");
     let mut command = namespace.command("etcd".as_ref());
     command.args(["--name", &name, "--data-dir"]).arg(directory.join(&name));
-    command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+    command.args(["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]);
     command.args(["--initial-cluster", cluster, "--initial-cluster-token", token]);
     command.args(["--heartbeat-interval", "100", "--election-timeout", "1000"]);
     let log = File::create(directory.join(format!("{name}.log")))?;

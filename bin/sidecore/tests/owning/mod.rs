@@ -1,6 +1,7 @@
 //! Three members of etcd, candidates, and the history of their commands.
 
 mod restored;
+mod scattered;
 mod secure;
 pub mod skewed;
 
@@ -263,6 +264,14 @@ impl Cluster {
         wait::until("the owner writes on", PATIENCE, || {
             let newest = self.newest();
             newest.0 > begin.0 || newest.1 >= begin.1 + FEW
+        });
+    }
+
+    /// Waits for a line of this time or later, on the [boot time clock](boot_time).
+    pub fn progress_until(&self, at_ns: u64) {
+        wait::until("an owner writes at a later time", PATIENCE, || {
+            self.read_on();
+            self.history.borrow().lines.last().is_some_and(|line| line.at_ns >= at_ns)
         });
     }
 
