@@ -412,7 +412,7 @@ fn a_capture_is_a_file_that_tshark_reads() {
 
 /// A client that begins a capture and reads nothing of it.
 #[test]
-fn a_capture_that_nobody_reads_delays_no_frame_and_ends_with_its_client() {
+fn a_capture_without_a_reader_delays_no_frame_and_ends_with_its_client() {
     let rig = Rig::new();
     let options = NetClientOptions::default();
     let (mut one, mut two) = (rig.connect(1, &options), rig.connect(2, &options));

@@ -28,7 +28,7 @@ impl Random {
     }
 }
 
-/// What one station sends in a step.
+/// A frame that a station sends.
 #[derive(Clone)]
 struct Sending {
     header: PacketHeader,
@@ -144,7 +144,7 @@ fn a_run_overtakes_no_frame_that_waits() {
     let (large, small) = (plain(mac(3), mac(1), 1_500), plain(mac(3), mac(2), 50));
     b.station.send(&small);
     lan.turn();
-    assert_eq!(c.frames(), [small.clone()]);
+    assert_eq!(c.frames(), std::slice::from_ref(&small));
     c.station.take_buffers();
     c.station.post(1, 1_024);
     a.station.send(&large);

@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(out, words.concat());
     }
 
-    /// Whatever the lengths are, a reader finds the next block.
+    /// A reader finds the next block for all lengths.
     #[test]
     fn blocks_end_where_their_lengths_say() {
         let long = "x".repeat(70_000);

@@ -28,7 +28,7 @@ counters! {
     pub lost: Counter = "lost_total",
 }
 
-/// What the ring has of a frame besides its bytes.
+/// The ring's record of a frame, besides its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub at: Nanos,

@@ -22,8 +22,8 @@ use crate::Source;
 /// The type of a pcapng file, which has no registered one.
 pub(super) const CONTENT_TYPE: &str = "application/x-pcapng";
 
-/// The time between two looks at a ring without frames. The ring calls nobody, so that a frame costs
-/// its sidecore no system call.
+/// The time between two looks at a ring without frames. The ring calls no thread, so that a frame
+/// costs its sidecore no system call.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// A part of the answer has about as many bytes, and as many parts may wait for the client.

@@ -240,7 +240,7 @@ fn several_frames_have_a_buffer_each(open: OpenQueue<'_>) {
             (0..FRAMES).map(|at| frame(round + at, [60, 1514, 777, 64][at])).collect();
         let sizes: Vec<_> = frames.iter().map(|frame| frame.len() + test.header_bytes).collect();
         let mut sent = 0;
-        // What is cancelled first is lent again.
+        // A loan that is cancelled is made again.
         for is_meant in [false, true] {
             loan.segments.clear();
             let lent = test.rig.queue.lend_each(&sizes, &mut loan);

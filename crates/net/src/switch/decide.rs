@@ -57,7 +57,7 @@ impl Switch {
         Ok((vlan, Targets::All(PortSet::NONE)))
     }
 
-    /// What the switch by itself decides on a frame.
+    /// Decides on a frame without the stages of its port.
     // Always inline: the code for ports without stages is as if there were none.
     #[inline(always)]
     fn route(

@@ -1,8 +1,10 @@
 //! A cluster of etcd whose members have networks of their own, which can be cut from each other.
 //!
-//!     candidates, in the hub ─┬─ 10.9.0.0/24 ─ m0
-//!                             ├─ 10.9.1.0/24 ─ m1
-//!                             └─ 10.9.2.0/24 ─ m2
+//! ```text
+//! candidates, in the hub ─┬─ 10.9.0.0/24 ─ m0
+//!                         ├─ 10.9.1.0/24 ─ m1
+//!                         └─ 10.9.2.0/24 ─ m2
+//! ```
 
 use std::io;
 
