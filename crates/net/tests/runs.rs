@@ -3,7 +3,7 @@
 
 mod harness;
 
-use harness::{BROADCAST, Lan, Place, frame, guard, mac, partial, plain, tagged};
+use harness::{BROADCAST, Lan, Place, Random, frame, guard, mac, partial, plain, tagged};
 use sidecore_net::contract::{NIC, Received, WIRE};
 use sidecore_net::{PortConfig, PortCounts, Properties, VlanSet, Vlans};
 use sidecore_spec_virtio::net::PacketHeader;
@@ -11,22 +11,6 @@ use sidecore_telemetry::CounterSet as _;
 
 const SEEDS: u64 = 30;
 const STEPS: usize = 400;
-
-/// A generator of random numbers (xorshift64*).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % end
-    }
-
-    fn of<T: Clone>(&mut self, choices: &[T]) -> T {
-        choices[self.below(choices.len())].clone()
-    }
-}
 
 /// A frame that a station sends.
 #[derive(Clone)]

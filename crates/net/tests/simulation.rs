@@ -6,7 +6,7 @@ mod harness;
 
 use std::collections::HashMap;
 
-use harness::{BROADCAST, Lan, Place, frame, mac, tagged};
+use harness::{BROADCAST, Lan, Place, Random, frame, mac, tagged};
 use sidecore_net::contract::{NIC, WIRE};
 use sidecore_net::{Guard, Offloads, PortConfig, PortKind, Properties, QueueState, VlanSet, Vlans};
 use sidecore_units::Nanos;
@@ -15,22 +15,6 @@ const SEEDS: u64 = 20;
 const STEPS: usize = 3_000;
 /// The type of the frames, whose payload names their flow and their number in it.
 const TYPE: u16 = 0x88b5;
-
-/// A generator of random numbers (xorshift64*).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % end
-    }
-
-    fn once_in(&mut self, count: usize) -> bool {
-        self.below(count) == 0
-    }
-}
 
 /// A port as the simulation knows it.
 struct Node {

@@ -130,3 +130,23 @@ pub fn partial(start: usize, offset: usize) -> PacketHeader {
         ..PacketHeader::default()
     }
 }
+
+/// A generator of random numbers (xorshift64*).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % end
+    }
+
+    pub fn once_in(&mut self, count: usize) -> bool {
+        self.below(count) == 0
+    }
+
+    pub fn of<T: Clone>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())].clone()
+    }
+}
