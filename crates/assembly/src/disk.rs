@@ -233,15 +233,11 @@ impl Disk {
         let reason = self.front_end.lost_sidecore().map(lost);
         let reason = reason.or_else(|| self.front_end.is_offline().then(offline)).or(broken);
         let queues_running = self.front_end.running_count();
-        let state = match (&reason, queues_running, self.front_end.is_connected()) {
-            (Some(_), ..) => DeviceState::Broken,
-            (None, 1.., _) => DeviceState::Running,
-            (None, 0, true) => DeviceState::Connected,
-            (None, 0, false) if self.is_served.load(Ordering::Acquire) => DeviceState::Waiting,
-            (None, 0, false) => DeviceState::Opening,
+        let state = match &reason {
+            Some(_) => DeviceState::Broken,
+            None => state_of(&*self.front_end, self.is_served.load(Ordering::Acquire)),
         };
-        let unserved = || "its store is open, and its socket is about to be made".to_owned();
-        let reason = reason.or_else(|| (state == DeviceState::Opening).then(unserved));
+        let reason = reason.or_else(|| unserved_reason(state).map(str::to_owned));
         DeviceReport {
             name: spec.name.clone(),
             front_end: spec.front_end.word().to_owned(),
@@ -293,6 +289,27 @@ impl Disk {
         let mut total = self.stats().total();
         total.counts.latency_ns.buckets = Vec::new();
         total
+    }
+}
+
+/// The state of a device that is not broken. `is_served`: clients can connect.
+pub(crate) fn state_of(front_end: &dyn FrontEnd, is_served: bool) -> DeviceState {
+    // The queues of a block device of this host run before the kernel shows the device.
+    match (front_end.running_count(), front_end.is_connected()) {
+        _ if front_end.is_starting() => DeviceState::Starting,
+        (1.., _) => DeviceState::Running,
+        (0, true) => DeviceState::Connected,
+        (0, false) if is_served => DeviceState::Waiting,
+        (0, false) => DeviceState::Opening,
+    }
+}
+
+/// Why a device that is not broken is not served, if its state says more than its clients do.
+const fn unserved_reason(state: DeviceState) -> Option<&'static str> {
+    match state {
+        DeviceState::Opening => Some("its store is open, and its socket is about to be made"),
+        DeviceState::Starting => Some("the kernel does not show its block device yet"),
+        _ => None,
     }
 }
 

@@ -95,6 +95,11 @@ pub(crate) trait FrontEnd: Send + Sync {
     /// Whether a VMM is connected. False while the device is being stopped, without waiting.
     fn is_connected(&self) -> bool;
 
+    /// Whether the kernel is to show the front end's block device, and does not yet.
+    fn is_starting(&self) -> bool {
+        false
+    }
+
     /// The client that was disconnected for its errors, if no queue has been started since.
     fn disconnect(&self) -> Option<Disconnect>;
 

@@ -283,12 +283,21 @@ pub enum DeviceState {
     Opening,
     /// The store could not be opened: remove the device, or restart the daemon.
     Refused,
+    /// The kernel does not show the block device of this host yet.
+    Starting,
 }
 
 impl DeviceState {
     /// All states, in the order of their declaration.
-    pub const ALL: [Self; 6] =
-        [Self::Waiting, Self::Connected, Self::Running, Self::Broken, Self::Opening, Self::Refused];
+    pub const ALL: [Self; 7] = [
+        Self::Waiting,
+        Self::Connected,
+        Self::Running,
+        Self::Broken,
+        Self::Opening,
+        Self::Refused,
+        Self::Starting,
+    ];
 
     /// The word for the state in reports.
     #[must_use]
@@ -300,6 +309,7 @@ impl DeviceState {
             Self::Broken => "broken",
             Self::Opening => "opening",
             Self::Refused => "refused",
+            Self::Starting => "starting",
         }
     }
 }

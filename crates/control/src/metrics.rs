@@ -57,7 +57,8 @@ const DEVICES: &[Metric<DeviceReport>] = &[
 const STATE_HELP: &str = "1 for the state that the disk is in, 0 for the others: `waiting` (no \
                           VMM), `connected` (a VMM, and no queue started), `running`, `broken`, \
                           `opening` (its store does not answer yet), `refused` (its store could \
-                          not be opened).";
+                          not be opened), `starting` (the kernel does not show its block device \
+                          yet).";
 
 /// The upper ends of a histogram's buckets, as exponents of two: from 255 ns, doubling, to 17 s.
 /// Each end is one nanosecond less than the power of two, where buckets of the sidecores' own

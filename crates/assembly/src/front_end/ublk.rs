@@ -56,7 +56,10 @@ struct Device {
     running_count: AtomicU16,
     /// The kernel has the device, made by this configuration.
     is_made: AtomicBool,
+    /// The kernel shows the block device.
     is_live: AtomicBool,
+    /// The device was begun to be brought up.
+    is_begun: AtomicBool,
     /// The device is to stop.
     ends: AtomicBool,
     broken: Mutex<Option<String>>,
@@ -89,6 +92,7 @@ impl Ublk {
             running_count: AtomicU16::new(0),
             is_made: AtomicBool::new(false),
             is_live: AtomicBool::new(false),
+            is_begun: AtomicBool::new(false),
             ends: AtomicBool::new(false),
             broken: Mutex::default(),
             made_queues: AtomicU16::new(0),
@@ -105,6 +109,7 @@ impl Ublk {
     /// from a store that may take any time. Waits for a moment.
     fn start(&self) -> Result<(), AssemblyError> {
         let control = UblkControl::open().map_err(|error| self.error(error))?;
+        self.device.is_begun.store(true, Ordering::Relaxed);
         let (sender, up) = mpsc::sync_channel(1);
         let device = Arc::clone(&self.device);
         let run = move || {
@@ -143,6 +148,12 @@ fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Device {
     fn ends(&self) -> bool {
         self.ends.load(Ordering::Relaxed)
+    }
+
+    /// Whether the device is brought up and the kernel does not show it yet.
+    fn is_starting(&self) -> bool {
+        let is_begun = self.is_begun.load(Ordering::Relaxed) && !self.ends();
+        is_begun && !self.is_live.load(Ordering::Relaxed)
     }
 
     /// Records the first reason why the device is not served as it should be.
@@ -315,11 +326,16 @@ impl FrontEnd for Ublk {
     }
 
     fn running_count(&self) -> u16 {
-        self.device.running_count.load(Ordering::Relaxed)
+        // Pairs with the start of a queue: the device was begun before.
+        self.device.running_count.load(Ordering::Acquire)
     }
 
     fn is_connected(&self) -> bool {
         self.device.is_live.load(Ordering::Relaxed)
+    }
+
+    fn is_starting(&self) -> bool {
+        self.device.is_starting()
     }
 
     fn disconnect(&self) -> Option<Disconnect> {
@@ -352,5 +368,34 @@ impl FrontEnd for Ublk {
         let stats = lock(&self.device.stats);
         let numbered = stats.iter().zip(0_u16..);
         numbered.map(|(stats, index)| QueueCounters::of(index, stats)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sidecore_block::RamStore;
+
+    use super::*;
+    use crate::disk::state_of;
+    use crate::report::DeviceState;
+
+    fn ublk() -> Ublk {
+        let store = RamStore::new(Geometry::new(1 << 20, 512)).unwrap();
+        let own = UblkSpec { number: 7, queue_depth: 4, io_bytes_max: 1 << 16 };
+        Ublk::new(&DeviceSpec::default(), &own, Arc::new(store), Vec::new())
+    }
+
+    #[test]
+    fn a_device_whose_queues_run_is_starting_until_the_kernel_shows_it() {
+        let ublk = ublk();
+        assert_eq!(state_of(&ublk, false), DeviceState::Opening);
+        ublk.device.is_begun.store(true, Ordering::Relaxed);
+        assert_eq!(state_of(&ublk, true), DeviceState::Starting, "it waits for its predecessor");
+        ublk.device.running_count.store(1, Ordering::Release);
+        assert_eq!(state_of(&ublk, true), DeviceState::Starting);
+        bring_up::show(&ublk.device, "made");
+        assert_eq!(state_of(&ublk, true), DeviceState::Running);
+        ublk.end();
+        assert_eq!(state_of(&ublk, true), DeviceState::Waiting);
     }
 }

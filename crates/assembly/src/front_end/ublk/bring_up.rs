@@ -128,7 +128,8 @@ fn make(
     Ok(())
 }
 
-fn show(device: &Device, how: &str) {
+/// Records that the kernel shows the block device.
+pub(super) fn show(device: &Device, how: &str) {
     device.is_live.store(true, Ordering::Relaxed);
     let path = block_device(device.own.number);
     let queues = device.running_count.load(Ordering::Relaxed);
@@ -277,7 +278,7 @@ fn start_queues(
             NotStarted::Gone => format!("queue {index}: its sidecore is gone; restart the daemon"),
         })?;
         lock(&device.running).push(handle);
-        device.running_count.fetch_add(1, Ordering::Relaxed);
+        device.running_count.fetch_add(1, Ordering::Release);
     }
     Ok(())
 }
