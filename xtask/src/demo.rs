@@ -31,6 +31,14 @@ pub struct RemoteOptions {
     pub only_client: bool,
 }
 
+/// Fetches and installs what the runs with guests need.
+pub fn fetch(workspace: &Workspace) -> Result<()> {
+    sidecore_guest::fetch(&DemoOptions {
+        target: workspace.target.clone(),
+        ..DemoOptions::new(&workspace.root)
+    })
+}
+
 /// Builds the daemon and tools as they ship and serves disks to real guests with them.
 pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     sidecore_guest::demo(&DemoOptions {

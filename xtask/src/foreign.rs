@@ -93,6 +93,14 @@ const TESTS: &[(&str, &[&str])] = &[
     ("sidecore-trust", &["--lib", "--test", "handshake", "--test", "sessions"]),
 ];
 
+/// Fetches and installs what [`run`] needs, as far as it can be had.
+pub fn fetch() -> Result<()> {
+    MACHINES.iter().try_for_each(|machine| match machine.lacks_library()? {
+        None => tools::ensure(machine.tools),
+        Some(_) => Ok(()),
+    })
+}
+
 /// Runs the tests of each machine, or reports why it cannot.
 pub fn run(workspace: &Workspace) -> Result<Report> {
     let mut report = Report::default();

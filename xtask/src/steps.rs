@@ -11,6 +11,10 @@ use crate::test_report::Report;
 /// The number of slowest steps and test programs that the summary names.
 const SLOWEST: usize = 10;
 
+/// The number of a failed step's last lines which its error repeats: the steps beside it print
+/// theirs after it, and logs are often kept by their ends.
+const LAST_LINES: usize = 12;
+
 /// The steps of one command. The first that fails ends the command.
 pub struct Steps {
     started: Instant,
@@ -73,8 +77,10 @@ impl Steps {
             let advice = advices.iter().find(|(of, _)| of == name).map_or("", |(_, advice)| advice);
             ensure!(
                 ended.status.success(),
-                "{name} failed after {took} ({}): see its output above\n\nWhat to do: {advice}",
-                ended.status
+                "{name} failed after {took} ({}). Its output is above, and ends with:\n{}\n\n\
+                 What to do: {advice}",
+                ended.status,
+                last_lines(&ended.output)
             );
             println!("    {name}: ok, {took}");
             self.done.push((name.clone(), ended.took));
@@ -107,6 +113,12 @@ impl Steps {
             self.skipped.iter().for_each(|test| println!("  {test}"));
         }
     }
+}
+
+fn last_lines(output: &str) -> String {
+    let mut lines: Vec<&str> = output.lines().rev().take(LAST_LINES).collect();
+    lines.reverse();
+    lines.join("\n")
 }
 
 fn seconds(duration: Duration) -> String {
@@ -152,9 +164,10 @@ mod tests {
         assert_eq!(names, ["cake", "milk", "tea"]);
         steps.skipped.sort();
         assert_eq!(steps.skipped, ["cake: pie: later", "tea: a cup"]);
-        let lanes = vec![vec![part("bun", "exit 2"), part("late", "")], vec![part("jam", "")]];
+        let lanes =
+            vec![vec![part("bun", "echo burnt; exit 2"), part("late", "")], vec![part("jam", "")]];
         let error = steps.beside(lanes).unwrap_err().to_string();
-        for text in ["bun failed after", "exit status: 2", "What to do: ask for bun"] {
+        for text in ["bun failed after", "exit status: 2", "burnt", "What to do: ask for bun"] {
             assert!(error.contains(text), "{error}");
         }
         assert!(!steps.done.iter().any(|(name, _)| name == "late"));

@@ -4,6 +4,7 @@
 //! ([`Step`]). The benches, and the tests of the release build, have the machine to themselves.
 
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
@@ -16,6 +17,10 @@ use crate::{bench, demo, foreign, fuzz, install, libvirt, lint, programs, shell,
 /// The time for each fuzz target, which has at least half a core in it.
 const FUZZ_SECONDS: u32 = 10;
 
+/// The pauses between attempts to fetch.
+const FETCH_PAUSES: [Duration; 3] =
+    [Duration::from_secs(30), Duration::from_secs(60), Duration::from_secs(120)];
+
 /// The niceness of builds and of fuzzing, which run beside tests and guests.
 const YIELDING: &str = "10";
 
@@ -25,6 +30,7 @@ const RELEASE_MARKS: &[&str] = &["sidecore_counting_alloc", "release only"];
 /// A step that runs beside others.
 #[derive(Clone, Copy, ValueEnum)]
 pub enum Step {
+    Fetch,
     Clippy,
     Documentation,
     Tests,
@@ -45,6 +51,10 @@ impl Step {
     /// The step's name, and the remedy if it fails.
     fn described(self) -> (&'static str, &'static str) {
         match self {
+            Self::Fetch => (
+                "what guests need",
+                "see that apt reaches its mirror, then run it alone: cargo xtask step fetch",
+            ),
             Self::Clippy => lint::CLIPPY,
             Self::Documentation => lint::DOCUMENTATION,
             Self::Tests => {
@@ -80,6 +90,7 @@ impl Step {
     /// Runs the step in this process.
     pub fn run(self, workspace: &Workspace) -> Result<()> {
         match self {
+            Self::Fetch => fetch(workspace),
             Self::Clippy => lint::clippy(workspace),
             Self::Documentation => lint::documentation(),
             Self::Tests => programs::run_together(workspace).map(drop),
@@ -130,6 +141,8 @@ pub fn run(workspace: &Workspace) -> Result<()> {
         &[
             &[Step::Clippy, Step::Documentation, Step::Tests],
             &[Step::Shipped, Step::Bench, Step::ReleaseTests],
+            // Hardly computes. Beside the builds there is time to wait for a mirror that is away.
+            &[Step::Fetch],
         ],
     )?;
     steps.step("installation", "see `install` in Makefile", || install::check(workspace))?;
@@ -171,6 +184,21 @@ pub fn run(workspace: &Workspace) -> Result<()> {
 fn beside(steps: &mut Steps, lanes: &[&[Step]]) -> Result<()> {
     let lane = |lane: &&[Step]| lane.iter().map(|step| step.part()).collect();
     steps.beside(lanes.iter().map(lane).collect::<Result<_>>()?)
+}
+
+/// Fetches what guests and machines of other kinds need. A mirror that is away for a while must not
+/// fail the tests.
+fn fetch(workspace: &Workspace) -> Result<()> {
+    let mut pauses = FETCH_PAUSES.iter();
+    loop {
+        match (demo::fetch(workspace).and_then(|()| foreign::fetch()), pauses.next()) {
+            (Err(error), Some(pause)) => {
+                println!("    {error:#}; trying again in {} s", pause.as_secs());
+                std::thread::sleep(*pause);
+            }
+            (outcome, _) => return outcome,
+        }
+    }
 }
 
 /// Runs the demo of remote disks, whose hosts are network namespaces.

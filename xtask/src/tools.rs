@@ -96,6 +96,7 @@ pub fn am_root() -> Result<bool> {
 fn apt() -> Result<Command> {
     let mut command = if am_root()? { Command::new("env") } else { Command::new("sudo") };
     command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "--quiet"]);
+    command.args(sidecore_guest::PATIENT_APT);
     Ok(command)
 }
 

@@ -113,7 +113,7 @@ fn unpack_into(
 
 fn download(package: &str, into: &Path) -> Result<bool> {
     let mut command = Command::new("apt-get");
-    command.args(["download", "-qq", package]).current_dir(into);
+    command.args(install::PATIENT_APT).args(["download", "-qq", package]).current_dir(into);
     if rustix::process::geteuid().is_root() {
         // apt's own user may not write here; without this option apt warns.
         command.args(["-o", "APT::Sandbox::User=root"]);

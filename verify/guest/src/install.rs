@@ -21,6 +21,10 @@ const NEEDED: [(&str, &str); 10] = [
     ("ldd", "libc-bin"),
 ];
 
+/// Options that let apt wait out a mirror that does not answer for some minutes: each attempt has a
+/// time limit of 30 seconds, and pauses between them grow to as much.
+pub const PATIENT_APT: [&str; 2] = ["-o", "Acquire::Retries=6"];
+
 /// Administrators' programs are often missing from a user's PATH.
 const ALSO_SEARCHED: [&str; 6] =
     ["/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin"];
@@ -106,6 +110,7 @@ fn apt_get(arguments: &[&str]) -> Result<bool> {
     let status = Command::new(prefix[0])
         .args(&prefix[1..])
         .args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-o", "Dpkg::Use-Pty=0"])
+        .args(PATIENT_APT)
         .args(arguments)
         .status()
         .context("cannot run apt-get")?;

@@ -59,6 +59,7 @@ use std::time::Duration;
 
 pub use checks::{Check, Checks, Shown};
 use initramfs::Extra;
+pub use install::PATIENT_APT;
 pub use nvme::{Nvme, Way};
 pub use overhead::Overhead;
 pub use report::{Mode, Row};
@@ -96,6 +97,14 @@ impl DemoOptions {
             window: Duration::from_secs(5),
             publish: false,
         }
+    }
+
+    /// The directory of the kernel, the guest's image and other large files, which exists then.
+    fn cache(&self) -> Result<PathBuf> {
+        let cache = self.target.join("guest");
+        std::fs::create_dir_all(&cache)
+            .with_context(|| format!("cannot create {}", cache.display()))?;
+        Ok(cache)
     }
 }
 
@@ -144,6 +153,28 @@ pub fn demo(options: &DemoOptions) -> Result<()> {
     Ok(())
 }
 
+/// Fetches and installs what all runs with guests need, so that these can do without the network.
+///
+/// # Errors
+/// A package cannot be fetched or installed.
+pub fn fetch(options: &DemoOptions) -> Result<()> {
+    listen()?;
+    let progress = &progress::Progress::start();
+    install::missing_packages(progress)?;
+    install::packages(&libvirt::NEEDED, progress)?;
+    install::packages(&remote::NEEDED, progress)?;
+    let cache = options.cache()?;
+    download::kernel(&cache, progress)?;
+    download::busybox(&cache, progress)?;
+    let roots = options.target.join(root::ROOTS);
+    emulator::Emulator::with_vfio_user(&roots, progress)?;
+    for of in [root::KernelOf::Release, root::KernelOf::Backports] {
+        interrupt::check()?;
+        root::Root::kernel(&roots, of, |what| progress.say(what))?;
+    }
+    Ok(())
+}
+
 /// The programs and files of a run with guests.
 struct Prepared {
     installed: emulator::Emulator,
@@ -167,9 +198,7 @@ impl Prepared {
             cfg!(all(target_os = "linux", target_arch = "x86_64")),
             "the demo boots an x86-64 guest on an x86-64 Linux machine; this is another kind"
         );
-        let cache = options.target.join("guest");
-        std::fs::create_dir_all(&cache)
-            .with_context(|| format!("cannot create {}", cache.display()))?;
+        let cache = options.cache()?;
         install::missing_packages(progress)?;
         interrupt::check()?;
         let kernel = download::kernel(&cache, progress)?;

@@ -23,7 +23,7 @@ use domain::Domain;
 use place::Place;
 
 /// libvirt's programs, and their packages. Its QEMU driver is a library.
-const NEEDED: [(&str, &str); 5] = [
+pub(crate) const NEEDED: [(&str, &str); 5] = [
     ("libvirtd", "libvirt-daemon"),
     ("virsh", "libvirt-clients"),
     (DRIVER, "libvirt-daemon-driver-qemu"),
@@ -62,9 +62,7 @@ pub fn libvirt(options: &DemoOptions, arguments: &[&str]) -> Result<()> {
     );
     listen()?;
     let progress = Progress::start();
-    let cache = options.target.join("guest");
-    std::fs::create_dir_all(&cache)
-        .with_context(|| format!("cannot create {}", cache.display()))?;
+    let cache = options.cache()?;
     install::missing_packages(&progress)?;
     install::packages(&NEEDED, &progress)?;
     let kernel = download::kernel(&cache, &progress)?;

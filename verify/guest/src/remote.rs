@@ -30,6 +30,9 @@ use std::time::Duration;
 
 pub use models::Model;
 
+/// The program that decides over owners, and its package.
+pub(crate) const NEEDED: [(&str, &str); 1] = [("etcd", "etcd-server")];
+
 /// The programs that are built.
 const BUILT: [&str; 3] = ["sidecored", "sidecore", "sidecore-wire"];
 
@@ -53,7 +56,7 @@ struct Remote {
 pub fn demo(options: &DemoOptions) -> Result<()> {
     listen()?;
     let progress = Progress::start();
-    install::packages(&[("etcd", "etcd-server")], &progress)?;
+    install::packages(&NEEDED, &progress)?;
     let prepared = Prepared::new(options, &BUILT, &progress)?;
     let accelerator = qemu::Accelerator::choose();
     progress.say(accelerator.explanation());

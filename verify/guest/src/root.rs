@@ -3,6 +3,7 @@
 //! privilege is needed: the programs run with their own libraries and loader, but without `chroot`,
 //! so that they see this system's files.
 
+use crate::install::PATIENT_APT;
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -266,7 +267,9 @@ impl<'a> Apt<'a> {
             options.push("APT::Sandbox::User=root".to_owned());
         }
         let mut command = Command::new("apt-get");
-        command.env("DEBIAN_FRONTEND", "noninteractive").arg("--quiet");
+        command.env("DEBIAN_FRONTEND", "noninteractive").arg("--quiet").args(PATIENT_APT);
+        // Without this, `update` succeeds without the lists that it could not fetch.
+        command.args(["-o", "APT::Update::Error-Mode=any"]);
         command.args(options.iter().flat_map(|option| ["-o", option]));
         command
     }
