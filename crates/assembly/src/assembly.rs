@@ -15,6 +15,7 @@ use crate::AssemblyError;
 use crate::controllers::ControllerHandle;
 use crate::disk::Disk;
 use crate::flush::flush_all;
+use crate::front_end::remove_ublk_remnants;
 use crate::graph::{Graph, Lists, Occasion, listen_early, lock, serve_created};
 use crate::left::LeftDevice;
 use crate::operation::OperationError;
@@ -71,6 +72,8 @@ impl Assembly {
                 error: error.to_string(),
             })?;
         }
+        let numbers: Vec<_> = spec.devices.iter().filter_map(|it| it.front_end.number()).collect();
+        remove_ublk_remnants(&numbers);
         let clock = Clock::new();
         let (started_at, lists) = (clock.now(), Lists::new(&clock, spec));
         let graph = Graph::new(clock.clone(), lists.clone());

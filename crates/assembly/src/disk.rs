@@ -59,7 +59,7 @@ impl Disk {
                 Box::new(VirtioBlk::new(spec, own, store, serving, service))
             }
             FrontEndSpec::Vrio(own) => Box::new(Vrio::new(spec, own, store, remote)),
-            FrontEndSpec::Ublk(own) => Box::new(Ublk::new(spec, own, store, serving)),
+            FrontEndSpec::Ublk(own) => Box::new(Ublk::new(spec, own, (store, outlives), serving)),
             // A NIC has no store, see `Disk::nic`.
             FrontEndSpec::VirtioNet(_) | FrontEndSpec::Tap(_) | FrontEndSpec::Ethernet(_) => {
                 let name = spec.name.clone();

@@ -24,7 +24,7 @@ use sidecore_peer::Disconnect;
 pub(crate) use interface::Interface;
 pub(crate) use nvme::{Nvme, NvmeParts, NvmeThreads};
 pub(crate) use socket::Place;
-pub(crate) use ublk::Ublk;
+pub(crate) use ublk::{Ublk, remove_ublk_remnants};
 pub(crate) use virtio_blk::VirtioBlk;
 pub(crate) use virtio_net::VirtioNet;
 pub(crate) use vrio::Vrio;

@@ -75,6 +75,7 @@ pub use tap::{Tap, TapMonitor, TapOffloads, TapState};
 pub use ublk::{
     IoDescriptor, IoResult, UblkControl, UblkError, UblkInfo, UblkParameters, UblkPartitions,
     UblkQueue, UblkState, open_ublk_device, prepare_ublk_memory, ublk_flag, ublk_memory_prepared,
+    ublk_numbers,
 };
 pub use whole_file::replace_file;
 pub use xdp_socket::{

@@ -10,7 +10,7 @@ mod partitions;
 mod queue;
 mod wire;
 
-pub use control::{UblkControl, UblkError};
+pub use control::{UblkControl, UblkError, ublk_numbers};
 pub use memory::{prepare_ublk_memory, ublk_memory_prepared};
 pub use partitions::UblkPartitions;
 pub use queue::{IoResult, UblkQueue, open_ublk_device};

@@ -1,6 +1,7 @@
 //! A block device of this host's kernel, `/dev/ublkbN`.
 
 mod bring_up;
+mod cache;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
@@ -13,7 +14,7 @@ use sidecore_linux::{UblkControl, UblkQueue, ublk_memory_prepared};
 use sidecore_peer::Disconnect;
 use sidecore_reactor::IdleMode;
 use sidecore_sidecore::{Handle, Sidecore, Stopped};
-use sidecore_ublk::UblkUnit;
+use sidecore_ublk::{Life, UblkUnit};
 
 use super::{FrontEnd, Place};
 use crate::AssemblyError;
@@ -21,6 +22,8 @@ use crate::left::LeftDevice;
 use crate::report::QueueCounters;
 use crate::spec::{DeviceSpec, UblkSpec};
 use bring_up::bring_up;
+pub(crate) use bring_up::remove_ublk_remnants;
+use cache::write_cached;
 
 /// How long a start waits for the kernel to show the device. The rest goes on behind it.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -42,6 +45,7 @@ pub(crate) struct Ublk {
 /// The parts of a device that its thread shares.
 struct Device {
     name: Arc<str>,
+    life: Life,
     own: UblkSpec,
     read_only: bool,
     wanted_queues: u16,
@@ -54,8 +58,6 @@ struct Device {
     stats: Mutex<Vec<Arc<QueueStats>>>,
     running: Mutex<Vec<Handle<UblkUnit<UblkQueue>>>>,
     running_count: AtomicU16,
-    /// The kernel has the device, made by this configuration.
-    is_made: AtomicBool,
     /// The kernel shows the block device.
     is_live: AtomicBool,
     /// The device was begun to be brought up.
@@ -69,17 +71,19 @@ struct Device {
 }
 
 impl Ublk {
-    /// A device that is not served yet. `sidecores` has one for each queue.
+    /// A device that is not served yet. `outlives`: the contents of the store outlive this process.
+    /// `sidecores` has one for each queue.
     pub(crate) fn new(
         spec: &DeviceSpec,
         own: &UblkSpec,
-        store: Arc<dyn BlockDevice>,
+        (store, outlives): (Arc<dyn BlockDevice>, bool),
         sidecores: Vec<Sidecore>,
     ) -> Self {
         let geometry = store.geometry();
         let geometry = Geometry { read_only: geometry.read_only || spec.read_only, ..geometry };
         let device = Device {
             name: spec.name.as_str().into(),
+            life: Life::new(own.number, &spec.name, outlives),
             own: own.clone(),
             read_only: spec.read_only,
             wanted_queues: spec.queues,
@@ -90,7 +94,6 @@ impl Ublk {
             stats: Mutex::default(),
             running: Mutex::default(),
             running_count: AtomicU16::new(0),
-            is_made: AtomicBool::new(false),
             is_live: AtomicBool::new(false),
             is_begun: AtomicBool::new(false),
             ends: AtomicBool::new(false),
@@ -239,29 +242,16 @@ impl Device {
 
     /// Removes the device from the kernel, after the pages that the kernel has cached were written.
     fn remove(&self) {
-        let number = self.own.number;
-        let path = block_device(number);
+        let path = block_device(self.own.number);
         if self.is_live.load(Ordering::Relaxed)
-            && let Err(error) = std::fs::File::open(&path).and_then(|file| file.sync_all())
+            && let Err(error) = write_cached(&path)
         {
             tracing::error!(device = &*self.name, "{} lost writes: {error}", path.display());
         }
-        let complain = |error| tracing::error!(device = &*self.name, "{error}");
-        let control = match UblkControl::open() {
-            Ok(control) => control,
-            Err(error) => return complain(error),
-        };
-        if let Err(error) = control.stop(number) {
-            complain(error);
+        match UblkControl::open() {
+            Ok(control) => self.life.remove(&control, || self.stop_queues()),
+            Err(error) => tracing::error!(device = &*self.name, "{error}"),
         }
-        self.stop_queues();
-        // The kernel closes a queue a moment after this process has closed it.
-        let begun = std::time::Instant::now();
-        let gives_up = || begun.elapsed() > STOP_PATIENCE;
-        if let Err(error) = control.delete(number, &gives_up) {
-            complain(error);
-        }
-        self.is_made.store(false, Ordering::Relaxed);
     }
 }
 
@@ -282,7 +272,7 @@ impl FrontEnd for Ublk {
 
     fn stop(&self) -> bool {
         let is_first = self.give_up_start();
-        if is_first && self.device.is_made.load(Ordering::Relaxed) {
+        if is_first && self.device.life.is_made() {
             self.device.remove();
         }
         self.device.stop_queues();
@@ -382,7 +372,7 @@ mod tests {
     fn ublk() -> Ublk {
         let store = RamStore::new(Geometry::new(1 << 20, 512)).unwrap();
         let own = UblkSpec { number: 7, queue_depth: 4, io_bytes_max: 1 << 16 };
-        Ublk::new(&DeviceSpec::default(), &own, Arc::new(store), Vec::new())
+        Ublk::new(&DeviceSpec::default(), &own, (Arc::new(store), true), Vec::new())
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd as _;
+use std::path::Path;
 use std::time::Duration;
 
 use io_uring::squeue::Entry128;
@@ -283,6 +284,18 @@ impl UblkControl {
     }
 }
 
+/// The numbers of the kernel's devices, by the names of their `ublkcN` in `/dev`. Empty if the
+/// directory cannot be read.
+#[must_use]
+pub fn ublk_numbers(dev: &Path) -> Vec<u32> {
+    let entries = std::fs::read_dir(dev).into_iter().flatten().filter_map(Result::ok);
+    let number = |name: &str| name.strip_prefix("ublkc")?.parse().ok();
+    let mut numbers: Vec<_> =
+        entries.filter_map(|entry| number(entry.file_name().to_str()?)).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
 fn queues_max(features: u64) -> u16 {
     if features & ublk_flag::QUIESCE == 0 { 1 } else { u16::MAX }
 }
@@ -315,6 +328,16 @@ mod tests {
         // The features of Linux 6.12 and of 7.0.
         assert_eq!(partitions(0x3ff), UblkPartitions::NotRead);
         assert_eq!(partitions(0x7_ffff), UblkPartitions::Read);
+    }
+
+    #[test]
+    fn devices_are_found_by_the_names_of_their_nodes() {
+        let dev = tempfile::tempdir().unwrap();
+        for name in ["ublkc12", "ublkc3", "ublkb4", "ublkc", "ublkc-1", "ublk-control", "null"] {
+            std::fs::write(dev.path().join(name), "").unwrap();
+        }
+        assert_eq!(ublk_numbers(dev.path()), [3, 12]);
+        assert!(ublk_numbers(&dev.path().join("missing")).is_empty());
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub struct UblkInfo {
     pub io_bytes_max: u32,
     /// The N of `/dev/ublkbN`.
     pub number: u32,
-    /// The process that serves it.
+    /// The process that makes or serves it; -1 after it was stopped.
     pub server: i32,
     padding_2: u32,
     /// See [`ublk_flag`].
@@ -96,6 +96,18 @@ impl UblkInfo {
 
     pub(super) fn served_by(self, server: i32, flags: u64) -> Self {
         Self { server, flags: self.flags | flags, ..self }
+    }
+
+    /// The same device in another state.
+    #[must_use]
+    pub const fn in_state(self, state: UblkState) -> Self {
+        let state = match state {
+            UblkState::Dead => 0,
+            UblkState::Live => 1,
+            UblkState::Quiesced => 2,
+            UblkState::Other(other) => other,
+        };
+        Self { state, ..self }
     }
 
     /// How far the device is.
@@ -308,6 +320,7 @@ mod tests {
         for state in 0..8 {
             let info = UblkInfo { state, ..UblkInfo::default() };
             assert_eq!(matches!(info.state(), UblkState::Other(_)), state > 2);
+            assert_eq!(UblkInfo::default().in_state(info.state()), info);
         }
     }
 }

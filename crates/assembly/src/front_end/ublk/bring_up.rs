@@ -1,20 +1,20 @@
-//! Makes a device, or recovers the one that an earlier daemon has served.
+//! The daemon's side of a device that is brought up.
 
 use std::os::fd::AsFd as _;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use sidecore_block::{BlockDevice, Geometry, QueueStats};
-use sidecore_linux::{
-    UblkControl, UblkError, UblkInfo, UblkParameters, UblkQueue, UblkState, open_ublk_device,
-};
+use sidecore_linux::{UblkControl, UblkInfo, UblkParameters, UblkQueue};
+use sidecore_linux::{open_ublk_device, ublk_numbers};
 use sidecore_sidecore::NotStarted;
-use sidecore_ublk::{UblkUnit, UnitOptions};
+use sidecore_ublk::{Server, UblkUnit, UnitOptions, Up, remove_remnants};
 
 use super::{Device, block_device, lock};
 
-/// How long the kernel may take to notice the end of the process that has served the device.
+/// How long the kernel may take to close the files of the process that has served the device.
 const PREDECESSOR: Duration = Duration::from_secs(30);
 
 /// The time between two looks.
@@ -26,105 +26,12 @@ const LOOK: Duration = Duration::from_millis(20);
 /// The reason, with the remedy.
 pub(super) fn bring_up(device: &Arc<Device>, control: &UblkControl) -> Result<(), String> {
     let Some(store) = lock(&device.store).clone() else { return Ok(()) };
-    let number = device.own.number;
-    let result = match waits_for_predecessor(device, control)? {
-        Some(info) if info.state() == UblkState::Quiesced => {
-            recover(device, control, &info, &store)
-        }
-        // A daemon was killed between making it and starting it.
-        Some(_) => control
-            .delete(number, &|| device.ends())
-            .map_err(|error| error.to_string())
-            .and_then(|()| make(device, control, &store)),
-        None => make(device, control, &store),
-    };
-    if device.ends() {
-        return Ok(());
+    match device.life.bring_up(control, &Serving { device, control, store })? {
+        Up::Made => show(device, "made"),
+        Up::Recovered => show(device, "recovered"),
+        Up::Ends => return Ok(()),
     }
-    result?;
     device.grow();
-    Ok(())
-}
-
-/// A word in the kernel's device by which a later daemon recognizes it.
-fn server_word(name: &str) -> u64 {
-    twox_hash::XxHash3_64::oneshot(format!("sidecore {name}").as_bytes())
-}
-
-/// The device of an earlier daemon once nothing serves it any longer; `None` if there is none.
-fn waits_for_predecessor(
-    device: &Device,
-    control: &UblkControl,
-) -> Result<Option<UblkInfo>, String> {
-    let number = device.own.number;
-    let begun = Instant::now();
-    loop {
-        let Some(info) = control.info(number).map_err(|error| error.to_string())? else {
-            return Ok(None);
-        };
-        if info.server_word != server_word(&device.name) {
-            return Err(format!(
-                "ublk device {number} belongs to another program or to a device of another name; \
-                 give this one another `number`"
-            ));
-        }
-        device.is_made.store(true, Ordering::Relaxed);
-        match info.state() {
-            UblkState::Dead | UblkState::Quiesced => return Ok(Some(info)),
-            _ if device.ends() => return Ok(Some(info)),
-            _ if begun.elapsed() > PREDECESSOR => {
-                return Err(format!(
-                    "{} is served by process {}; end that process",
-                    block_device(number).display(),
-                    info.server
-                ));
-            }
-            _ => std::thread::sleep(LOOK),
-        }
-    }
-}
-
-fn parameters(device: &Device, geometry: &Geometry, io_bytes_max: u32) -> UblkParameters {
-    UblkParameters {
-        capacity_bytes: geometry.capacity_bytes,
-        block_bytes: geometry.block_bytes,
-        physical_block_bytes: geometry.physical_block_bytes,
-        io_bytes_max,
-        read_only: geometry.read_only || device.read_only,
-        volatile_cache: geometry.volatile_cache,
-        discard: geometry.discard,
-        write_zeroes: geometry.write_zeroes,
-    }
-}
-
-fn make(
-    device: &Arc<Device>,
-    control: &UblkControl,
-    store: &Arc<dyn BlockDevice>,
-) -> Result<(), String> {
-    let own = &device.own;
-    let sizes = (device.wanted_queues.min(control.queues_max()), own.queue_depth);
-    let io_bytes_max = u32::try_from(own.io_bytes_max).unwrap_or(u32::MAX);
-    let wanted = UblkInfo::new(own.number, sizes, io_bytes_max, server_word(&device.name));
-    let info = control.add(wanted).map_err(|error| error.to_string())?;
-    device.is_made.store(true, Ordering::Relaxed);
-    let geometry =
-        Geometry { read_only: store.geometry().read_only || device.read_only, ..store.geometry() };
-    let result = control
-        .set_parameters(own.number, parameters(device, &geometry, info.io_bytes_max))
-        .map_err(|error| error.to_string())
-        .and_then(|()| start_queues(device, control, &info, geometry, store))
-        .and_then(|()| {
-            control.start(own.number, &|| device.ends()).map_err(|error| error.to_string())
-        });
-    match result {
-        Ok(()) => show(device, "made"),
-        Err(_) if device.ends() => {}
-        Err(reason) => {
-            device.remove();
-            return Err(reason);
-        }
-    }
     Ok(())
 }
 
@@ -136,111 +43,122 @@ pub(super) fn show(device: &Device, how: &str) {
     tracing::info!(device = &*device.name, queues, "{} is {how}", path.display());
 }
 
-/// Takes over a device with the requests that it has: the kernel sends those again that an earlier
-/// daemon had taken and not completed. The store has been opened by now, which waits until nothing
-/// of that daemon is in flight to it, so that no old write can land behind a repeated one.
-fn recover(
-    device: &Arc<Device>,
-    control: &UblkControl,
-    info: &UblkInfo,
-    store: &Arc<dyn BlockDevice>,
-) -> Result<(), String> {
-    let number = device.own.number;
-    // Requests wait in the kernel until the operator has accepted the loss.
-    while device.loss().is_some() {
-        if device.ends() {
-            return Ok(());
-        }
+/// Removes what daemons have left of devices in the kernel that they were making or removing when
+/// they were killed, except for devices of these numbers, which are about to be brought up.
+pub(crate) fn remove_ublk_remnants(configured: &[u32]) {
+    let numbers = ublk_numbers(Path::new("/dev"));
+    let others: Vec<_> =
+        numbers.into_iter().filter(|number| !configured.contains(number)).collect();
+    if others.is_empty() {
+        return;
+    }
+    // Without privileges no daemon has left anything.
+    let Ok(control) = UblkControl::open() else { return };
+    remove_remnants(&control, others, |pid| Path::new(&format!("/proc/{pid}")).exists());
+}
+
+struct Serving<'a> {
+    device: &'a Arc<Device>,
+    control: &'a UblkControl,
+    store: Arc<dyn BlockDevice>,
+}
+
+impl Server for Serving<'_> {
+    fn ends(&self) -> bool {
+        self.device.ends()
+    }
+
+    fn pause(&self) {
         std::thread::sleep(LOOK);
     }
-    let shown = control.parameters(number).map_err(|error| error.to_string())?;
-    let geometry = Geometry {
-        capacity_bytes: shown.capacity_bytes,
-        read_only: shown.read_only,
-        ..store.geometry()
-    };
-    fits(&shown, store, device)?;
-    begin_recovery(device, control)?;
-    start_queues(device, control, info, geometry, store)?;
-    control.end_recovery(number, &|| device.ends()).map_err(|error| error.to_string())?;
-    *lock(&device.geometry) = geometry;
-    show(device, "recovered");
-    Ok(())
-}
 
-/// Checks that the store is still the one that the kernel was told of.
-fn fits(
-    shown: &UblkParameters,
-    store: &Arc<dyn BlockDevice>,
-    device: &Device,
-) -> Result<(), String> {
-    let now = store.geometry();
-    let path = block_device(device.own.number);
-    if shown.block_bytes < now.block_bytes || shown.capacity_bytes > now.capacity_bytes {
-        return Err(format!(
-            "{} has {} bytes in blocks of {}, and its store has {} in blocks of {}; serve the \
-             store that it had before",
-            path.display(),
-            shown.capacity_bytes,
-            shown.block_bytes,
-            now.capacity_bytes,
-            now.block_bytes
-        ));
+    /// False until the operator has accepted the loss.
+    fn may_recover(&self) -> bool {
+        self.device.loss().is_none()
     }
-    if !shown.read_only && (now.read_only || device.read_only) {
-        return Err(format!(
-            "{} is writable, and its device or store is read-only now; unmount it and remove the \
-             device before this change",
-            path.display()
-        ));
+
+    fn wanted(&self, word: u64) -> UblkInfo {
+        let own = &self.device.own;
+        let sizes = (self.device.wanted_queues.min(self.control.queues_max()), own.queue_depth);
+        let io_bytes_max = u32::try_from(own.io_bytes_max).unwrap_or(u32::MAX);
+        UblkInfo::new(own.number, sizes, io_bytes_max, word)
     }
-    Ok(())
+
+    fn parameters(&self, made: &UblkInfo) -> UblkParameters {
+        let geometry = self.store.geometry();
+        UblkParameters {
+            capacity_bytes: geometry.capacity_bytes,
+            block_bytes: geometry.block_bytes,
+            physical_block_bytes: geometry.physical_block_bytes,
+            io_bytes_max: made.io_bytes_max,
+            read_only: geometry.read_only || self.device.read_only,
+            volatile_cache: geometry.volatile_cache,
+            discard: geometry.discard,
+            write_zeroes: geometry.write_zeroes,
+        }
+    }
+
+    fn fits(&self, shown: &UblkParameters) -> Result<(), String> {
+        let now = self.store.geometry();
+        let path = block_device(self.device.own.number);
+        if shown.block_bytes < now.block_bytes || shown.capacity_bytes > now.capacity_bytes {
+            return Err(format!(
+                "{} has {} bytes in blocks of {}, and its store has {} in blocks of {}; serve the \
+                 store that it had before",
+                path.display(),
+                shown.capacity_bytes,
+                shown.block_bytes,
+                now.capacity_bytes,
+                now.block_bytes
+            ));
+        }
+        if !shown.read_only && (now.read_only || self.device.read_only) {
+            return Err(format!(
+                "{} is writable, and its device or store is read-only now; unmount it and remove \
+                 the device before this change",
+                path.display()
+            ));
+        }
+        Ok(())
+    }
+
+    fn start_queues(&self, info: &UblkInfo, parameters: &UblkParameters) -> Result<(), String> {
+        let geometry = Geometry {
+            capacity_bytes: parameters.capacity_bytes,
+            read_only: parameters.read_only,
+            ..self.store.geometry()
+        };
+        start_queues(self, info, geometry)?;
+        *lock(&self.device.geometry) = geometry;
+        Ok(())
+    }
+
+    fn stop_queues(&self) {
+        self.device.stop_queues();
+    }
 }
 
-/// Waits until the kernel has cleaned up after the process that has served the device.
-fn begin_recovery(device: &Device, control: &UblkControl) -> Result<(), String> {
-    /// `EINVAL` of the kernel: a recovery was begun by a daemon that was killed, and no queue has
-    /// fetched since. The device is as another begin would make it.
-    const BEGUN: i32 = 22;
-    let begin = || match control.begin_recovery(device.own.number) {
-        Err(error) if error.errno() == Some(BEGUN) => Ok(()),
-        begun => begun,
-    };
-    while_busy(device, begin, UblkError::errno).map_err(|error| error.to_string())
-}
-
-/// Repeats a call that fails with EBUSY while the process that has served the device is ending.
-fn while_busy<T, E>(
-    device: &Device,
-    call: impl Fn() -> Result<T, E>,
-    errno: impl Fn(&E) -> Option<i32>,
-) -> Result<T, E> {
+/// Opens the device, which one process can have open. An earlier one may be ending.
+fn open(device: &Device) -> Result<std::os::fd::OwnedFd, String> {
     const BUSY: i32 = 16;
+    let number = device.own.number;
     let begun = Instant::now();
     loop {
-        let result = call();
-        let is_busy = result.as_ref().is_err_and(|error| errno(error) == Some(BUSY));
+        let opened = open_ublk_device(number);
+        let is_busy = opened.as_ref().is_err_and(|error| error.raw_os_error() == Some(BUSY));
         if !is_busy || begun.elapsed() > PREDECESSOR || device.ends() {
-            return result;
+            return opened.map_err(|error| format!("/dev/ublkc{number}: {error}"));
         }
         std::thread::sleep(LOOK);
     }
 }
 
-fn start_queues(
-    device: &Arc<Device>,
-    control: &UblkControl,
-    info: &UblkInfo,
-    geometry: Geometry,
-    store: &Arc<dyn BlockDevice>,
-) -> Result<(), String> {
+fn start_queues(serving: &Serving<'_>, info: &UblkInfo, geometry: Geometry) -> Result<(), String> {
+    let Serving { device, control, store } = serving;
     let (depth, io_bytes_max) = (info.depth, info.io_bytes_max);
     let partitions = control.partitions();
     device.made_queues.store(info.queues, Ordering::Relaxed);
-    let number = device.own.number;
-    let open = || open_ublk_device(number);
-    let opened = while_busy(device, open, std::io::Error::raw_os_error)
-        .map_err(|error| format!("/dev/ublkc{number}: {error}"))?;
+    let opened = open(device)?;
     let sidecores = device.sidecores.iter().cycle().take(usize::from(info.queues));
     for (sidecore, index) in sidecores.zip(0_u16..) {
         let stats = {
