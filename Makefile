@@ -26,10 +26,10 @@ demo-net: ## Two guests on a switch: ping, files, VLANs, a claimed address, a ru
 demo-remote: ## Two hosts' guests on disks of a third host, over a bad network (root)
 	cargo xtask demo-remote $(ARGS)
 
-# The programs are those that ship but for the optimisation across crates, which takes a core two
+# The programs are those that ship but for the optimisation of whole programs, which takes a core two
 # minutes for each of 30 programs.
 test: ## Everything that must pass before a commit: lint, tests, guests, fuzzing, tiny benches
-	CARGO_PROFILE_RELEASE_LTO=off cargo xtask test
+	CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 cargo xtask test
 
 bench: ## Run the experiments, for instance: make bench ARGS="local-block --tiny"
 	cargo xtask bench $(ARGS)
