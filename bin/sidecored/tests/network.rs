@@ -400,7 +400,7 @@ fn a_capture_is_a_file_that_tshark_reads() {
         (2, 64, 64, 1, 1, ""),
         (1, 1514, 100, 2, 2, ""),
         (1, 64, 64, 9, 3, "dropped: spoofed_mac"),
-        (2, 70, 70, 1, 4, "dropped: rule_out"),
+        (2, 70, 70, 1, 4, "dropped: rule_out, rule 1"),
     ];
     let expected = expected.map(|(way, len, kept, from, number, comment)| {
         let bytes = frame(mac(3 - from.min(2)), mac(from), number, len);

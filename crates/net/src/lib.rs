@@ -51,7 +51,7 @@ pub use head::HEAD_BYTES;
 pub use held::{Harm, HeldFrames};
 pub use port::{Loan, NoBuffers, Offloads, PortQueue, Properties, QueueState};
 pub use ports::{PortId, QueueId};
-pub use stage::{DropCause, FrameStage, StageFrame, StagePlace, Verdict, Way};
+pub use stage::{DropCause, Dropped, FrameStage, StageFrame, StagePlace, Verdict, Way};
 pub use stats::{DropReason, PortCounts, PortStats};
 pub use switch::{StationEntry, Switch, SwitchEvent, WAIT_TURNS};
 pub use unit::SwitchUnit;

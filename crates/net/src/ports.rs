@@ -11,7 +11,7 @@ use crate::head::TAG_BYTES;
 use crate::held::HeldFrame;
 use crate::table::Key;
 use crate::{
-    DropReason, FrameStage, Frames, HeldFrames, Loan, PortConfig, PortKind, PortQueue, PortStats,
+    Dropped, FrameStage, Frames, HeldFrames, Loan, PortConfig, PortKind, PortQueue, PortStats,
     Properties, StageFrame, StagePlace, Verdict, Vlans, Way,
 };
 
@@ -135,29 +135,8 @@ impl Port {
         self.is_plain = self.blocked_until.is_none() && self.stages.is_empty();
     }
 
-    /// Has the stages decide on a frame, those behind `behind` if it was held there, and shows it
-    /// to a capture. Returns whether it goes on now.
-    ///
-    /// # Errors
-    /// A stage drops it.
-    pub fn pass_stages(
-        &mut self,
-        now: Nanos,
-        frame: &StageFrame<'_>,
-        behind: Option<StagePlace>,
-    ) -> Result<bool, DropReason> {
-        let decided = self.ask_stages(now, frame, behind);
-        match decided {
-            Ok(true) => self.show(now, frame, None),
-            // Later, when it goes on.
-            Ok(false) => {}
-            Err(reason) => self.show(now, frame, Some(reason)),
-        }
-        decided
-    }
-
     /// Shows a frame to a capture, if there is one.
-    pub fn show(&mut self, now: Nanos, frame: &StageFrame<'_>, drop: Option<DropReason>) {
+    pub fn show(&mut self, now: Nanos, frame: &StageFrame<'_>, drop: Option<Dropped>) {
         if !matches!(self.stages.last(), Some((StagePlace::Capture, _))) {
             return;
         }
@@ -167,12 +146,17 @@ impl Port {
         }
     }
 
-    fn ask_stages(
+    /// Has the stages decide on a frame, those behind `behind` if it was held there. Returns
+    /// whether it goes on now.
+    ///
+    /// # Errors
+    /// A stage drops it.
+    pub fn pass_stages(
         &mut self,
         now: Nanos,
         frame: &StageFrame<'_>,
         behind: Option<StagePlace>,
-    ) -> Result<bool, DropReason> {
+    ) -> Result<bool, Dropped> {
         let way = frame.way();
         for at in 0..self.stages.len() {
             let at = match way {
@@ -190,7 +174,7 @@ impl Port {
             match stage.frame(now, frame) {
                 Verdict::Pass => {}
                 Verdict::Held => return Ok(false),
-                Verdict::Drop(cause) => return Err(cause.reason(way)),
+                Verdict::Drop(cause) => return Err(cause.dropped(way)),
             }
         }
         Ok(true)

@@ -32,8 +32,28 @@ pub enum DropCause {
     Limit,
 }
 
+/// A drop: its reason, and the rule that has decided on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Dropped {
+    /// The counter's reason.
+    pub reason: DropReason,
+    /// The number of the firewall's rule, counted from 0.
+    pub rule: Option<u16>,
+}
+
+impl From<DropReason> for Dropped {
+    fn from(reason: DropReason) -> Self {
+        Self { reason, rule: None }
+    }
+}
+
 impl DropCause {
-    pub(crate) const fn reason(self, way: Way) -> DropReason {
+    pub(crate) const fn dropped(self, way: Way) -> Dropped {
+        let rule = if let Self::Rule(number) = self { Some(number) } else { None };
+        Dropped { reason: self.reason(way), rule }
+    }
+
+    const fn reason(self, way: Way) -> DropReason {
         match (self, way) {
             (Self::Rule(_), Way::FromStation) => DropReason::Rule,
             (Self::Rule(_), Way::ToStation) => DropReason::RuleOut,
@@ -70,7 +90,7 @@ pub enum StagePlace {
     Limit,
     /// Decides which frames pass.
     Firewall,
-    /// Shows frames with the decisions of all others, and decides nothing.
+    /// Shows frames with their ends in the port, and decides nothing.
     Capture,
 }
 
@@ -215,9 +235,9 @@ pub trait FrameStage: Any + Send {
     /// Decides on a frame.
     fn frame(&mut self, now: Nanos, frame: &StageFrame<'_>) -> Verdict;
 
-    /// Sees a frame when the switch and all stages have decided on it: it goes on, or is dropped
-    /// for this reason. The stage at [`StagePlace::Capture`] alone is shown frames.
-    fn decided(&mut self, _: Nanos, _: &StageFrame<'_>, _: Option<DropReason>) {}
+    /// Sees a frame at its end in this port: it has gone on into the switch or to the station, or
+    /// is dropped. The stage at [`StagePlace::Capture`] alone is shown frames.
+    fn decided(&mut self, _: Nanos, _: &StageFrame<'_>, _: Option<Dropped>) {}
 
     /// Runs about once a millisecond while the switch polls: the place to forget what is old.
     fn look(&mut self, now: Nanos);

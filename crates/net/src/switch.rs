@@ -1,6 +1,7 @@
 //! The switch: a bridge that learns, with VLANs.
 
 mod decide;
+mod drops;
 mod release;
 mod run;
 mod turn;
@@ -285,16 +286,8 @@ impl Switch {
         if let Some(port) = port {
             port.queues.retain(|index| *index != queue.index);
             port.up.retain(|index| *index != queue.index);
-            for index in lane.frames.len().saturating_sub(lane.undecided)..lane.frames.len() {
-                let len_bytes = lane.frames.get(index).map_or(0, |slot| {
-                    let all = slot.segments.len_bytes();
-                    all.saturating_sub(lane.properties.header_bytes as u64)
-                });
-                port.stats.in_frames.add(1);
-                port.stats.in_octets.add(len_bytes);
-                port.stats.dropped(DropReason::Detached);
-            }
         }
+        self.drop_undecided(&lane);
         for index in 0..lane.frames.len() {
             self.drop_pending(&mut lane, index, |_| true);
             if let Some(slot) = lane.frames.get_mut(index) {
@@ -363,7 +356,12 @@ impl Switch {
         stats.in_group.add(1);
         let targets = self.flood_targets(port.index, vlan);
         if targets.is_empty() {
-            stats.dropped(DropReason::NoDestination);
+            self.drop_frame(
+                port.index,
+                DropReason::NoDestination.into(),
+                vlan,
+                Some((&head, &none)),
+            );
         }
         for target in targets.iter() {
             stats.in_copies.add(1);

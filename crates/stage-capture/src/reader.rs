@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sidecore_net::{DropReason, Way};
+use sidecore_net::{Dropped, Way};
 use sidecore_telemetry::CounterSet as _;
 
 use crate::pcapng::{self, Direction, Packet};
@@ -52,7 +52,7 @@ impl CaptureReader {
             && let Some(header) = self.ring.pop(&mut self.bytes)
         {
             let seen = Seen::decode(header);
-            let comment = seen.drop.map(comment);
+            let comment = seen.dropped.map(comment);
             pcapng::packet(
                 out,
                 &Packet {
@@ -85,6 +85,10 @@ impl CaptureReader {
     }
 }
 
-fn comment(drop: DropReason) -> String {
-    format!("dropped: {}", drop.name().trim_start_matches("dropped_"))
+fn comment(dropped: Dropped) -> String {
+    let reason = dropped.reason.name().trim_start_matches("dropped_");
+    match dropped.rule {
+        Some(rule) => format!("dropped: {reason}, rule {}", u32::from(rule).saturating_add(1)),
+        None => format!("dropped: {reason}"),
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sidecore_net::{DropReason, FrameStage, StageFrame, Verdict, Way};
+use sidecore_net::{DropReason, Dropped, FrameStage, StageFrame, Verdict, Way};
 use sidecore_telemetry::counters;
 use sidecore_units::Nanos;
 
@@ -33,7 +33,7 @@ counters! {
 pub(crate) struct Seen {
     pub at: Nanos,
     pub way: Way,
-    pub drop: Option<DropReason>,
+    pub dropped: Option<Dropped>,
     pub len_bytes: u32,
     /// Frames that were lost before this one.
     pub lost: u32,
@@ -41,19 +41,24 @@ pub(crate) struct Seen {
 
 impl Seen {
     fn encode(self) -> [u64; HEADER_WORDS] {
-        let drop = self.drop.and_then(|drop| DropReason::ALL.iter().position(|any| *any == drop));
-        let drop = drop.map_or(0, |at| at.saturating_add(1)) as u64;
+        let reason = self.dropped.map(|dropped| dropped.reason);
+        let number = |reason| DropReason::ALL.iter().position(|any| *any == reason);
+        let reason = reason.and_then(number).map_or(0, |at| at.saturating_add(1)) as u64;
+        let rule = self.dropped.and_then(|dropped| dropped.rule);
+        let rule = rule.map_or(0, |rule| u64::from(rule).saturating_add(1));
         let way = u64::from(self.way == Way::ToStation);
         let sizes = u64::from(self.len_bytes) | u64::from(self.lost) << 32;
-        [self.at.0, sizes, drop << 1 | way]
+        [self.at.0, sizes, reason << 32 | rule << 1 | way]
     }
 
     pub fn decode([at, sizes, fate]: [u64; HEADER_WORDS]) -> Self {
-        let drop = usize::try_from(fate >> 1).ok().and_then(|number| number.checked_sub(1));
+        let reason = usize::try_from(fate >> 32).ok().and_then(|number| number.checked_sub(1));
+        let reason = reason.and_then(|at| DropReason::ALL.get(at)).copied();
+        let rule = (fate as u32 >> 1).checked_sub(1).and_then(|rule| rule.try_into().ok());
         Self {
             at: Nanos(at),
             way: if fate & 1 == 0 { Way::FromStation } else { Way::ToStation },
-            drop: drop.and_then(|at| DropReason::ALL.get(at)).copied(),
+            dropped: reason.map(|reason| Dropped { reason, rule }),
             len_bytes: sizes as u32,
             lost: (sizes >> 32) as u32,
         }
@@ -89,12 +94,12 @@ impl FrameStage for CaptureStage {
         Verdict::Pass
     }
 
-    fn decided(&mut self, now: Nanos, frame: &StageFrame<'_>, drop: Option<DropReason>) {
+    fn decided(&mut self, now: Nanos, frame: &StageFrame<'_>, dropped: Option<Dropped>) {
         let count = frame.copy_of_station(&mut self.bytes);
         let seen = Seen {
             at: now,
             way: frame.way(),
-            drop,
+            dropped,
             len_bytes: u32::try_from(frame.station_bytes()).unwrap_or(u32::MAX),
             lost: self.lost,
         };
@@ -118,14 +123,16 @@ mod tests {
 
     #[test]
     fn what_is_known_of_a_frame_is_the_same_behind_the_ring() {
-        let drops = DropReason::ALL.iter().copied().map(Some).chain([None]);
-        for (drop, number) in drops.zip(0..) {
+        let rules = [None, Some(0), Some(7), Some(u16::MAX)];
+        let drops = DropReason::ALL.iter().zip(rules.iter().cycle());
+        let drops = drops.map(|(reason, rule)| Some(Dropped { reason: *reason, rule: *rule }));
+        for (dropped, number) in drops.chain([None]).zip(0..) {
             let way = if number % 2 == 0 { Way::FromStation } else { Way::ToStation };
             let at = Nanos(u64::MAX - u64::from(number));
-            let seen = Seen { at, way, drop, len_bytes: u32::MAX - number, lost: number };
+            let seen = Seen { at, way, dropped, len_bytes: u32::MAX - number, lost: number };
             assert_eq!(Seen::decode(seen.encode()), seen);
         }
         // The words of a ring are the stage's own; others would name no reason.
-        assert_eq!(Seen::decode([0, 0, u64::MAX]).drop, None);
+        assert_eq!(Seen::decode([0, 0, u64::MAX]).dropped, None);
     }
 }

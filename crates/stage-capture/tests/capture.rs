@@ -6,8 +6,8 @@ use std::sync::Arc;
 use sidecore_counting_alloc::{CountingAllocator, allocations};
 use sidecore_net::contract::{NIC, Station};
 use sidecore_net::{
-    DropCause, FrameStage, Guard, MacAddress, PortConfig, PortId, PortStats, StageFrame,
-    StagePlace, Switch, SwitchOptions, Verdict, Vlans, Way,
+    DropCause, FrameStage, Guard, MacAddress, PortConfig, PortId, PortStats, Properties,
+    StageFrame, StagePlace, Switch, SwitchOptions, Verdict, Vlans, WAIT_TURNS, Way,
 };
 use sidecore_stage_capture::{CaptureCounts, CaptureReader, CaptureStage, RING_WORDS};
 use sidecore_telemetry::CounterSet as _;
@@ -49,21 +49,25 @@ impl Net {
     /// Stations on ports with these VLANs.
     fn new(vlans: &[Vlans]) -> Self {
         let now = Nanos::from_millis(1_000);
-        let mut switch = Switch::new(SwitchOptions::new(7));
-        let (mut stations, mut ports) = (Vec::new(), Vec::new());
-        for (at, vlans) in vlans.iter().enumerate() {
-            let guard = Guard { mac: MacAddress(mac(at)), ipv4: None, ipv6: None, router: false };
-            let guard = matches!(vlans, Vlans::Access(_)).then_some(guard);
-            let config = PortConfig { guard, vlans: vlans.clone(), ..PortConfig::station() };
-            let config = PortConfig { floods: None, ..config };
-            let (station, queue) = Station::new(NIC, true);
-            let port = switch.add_port(now, "p", config, Arc::<PortStats>::default()).unwrap();
-            switch.attach(port, Box::new(queue)).unwrap();
-            station.post(2048, 2048);
-            stations.push(station);
-            ports.push(port);
-        }
-        Self { switch, now, stations, ports }
+        let switch = Switch::new(SwitchOptions::new(7));
+        let mut net = Self { switch, now, stations: Vec::new(), ports: Vec::new() };
+        vlans.iter().for_each(|vlans| net.add(vlans.clone(), NIC, 2048));
+        net
+    }
+
+    /// Adds a station with so many receive buffers.
+    fn add(&mut self, vlans: Vlans, properties: Properties, buffers: usize) {
+        let mac = MacAddress(mac(self.stations.len()));
+        let guard = Guard { mac, ipv4: None, ipv6: None, router: false };
+        let guard = matches!(vlans, Vlans::Access(_)).then_some(guard);
+        let config = PortConfig { guard, vlans, floods: None, ..PortConfig::station() };
+        let (station, queue) = Station::new(properties, true);
+        let stats = Arc::<PortStats>::default();
+        let port = self.switch.add_port(self.now, "p", config, stats).unwrap();
+        self.switch.attach(port, Box::new(queue)).unwrap();
+        station.post(buffers, 2048);
+        self.stations.push(station);
+        self.ports.push(port);
     }
 
     fn set(&mut self, at: usize, place: StagePlace, stage: Option<Box<dyn FrameStage>>) {
@@ -78,6 +82,10 @@ impl Net {
 
     fn send(&mut self, from: usize, frame: &[u8]) {
         self.stations[from].send(frame);
+        self.turn();
+    }
+
+    fn turn(&mut self) {
         self.now = self.now.after(Nanos(1_000));
         self.switch.turn(self.now, 32);
     }
@@ -151,7 +159,7 @@ fn a_capture_has_frames_of_both_ways_and_the_reasons_of_drops() {
     for (from, frame) in &sent {
         net.send(*from, frame);
     }
-    let comments = [None, None, Some("dropped: rule_out"), Some("dropped: spoofed_mac")];
+    let comments = [None, None, Some("dropped: rule_out, rule 1"), Some("dropped: spoofed_mac")];
     let expected =
         sent.iter().zip(comments).zip(1_u64..).map(|(((from, frame), comment), at)| Packet {
             at: (1 << 60) + start.0 + at * 1_000,
@@ -167,6 +175,39 @@ fn a_capture_has_frames_of_both_ways_and_the_reasons_of_drops() {
     net.set(1, StagePlace::Capture, None);
     net.send(0, &sent[0].1);
     assert!(read(&mut reader).is_empty() && reader.is_closed());
+}
+
+/// Drops that only the delivery knows of: a frame is shown once, when its end is known.
+#[test]
+fn a_capture_has_the_drops_of_a_station_that_cannot_take_a_frame() {
+    let mut net = Net::new(&[Vlans::Access(1)]);
+    net.add(Vlans::Access(1), Properties { frame_bytes: 518, ..NIC }, 1);
+    let mut reader = net.capture(1, 64, RING_WORDS);
+    let mut seen = || {
+        let packets = read(&mut reader).into_iter();
+        packets.map(|packet| (packet.bytes[14], packet.comment)).collect::<Vec<_>>()
+    };
+    let dropped = |why: &str| Some(format!("dropped: {why}"));
+    let numbered = |number: u8| frame(mac(1), 0, &[number; 46]);
+    net.send(0, &frame(mac(1), 0, &[1; 600]));
+    net.send(0, &numbered(2));
+    net.send(0, &numbered(3));
+    assert_eq!(seen(), [(1, dropped("mtu")), (2, None)], "the third one waits");
+    net.stations[1].post(1, 2048);
+    net.turn();
+    assert_eq!(seen(), [(3, None)]);
+    net.send(0, &numbered(4));
+    for _ in 0..WAIT_TURNS {
+        net.turn();
+    }
+    assert_eq!(seen(), [(4, dropped("no_buffers"))]);
+    // The port goes while frames wait for it.
+    net.send(0, &numbered(5));
+    net.send(0, &numbered(6));
+    drop(net.switch.remove_port(net.ports[1]).unwrap());
+    assert_eq!(seen(), [(5, dropped("no_buffers")), (6, dropped("no_buffers"))]);
+    let numbers: Vec<_> = net.received(1).iter().map(|frame| frame[14]).collect();
+    assert_eq!(numbers, [2, 3]);
 }
 
 /// A flood reaches a port with tags and one without, in either order: a capture has the frames that

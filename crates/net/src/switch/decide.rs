@@ -8,7 +8,7 @@ use crate::guard;
 use crate::head::Head;
 use crate::ports::{Memo, Port, PortSet};
 use crate::table::{Key, Learned};
-use crate::{DropReason, MacAddress, Properties, StageFrame, Way};
+use crate::{DropReason, Dropped, MacAddress, Properties, StageFrame, Way};
 
 /// A station that sends all the time is noted so often.
 pub(super) const REFRESH: Nanos = Nanos::from_millis(1_000);
@@ -37,22 +37,18 @@ impl Switch {
         from: u16,
         of_queue: (&Properties, &mut Memo),
         (head, segments): (&mut Head, &Segments),
-    ) -> Result<(u16, Targets), DropReason> {
-        let routed = self.route(now, from, of_queue, head);
+    ) -> Result<(u16, Targets), Dropped> {
+        let (vlan, targets) = self.route(now, from, of_queue, head)?;
         if !STAGES {
-            return routed;
+            return Ok((vlan, targets));
         }
         let Some(port) = self.ports.get_mut(usize::from(from)).and_then(Option::as_mut) else {
-            return routed;
+            return Ok((vlan, targets));
         };
-        let vlan = routed.map_or(0, |(vlan, _)| vlan);
         let frame = StageFrame::new(Way::FromStation, vlan, head, segments);
-        if let Err(reason) = routed {
-            port.show(now, &frame, Some(reason));
-            return routed;
-        }
         if port.pass_stages(now, &frame, None)? {
-            return routed;
+            port.show(now, &frame, None);
+            return Ok((vlan, targets));
         }
         Ok((vlan, Targets::All(PortSet::NONE)))
     }

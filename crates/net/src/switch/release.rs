@@ -4,10 +4,11 @@ use sidecore_units::Nanos;
 
 use super::Switch;
 use super::decide::{Targets, vlan_of};
+use super::drops::Sent;
 use crate::frames::BATCH;
 use crate::held::HeldFrame;
 use crate::ports::PortSet;
-use crate::{DropReason, FrameStage, StageFrame, StagePlace, Way};
+use crate::{DropReason, Dropped, FrameStage, StageFrame, StagePlace, Way};
 
 impl Switch {
     /// Lets held frames go on whose times have come, a batch of each port. Returns their number.
@@ -63,14 +64,18 @@ impl Switch {
 
     /// Drops the frames that a port holds, because it is removed or changes.
     pub(super) fn drop_held(&mut self, index: u16) {
-        let port = self.ports.get_mut(usize::from(index)).and_then(Option::as_mut);
-        let Some(port) = port else { return };
-        while let Some((place, frame)) = port.take_held(Nanos(u64::MAX)) {
-            port.stats.dropped(match frame.way {
+        // The switch needs the port for what it shows of each frame.
+        loop {
+            let port = self.ports.get_mut(usize::from(index)).and_then(Option::as_mut);
+            let held = port.and_then(|port| port.take_held(Nanos(u64::MAX)));
+            let Some((place, frame)) = held else { return };
+            let reason = match frame.way {
                 Way::FromStation => DropReason::Detached,
                 Way::ToStation => DropReason::PortDown,
-            });
-            if let Some(held) = port.held(place) {
+            };
+            self.drop_frame(index, reason.into(), frame.vlan, Some((&frame.head, &frame.segments)));
+            let port = self.ports.get_mut(usize::from(index)).and_then(Option::as_mut);
+            if let Some(held) = port.and_then(|port| port.held(place)) {
                 held.give_back(frame);
             }
         }
@@ -79,10 +84,8 @@ impl Switch {
     /// Lets a frame of a port go on behind the stage at `place`. It waits for no buffers: a wire
     /// does not wait either.
     fn go_on(&mut self, index: u16, place: StagePlace, frame: &mut HeldFrame) {
-        if let Err(reason) = self.try_to_go_on(index, place, frame)
-            && let Some(port) = self.port_at(index)
-        {
-            port.stats.dropped(reason);
+        if let Err(dropped) = self.try_to_go_on(index, place, frame) {
+            self.drop_frame(index, dropped, frame.vlan, Some((&frame.head, &frame.segments)));
         }
     }
 
@@ -91,15 +94,15 @@ impl Switch {
         index: u16,
         place: StagePlace,
         frame: &mut HeldFrame,
-    ) -> Result<(), DropReason> {
+    ) -> Result<(), Dropped> {
         let now = self.now;
         let HeldFrame { head, segments, vlan, way, .. } = frame;
         let port = self.ports.get_mut(usize::from(index)).and_then(Option::as_mut);
         let port = port.ok_or(DropReason::PortDown)?;
         match way {
-            Way::FromStation if !port.is_open() => return Err(DropReason::Blocked),
+            Way::FromStation if !port.is_open() => return Err(DropReason::Blocked.into()),
             Way::ToStation if !port.is_open() || port.up.is_empty() => {
-                return Err(DropReason::PortDown);
+                return Err(DropReason::PortDown.into());
             }
             _ => {}
         }
@@ -108,7 +111,9 @@ impl Switch {
             return Ok(());
         }
         if *way == Way::ToStation {
-            self.copy_to_open(index, *vlan, head, segments, true);
+            if self.copy_to_open(index, *vlan, head, segments, true) == Sent::Delivered {
+                self.show_sent(index, *vlan, head, segments);
+            }
             return Ok(());
         }
         // The port, and those that the frame was for, may have changed meanwhile.
@@ -117,6 +122,9 @@ impl Switch {
             Targets::One(target) => PortSet::of(target),
             Targets::All(targets) => targets,
         };
+        if let Some(port) = self.ports.get_mut(usize::from(index)).and_then(Option::as_mut) {
+            port.show(now, &StageFrame::new(*way, vlan, head, segments), None);
+        }
         for target in targets.iter() {
             if let Some(port) = self.port_at(index) {
                 port.stats.in_copies.add(1);

@@ -4,6 +4,7 @@ use sidecore_memory::Segments;
 use sidecore_units::Nanos;
 
 use super::decide::Targets;
+use super::drops::Sent;
 use super::{Switch, SwitchEvent};
 use crate::deliver::Parcel;
 use crate::flow::flow;
@@ -177,7 +178,7 @@ impl Switch {
         };
         slot.is_done = true;
         let decided = match slot.fault {
-            Some(reason) => Err(reason),
+            Some(reason) => Err(reason.into()),
             None => {
                 let of_queue = (&lane.properties, &mut lane.memo);
                 self.decide::<STAGES>(now, from, of_queue, (&mut slot.head, &slot.segments))
@@ -192,8 +193,9 @@ impl Switch {
         port.stats.in_octets.add(len_bytes as u64);
         let (vlan, targets) = match decided {
             Ok(decided) => decided,
-            Err(reason) => {
-                port.stats.dropped(reason);
+            Err(dropped) => {
+                let frame = slot.fault.is_none().then_some((&slot.head, &slot.segments));
+                self.drop_frame(from, dropped, 0, frame);
                 return len_bytes;
             }
         };
@@ -249,7 +251,7 @@ impl Switch {
         is_last: bool,
     ) -> bool {
         if self.port_at(target).is_some_and(|port| port.is_plain) {
-            return self.copy_to_open(target, vlan, head, segments, is_last);
+            return self.copy_to_open(target, vlan, head, segments, is_last) != Sent::Waits;
         }
         self.copy_by_stages(target, vlan, head, segments, is_last)
     }
@@ -268,21 +270,25 @@ impl Switch {
         let Some(port) = self.ports.get_mut(usize::from(target)).and_then(Option::as_mut) else {
             return true;
         };
-        // The stages see frames that a station can get.
+        // The stages decide on frames that a station can get.
         if !port.is_open() || port.up.is_empty() {
-            port.stats.dropped(DropReason::PortDown);
+            self.drop_frame(target, DropReason::PortDown.into(), vlan, Some((head, segments)));
             return true;
         }
         let frame = StageFrame::new(Way::ToStation, vlan, head, segments);
         match port.pass_stages(now, &frame, None) {
             Ok(true) => {}
             Ok(false) => return true,
-            Err(reason) => {
-                port.stats.dropped(reason);
+            Err(dropped) => {
+                self.drop_frame(target, dropped, vlan, Some((head, segments)));
                 return true;
             }
         }
-        self.copy_to_open(target, vlan, head, segments, is_last)
+        let sent = self.copy_to_open(target, vlan, head, segments, is_last);
+        if sent == Sent::Delivered {
+            self.show_sent(target, vlan, head, segments);
+        }
+        sent != Sent::Waits
     }
 
     /// Copies a frame to a port that may have it.
@@ -295,16 +301,16 @@ impl Switch {
         head: &mut Head,
         segments: &Segments,
         is_last: bool,
-    ) -> bool {
+    ) -> Sent {
         let lane = self.lane_of(target, head);
         let Some(port) = self.ports.get(usize::from(target)).and_then(Option::as_ref) else {
-            return true;
+            return Sent::Dropped;
         };
         let found = lane
             .and_then(|lane| Some((lane, self.lanes.get_mut(usize::from(lane))?.as_deref_mut()?)));
         let Some((index, lane)) = found else {
-            port.stats.dropped(DropReason::PortDown);
-            return true;
+            self.drop_frame(target, DropReason::PortDown.into(), vlan, Some((head, segments)));
+            return Sent::Dropped;
         };
         let was_touched = lane.is_touched;
         let sent = if lane.waiters.is_empty() {
@@ -317,18 +323,14 @@ impl Switch {
         if lane.is_touched && !was_touched {
             self.touched.push(index);
         }
-        match sent {
-            Ok(()) => true,
-            Err(NoBuffers::Never(reason)) => {
-                port.stats.dropped(reason);
-                true
-            }
-            Err(NoBuffers::Later) if is_last => {
-                port.stats.dropped(DropReason::NoBuffers);
-                true
-            }
-            Err(NoBuffers::Later) => false,
-        }
+        let reason = match sent {
+            Ok(()) => return Sent::Delivered,
+            Err(NoBuffers::Later) if !is_last => return Sent::Waits,
+            Err(NoBuffers::Later) => DropReason::NoBuffers,
+            Err(NoBuffers::Never(reason)) => reason,
+        };
+        self.drop_frame(target, reason.into(), vlan, Some((head, segments)));
+        Sent::Dropped
     }
 
     /// Has a frame of this queue wait for buffers of these ports.
@@ -416,10 +418,15 @@ impl Switch {
         let slot = sender.frames.get_mut(at)?;
         let tag = port.tag(slot.vlan, slot.head.tag);
         let mut parcel = Parcel { head: &mut slot.head, segments: &slot.segments };
-        match parcel.deliver(lane, tag, &mut self.copy, &port.stats) {
+        let sent = parcel.deliver(lane, tag, &mut self.copy, &port.stats);
+        let (vlan, head, segments) = (slot.vlan, &slot.head, &slot.segments);
+        match sent {
             Err(NoBuffers::Later) => return Some(None),
-            Err(NoBuffers::Never(reason)) => port.stats.dropped(reason),
-            Ok(()) => {}
+            Err(NoBuffers::Never(reason)) => {
+                self.drop_frame(target, reason.into(), vlan, Some((head, segments)));
+            }
+            Ok(()) if port.is_plain => {}
+            Ok(()) => self.show_sent(target, vlan, head, segments),
         }
         slot.pending.remove(target);
         if slot.pending.is_empty() {
@@ -446,7 +453,7 @@ impl Switch {
     }
 
     /// Drops the copies of a frame that wait for these ports.
-    pub(super) fn drop_pending(&self, lane: &mut Lane, at: usize, which: impl Fn(u16) -> bool) {
+    pub(super) fn drop_pending(&mut self, lane: &mut Lane, at: usize, which: impl Fn(u16) -> bool) {
         let Some(slot) = lane.frames.get_mut(at).filter(|slot| !slot.is_done) else {
             return;
         };
@@ -455,9 +462,8 @@ impl Switch {
         }
         for target in slot.pending.iter().filter(|target| which(*target)) {
             slot.pending.remove(target);
-            if let Some(port) = self.port_at(target) {
-                port.stats.dropped(DropReason::NoBuffers);
-            }
+            let frame = Some((&slot.head, &slot.segments));
+            self.drop_frame(target, DropReason::NoBuffers.into(), slot.vlan, frame);
         }
         if slot.pending.is_empty() {
             slot.is_done = true;
