@@ -1,5 +1,7 @@
 //! `sidecore net`: switches, their ports, and the addresses that they know.
 
+mod trace;
+
 use std::io::{self, Read as _, Write};
 use std::path::{Path, PathBuf};
 
@@ -66,6 +68,9 @@ enum Command {
         #[arg(long, value_name = "FAULTS")]
         set: Option<String>,
     },
+    /// Show why frames are dropped, as they are: by flow and reason, every second. Ends by Ctrl-C,
+    /// `--count` or `--seconds`.
+    Trace(trace::Arguments),
     /// Write the frames of a port as they pass, both ways, to a file that Wireshark reads. Ends by
     /// Ctrl-C, `--count` or `--seconds`.
     Capture {
@@ -105,6 +110,7 @@ pub(crate) fn run(client: &Client, arguments: Arguments) -> Result<()> {
         Command::Limits { port, .. } => Ok(print(&limits(&client.switches()?, &port)?)?),
         Command::Faults { port, set: None } => Ok(print(&faults(&client.switches()?, &port)?)?),
         Command::Faults { port, set: Some(faults) } => Ok(client.set_faults(&port, &faults)?),
+        Command::Trace(arguments) => trace::run(client, &arguments),
         Command::Capture { port, write, snaplen, count, seconds } => {
             capture(client, &port, &write, &CaptureQuery { snaplen, count, seconds })
         }

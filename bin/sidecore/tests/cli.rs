@@ -152,7 +152,8 @@ fn help_has_examples_and_exit_codes() {
     }
 }
 
-/// A capture without a frame is a whole file, which replaces another one only once it has begun.
+/// A capture without a frame is a whole file, which replaces another one only once it has begun; a
+/// trace without a drop is empty.
 #[test]
 fn a_capture_writes_a_file_or_standard_output() {
     let config = "control_socket = \"control.sock\"\n[[sidecore]]\nname = \"sc0\"\n[[switch]]\n\
@@ -166,6 +167,20 @@ fn a_capture_writes_a_file_or_standard_output() {
     let wrong = failure(daemon.path(), &["net", "capture", "nic", "-w", "no/frames"]).1;
     assert!(wrong.contains("cannot write no/frames"), "{wrong}");
     assert_eq!(std::fs::read(&file).unwrap(), b"before");
+    let trace = |arguments: &[&str]| {
+        let arguments = [&["net", "trace"], arguments].concat();
+        command(daemon.path(), &arguments).output().unwrap()
+    };
+    assert_eq!(trace(&[]).status.code(), Some(2), "of what?");
+    assert_eq!(trace(&["nic", "--switch", "lan"]).status.code(), Some(2));
+    let wrong = String::from_utf8(trace(&["x"]).stderr).unwrap();
+    assert!(wrong.contains("there is no port \"x\""), "{wrong}");
+    for arguments in
+        [&["nic", "--seconds", "0"][..], &["--switch", "lan", "--json", "--count", "0"]]
+    {
+        let output = trace(arguments);
+        assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
+    }
     // The one before ends when the daemon notices that its client has gone.
     wait::until("a capture is made", Duration::from_secs(20), || {
         let arguments = ["net", "capture", "nic", "-w", "frames", "--seconds", "0"];

@@ -6,11 +6,13 @@ mod common;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use common::Daemon;
-use sidecore_control::report::{DeviceState, PortCounts, PortReport};
-use sidecore_control::{CaptureQuery, NewDevice};
+use sidecore_control::report::{DeviceState, DropReport, DropWay, PortCounts, PortReport};
+use sidecore_control::{CaptureQuery, NewDevice, TraceQuery};
 use sidecore_driver::{NetClient, NetClientOptions, NetQueues, PacketHeader};
 use sidecore_kit::wait;
 
@@ -455,6 +457,130 @@ fn a_capture_without_a_reader_delays_no_frame_and_ends_with_its_client() {
     let mut buffer = [0; 4096];
     while !answer.ends_with(b"\r\n0\r\n\r\n") {
         let count = silent.read(&mut buffer).unwrap();
+        assert_ne!(count, 0, "the answer is cut off");
+        answer.extend_from_slice(&buffer[..count]);
+    }
+}
+
+/// Begins a trace of a port or of the switch, which ends after so many frames.
+fn trace(rig: &Rig, part: &'static str, count: u64) -> JoinHandle<Vec<DropReport>> {
+    let (control, (sender, begun)) = (rig.daemon.client(), mpsc::channel());
+    let tracing = std::thread::spawn(move || {
+        let (mut lines, query) = (Vec::new(), TraceQuery { count: Some(count), seconds: None });
+        let file = &mut lines;
+        let open = move || {
+            sender.send(()).unwrap();
+            Ok(file)
+        };
+        match part {
+            "lan" => control.trace_switch(part, &query, open).unwrap(),
+            port => control.trace_port(port, &query, open).unwrap(),
+        }
+        let lines = String::from_utf8(lines).unwrap();
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    });
+    begun.recv_timeout(SOON).unwrap();
+    tracing
+}
+
+/// Four kinds of drops: by a rule, before a guest, by a limit, and for the receiver's MTU.
+#[test]
+fn a_trace_has_the_flow_the_reason_and_the_rule_of_each_drop() {
+    let rig = Rig::new();
+    let options = NetClientOptions::default();
+    let large = NetClientOptions { buffer_bytes: 16 << 10, ..options.clone() };
+    let nics = [(1, &options), (2, &options), (3, &large), (6, &options)];
+    let mut nics = nics.map(|(station, options)| rig.connect(station, options));
+    let [one, two, three, _six] = nics.each_mut().map(|nic| nic.pair(0).unwrap());
+    let only = vec!["from 1B/s burst 64B".to_owned()];
+    rig.daemon.client().set_limits("nic2", only).unwrap();
+    let (of_lan, of_six) = (trace(&rig, "lan", 6), trace(&rig, "nic6", 3));
+    let unknown =
+        rig.daemon.client().trace_port("nic9", &TraceQuery::default(), || Ok(std::io::sink()));
+    assert!(unknown.unwrap_err().to_string().contains("there is no port \"nic9\""));
+    let unknown =
+        rig.daemon.client().trace_switch("wan", &TraceQuery::default(), || Ok(std::io::sink()));
+    assert!(unknown.unwrap_err().to_string().contains("there is no switch \"wan\""));
+
+    for number in 0..3 {
+        send(one, &datagram((6, 53), (1, 9), number));
+    }
+    send(two, &frame(mac(1), mac(9), 1, 64));
+    send(three, &frame(mac(1), mac(3), 2, 9014));
+    send(two, &frame(mac(1), mac(2), 3, 64));
+    assert_eq!(receive(one), frame(mac(1), mac(2), 3, 64));
+    send(two, &frame(mac(1), mac(2), 4, 64));
+
+    // Frames of a flow are in one line, or in two if a second ends between them.
+    let sums = |reports: Vec<DropReport>| {
+        let mut sums: Vec<DropReport> = Vec::new();
+        for report in reports {
+            assert!(report.first_ns <= report.last_ns && report.last_ns > 1 << 60, "{report:?}");
+            let known = sums.iter_mut().find(|known| known.reason == report.reason);
+            match known {
+                Some(known) => {
+                    known.frames += report.frames;
+                    known.bytes += report.bytes;
+                }
+                None => sums.push(report),
+            }
+        }
+        sums
+    };
+    let of_six = sums(of_six.join().unwrap());
+    let mut of_lan = sums(of_lan.join().unwrap());
+    of_lan.sort_by(|one, other| one.reason.cmp(&other.reason));
+    let [limit, mtu, rule, spoofed] = &of_lan[..] else { panic!("{of_lan:#?}") };
+    let facts = |report: &DropReport| {
+        let sender = report.sender.clone().unwrap();
+        (report.reason.clone(), sender, report.port.clone(), report.frames, report.bytes)
+    };
+    let expected = |reason: &str, sender: &str, port: &str, frames, bytes| {
+        (reason.to_owned(), sender.to_owned(), port.to_owned(), frames, bytes)
+    };
+    assert_eq!(facts(limit), expected("limit", "nic2", "nic2", 1, 64));
+    assert_eq!(facts(mtu), expected("mtu", "nic3", "nic1", 1, 9014));
+    assert_eq!(facts(rule), expected("rule_out", "nic1", "nic6", 3, 3 * 46));
+    assert_eq!(facts(spoofed), expected("spoofed_mac", "nic2", "nic2", 1, 64));
+    assert_eq!((rule.way, spoofed.way, mtu.vlan), (DropWay::To, DropWay::From, Some(1)));
+    assert_eq!((rule.rule, rule.rule_text.as_deref()), (Some(3), Some("to drop")));
+    assert_eq!((spoofed.rule, mtu.rule), (None, None));
+    let flow = rule.flow.as_ref().unwrap();
+    let ends = (flow.source.as_deref(), flow.source_port, flow.target.as_deref(), flow.target_port);
+    assert_eq!(ends, (Some("10.0.0.1"), Some(9), Some("10.0.0.6"), Some(53)));
+    assert_eq!((flow.protocol, flow.ether_type), (Some(17), 0x800));
+    let flow = spoofed.flow.as_ref().unwrap();
+    assert_eq!((flow.source_mac.as_str(), flow.ether_type), ("52:54:00:00:00:09", 0x88b5));
+    assert_eq!(of_six.iter().map(facts).collect::<Vec<_>>(), [facts(rule)]);
+}
+
+/// A client that begins a trace and goes, and the port of another one that goes.
+#[test]
+fn a_trace_ends_with_its_client_and_with_its_port() {
+    let rig = Rig::new();
+    let path = rig.daemon.directory.path().join("control.sock");
+    let begin = || {
+        let mut client = UnixStream::connect(&path).unwrap();
+        client.write_all(b"GET /v1/ports/nic2/trace HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        let mut begun = [0; 12];
+        client.read_exact(&mut begun).unwrap();
+        (client, begun)
+    };
+    let clients: Vec<_> = (0..8).map(|_| begin()).collect();
+    assert!(clients.iter().all(|(_, begun)| begun == b"HTTP/1.1 200"));
+    assert_eq!(&begin().1, b"HTTP/1.1 409", "a switch has eight");
+    drop(clients);
+    let mut last = None;
+    wait::until("the traces have ended", SOON, || {
+        let (client, begun) = begin();
+        last = Some(client);
+        &begun == b"HTTP/1.1 200"
+    });
+    rig.daemon.client().remove_device("nic2").unwrap();
+    let (mut answer, mut client) = (Vec::new(), last.unwrap());
+    let mut buffer = [0; 4096];
+    while !answer.ends_with(b"\r\n0\r\n\r\n") {
+        let count = client.read(&mut buffer).unwrap();
         assert_ne!(count, 0, "the answer is cut off");
         answer.extend_from_slice(&buffer[..count]);
     }

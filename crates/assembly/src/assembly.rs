@@ -27,7 +27,7 @@ use crate::report::{
 };
 use crate::spec::{DeviceSpec, Spec, StoreSpec};
 use crate::stores::Progress;
-use crate::switches::Capture;
+use crate::switches::{Capture, Trace};
 use patterns::Patterns;
 
 /// A daemon's sidecores, stores, controllers and devices. `drop` drains the assembly.
@@ -358,6 +358,22 @@ impl Assembly {
     /// There is no such port, it has a capture already, or `snaplen` is too small or too large.
     pub fn capture(&self, port: &str, snaplen: u32) -> Result<Capture, OperationError> {
         self.lists.switches.capture(port, snaplen)
+    }
+
+    /// Begins a trace of the frames that are dropped from and to a port.
+    ///
+    /// # Errors
+    /// There is no such port, or its switch has too many traces.
+    pub fn trace_port(&self, port: &str) -> Result<Trace, OperationError> {
+        self.lists.switches.trace_port(port)
+    }
+
+    /// Begins a trace of the frames that a switch drops.
+    ///
+    /// # Errors
+    /// There is no such switch, or it has too many traces.
+    pub fn trace_switch(&self, switch: &str) -> Result<Trace, OperationError> {
+        self.lists.switches.trace_switch(switch)
     }
 
     /// Reports the devices, in the order of the configuration.

@@ -73,4 +73,4 @@ pub use operation::{ErrorKind, OperationError};
 pub use plan::dry_run;
 pub use remote::GivenUp;
 pub use sidecore_stage_capture::SNAPLEN_MAX;
-pub use switches::Capture;
+pub use switches::{Capture, Trace};

@@ -8,6 +8,7 @@ mod controller;
 mod net;
 mod remote;
 mod repair;
+mod trace;
 
 use std::ops::Deref;
 
@@ -31,6 +32,8 @@ pub use remote::{
     RemoteDeviceReport, RemoteReport, ServeReport,
 };
 pub use repair::{LossReport, RepairReport, RivalsReport};
+pub use trace::{DropReport, DropWay, FlowReport};
+
 pub use sidecore_block::QueueCounts;
 pub use sidecore_controller::{FunctionStats, HypervisorCounts};
 pub use sidecore_extent::TranslationCounts;

@@ -3,6 +3,7 @@
 mod capture;
 mod firewall;
 mod limits;
+mod trace;
 mod wire;
 
 use std::collections::BTreeMap;
@@ -30,6 +31,7 @@ use limits::limits;
 use wire::PortWire;
 
 pub use capture::Capture;
+pub use trace::Trace;
 
 /// A switch has nothing in flight: only a sidecore that is stuck takes longer to stop it.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
@@ -170,6 +172,20 @@ impl Switches {
         let capture = RunningSwitch::capture(&self.of_port(port)?, port, snaplen)?;
         tracing::info!(port, snaplen, "capture begins");
         Ok(capture)
+    }
+
+    /// Begins a trace of the frames that are dropped from and to a port.
+    pub(crate) fn trace_port(&self, port: &str) -> Result<Trace, OperationError> {
+        RunningSwitch::trace_port(&self.of_port(port)?, port)
+    }
+
+    /// Begins a trace of the frames that a switch drops.
+    pub(crate) fn trace_switch(&self, name: &str) -> Result<Trace, OperationError> {
+        let switch = self.get(name).ok_or_else(|| {
+            let why = format!("there is no switch \"{name}\"; `sidecore net list` shows them");
+            OperationError::new(ErrorKind::NotFound, why)
+        })?;
+        RunningSwitch::trace(&switch, name, None)
     }
 
     /// The switch that has this port.

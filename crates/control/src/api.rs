@@ -11,6 +11,8 @@ mod ports;
 mod remote;
 mod requests;
 mod routes;
+mod stream;
+mod trace;
 mod volumes;
 
 use std::io;
@@ -47,7 +49,7 @@ pub use ports::{LimitsOfPort, PortFaults, PortRules};
 pub use remote::{Invitation, NewClient, NewIohost, NewLink, NewServe};
 pub use requests::{
     CaptureQuery, CreateVolume, ExtentsQuery, MetricsQuery, Named, Place, Prune, Quota, Resize,
-    Share,
+    Share, TraceQuery,
 };
 
 /// The answer to `GET /v1/devices`.

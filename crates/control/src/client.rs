@@ -1,6 +1,6 @@
 //! A client of the control API of a running daemon. Blocking, for command lines and tests.
 
-mod capture;
+mod stream;
 mod volumes;
 
 use std::io;

@@ -42,7 +42,7 @@ mod source;
 pub use api::{
     Api, BindError, CaptureQuery, Controllers, CreateVolume, Devices, ExtentsQuery, Invitation,
     LimitsOfPort, MetricsQuery, Named, NewClient, NewDevice, NewIohost, NewLink, NewServe, Place,
-    PortFaults, PortRules, Prune, Quota, Resize, Share, Sidecores, Socket, Volumes,
+    PortFaults, PortRules, Prune, Quota, Resize, Share, Sidecores, Socket, TraceQuery, Volumes,
 };
 pub use client::{Client, ClientError};
 pub use config::{Config, Depth, Problem, Problems};

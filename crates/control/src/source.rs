@@ -6,7 +6,9 @@ use sidecore_assembly::report::{
     ClosedControllerReport, DeviceReport, RemoteReport, Stats, SwitchReport,
 };
 use sidecore_assembly::spec::{DeviceSpec, RemoteKind, RemotePart, StoreSpec};
-use sidecore_assembly::{Assembly, AssemblyError, Capture, ControllerHandle, OperationError};
+use sidecore_assembly::{
+    Assembly, AssemblyError, Capture, ControllerHandle, OperationError, Trace,
+};
 
 /// A running assembly, or a test's stand-in, that reports its state and can be changed.
 ///
@@ -56,6 +58,18 @@ pub trait Source: Send + Sync + 'static {
     /// # Errors
     /// There is no such port, it has a capture already, or `snaplen` is too small or too large.
     fn capture(&self, port: &str, snaplen: u32) -> Result<Capture, OperationError>;
+
+    /// Begins a trace of the frames that are dropped from and to a port.
+    ///
+    /// # Errors
+    /// There is no such port, or its switch has too many traces.
+    fn trace_port(&self, port: &str) -> Result<Trace, OperationError>;
+
+    /// Begins a trace of the frames that a switch drops.
+    ///
+    /// # Errors
+    /// There is no such switch, or it has too many traces.
+    fn trace_switch(&self, switch: &str) -> Result<Trace, OperationError>;
 
     /// Makes a key for a client, and returns the text of its invitation.
     ///
@@ -164,6 +178,14 @@ impl Source for Assembly {
 
     fn capture(&self, port: &str, snaplen: u32) -> Result<Capture, OperationError> {
         Self::capture(self, port, snaplen)
+    }
+
+    fn trace_port(&self, port: &str) -> Result<Trace, OperationError> {
+        Self::trace_port(self, port)
+    }
+
+    fn trace_switch(&self, switch: &str) -> Result<Trace, OperationError> {
+        Self::trace_switch(self, switch)
     }
 
     fn remote(&self) -> RemoteReport {

@@ -7,12 +7,16 @@ use std::sync::Arc;
 
 use serde_json::json;
 use sidecore_assembly::spec::{DeviceSpec, RemoteKind, RemotePart, SocketAccess, StoreSpec};
-use sidecore_assembly::{AssemblyError, Capture, ControllerHandle, ErrorKind, OperationError};
+use sidecore_assembly::{
+    AssemblyError, Capture, ControllerHandle, ErrorKind, OperationError, Trace,
+};
 use sidecore_control::report::{
     ClosedControllerReport, DeviceReport, DeviceState, DeviceStats, QueueCounters, QueueCounts,
     ReactorCounts, RemoteReport, SidecoreReport, Stats, SwitchReport,
 };
-use sidecore_control::{Api, BindError, CaptureQuery, Client, ClientError, Socket, Source};
+use sidecore_control::{
+    Api, BindError, CaptureQuery, Client, ClientError, Socket, Source, TraceQuery,
+};
 
 struct StandIn;
 
@@ -101,6 +105,14 @@ impl Source for StandIn {
         Err(OperationError::new(ErrorKind::Conflict, why))
     }
 
+    fn trace_port(&self, port: &str) -> Result<Trace, OperationError> {
+        Err(OperationError::new(ErrorKind::Conflict, format!("no trace of {port}")))
+    }
+
+    fn trace_switch(&self, switch: &str) -> Result<Trace, OperationError> {
+        Err(OperationError::new(ErrorKind::NotFound, format!("no switch {switch}")))
+    }
+
     fn invite(&self, client: &str) -> Result<String, OperationError> {
         Ok(format!("the invitation of {client}"))
     }
@@ -178,6 +190,11 @@ fn the_client_reads_the_reports_of_the_source() {
     let refused = client.capture("n/1", &query, || Ok(std::io::sink())).unwrap_err();
     assert!(matches!(&refused, ClientError::Denied { status: 409, .. }), "{refused:?}");
     assert_eq!(refused.to_string(), "no capture of 96 bytes of n/1");
+    let query = TraceQuery { count: Some(1), seconds: Some(2) };
+    let refused = client.trace_port("n/1", &query, || Ok(std::io::sink())).unwrap_err();
+    assert_eq!(refused.to_string(), "no trace of n/1");
+    let refused = client.trace_switch("a b", &TraceQuery::default(), || Ok(std::io::sink()));
+    assert_eq!(refused.unwrap_err().to_string(), "no switch a b");
     let rules = || vec!["to drop".to_owned()];
     client.set_faults("nic", "loss 1%").unwrap();
     client.set_limits("nic", vec!["from 1/s".to_owned()]).unwrap();

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use sidecore_units::Nanos;
 
-use crate::MacAddress;
+use crate::{MacAddress, TRACES_MAX};
 
 /// The most ports of a switch.
 pub const PORTS_MAX: usize = 256;
@@ -223,6 +223,9 @@ pub enum SwitchError {
         "a switch has {QUEUES_MAX} queues and a port {PORT_QUEUES_MAX} at most: use fewer queues"
     )]
     TooManyQueues,
+    /// There is no room for another trace.
+    #[error("the switch has {TRACES_MAX} traces already: end one of them first")]
+    TooManyTraces,
     /// The number is not that of a VLAN.
     #[error("vlan {vlan}: use a number from 1 to {VLAN_MAX}")]
     Vlan {

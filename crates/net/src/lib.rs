@@ -39,6 +39,7 @@ mod stage;
 mod stats;
 mod switch;
 mod table;
+mod trace;
 mod unit;
 
 pub use address::{MacAddress, NotAMacAddress};
@@ -54,4 +55,5 @@ pub use ports::{PortId, QueueId};
 pub use stage::{DropCause, Dropped, FrameStage, StageFrame, StagePlace, Verdict, Way};
 pub use stats::{DropReason, PortCounts, PortStats};
 pub use switch::{StationEntry, Switch, SwitchEvent, WAIT_TURNS};
+pub use trace::{DropTrace, DroppedFrame, TRACES_MAX, TraceId};
 pub use unit::SwitchUnit;

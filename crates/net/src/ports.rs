@@ -22,6 +22,14 @@ pub struct PortId {
     pub(crate) generation: u64,
 }
 
+impl PortId {
+    /// A number that no other port of the switch has, nor had: never 0.
+    #[must_use]
+    pub const fn number(self) -> u64 {
+        self.generation
+    }
+}
+
 /// Names a queue of a switch. It is invalid once the queue is detached, for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QueueId {

@@ -18,6 +18,7 @@ use crate::floods::Floods;
 use crate::head::Head;
 use crate::ports::{Lane, Port};
 use crate::table::{Key, Table};
+use crate::trace::Running;
 use crate::{
     DropReason, FrameStage, MacAddress, PortConfig, PortId, PortQueue, PortStats, Properties,
     QueueId, QueueState, StagePlace, SwitchError, SwitchOptions,
@@ -96,6 +97,7 @@ pub struct Switch {
     /// When the switch last looked at what need not be looked at in every turn.
     looked_at: Nanos,
     events: Vec<SwitchEvent>,
+    traces: Vec<Running>,
 }
 
 impl Switch {
@@ -116,6 +118,7 @@ impl Switch {
             now: Nanos::ZERO,
             looked_at: Nanos::ZERO,
             events: Vec::with_capacity(EVENTS_MAX),
+            traces: Vec::new(),
         }
     }
 
@@ -241,6 +244,7 @@ impl Switch {
         let detached = detached.collect();
         self.drop_waiting(port.index);
         self.drop_held(port.index);
+        self.traces.retain(|trace| trace.port != Some(port));
         self.table.forget(port.index, true);
         self.table.touch();
         if let Some(place) = self.ports.get_mut(usize::from(port.index)) {

@@ -1,5 +1,6 @@
 //! Captures of frames: a stage of a port copies the beginnings of frames into a ring, and a reader
-//! on another thread writes them as pcapng.
+//! on another thread writes them as pcapng. Traces of drops: a switch shows the frames that it
+//! drops, they take the same way, and their reader counts them by flow.
 //!
 //! The ring has a fixed size. A frame that finds no room in it goes on as all others do, and is
 //! counted as lost to the capture: a reader that does not read delays no frame.
@@ -17,10 +18,18 @@
     )
 )]
 
+mod flow;
 pub mod pcapng;
 mod reader;
+mod record;
 pub mod ring;
 mod stage;
+mod trace;
 
+pub use flow::Flow;
 pub use reader::CaptureReader;
-pub use stage::{CaptureCounts, CaptureStage, CaptureStats, RING_WORDS, SNAPLEN_MAX};
+pub use record::{CaptureCounts, CaptureStats};
+pub use stage::{CaptureStage, RING_WORDS, SNAPLEN_MAX};
+pub use trace::{
+    DropCounts, DropPlace, FLOWS_MAX, Group, TRACE_RING_WORDS, TraceReader, TraceRecorder,
+};

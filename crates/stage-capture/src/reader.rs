@@ -6,13 +6,13 @@ use sidecore_net::{Dropped, Way};
 use sidecore_telemetry::CounterSet as _;
 
 use crate::pcapng::{self, Direction, Packet};
+use crate::record::Seen;
 use crate::ring::Consumer;
-use crate::stage::Seen;
 use crate::{CaptureCounts, CaptureStats};
 
 /// Reads the frames of a capture, and writes them as pcapng.
 pub struct CaptureReader {
-    ring: Consumer,
+    ring: Consumer<{ Seen::WORDS }>,
     snaplen: u32,
     stats: Arc<CaptureStats>,
     bytes: Vec<u8>,
@@ -21,7 +21,11 @@ pub struct CaptureReader {
 }
 
 impl CaptureReader {
-    pub(crate) fn new(ring: Consumer, snaplen: u32, stats: Arc<CaptureStats>) -> Self {
+    pub(crate) fn new(
+        ring: Consumer<{ Seen::WORDS }>,
+        snaplen: u32,
+        stats: Arc<CaptureStats>,
+    ) -> Self {
         let bytes = Vec::with_capacity((snaplen as usize).next_multiple_of(8));
         Self { ring, snaplen, stats, bytes, epoch_ns: 0 }
     }

@@ -3,10 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// The words of a record's header that belong to its producer.
-pub const HEADER_WORDS: usize = 3;
-
-/// The shared part. A record is the number of its bytes, its header, and its bytes in words.
+/// The shared part. A record is the number of its bytes, its header, and its bytes in words. The
+/// words of the header belong to the producer.
 struct Ring {
     words: Box<[AtomicU64]>,
     /// Words written since the beginning, by the producer.
@@ -29,7 +27,7 @@ impl Ring {
 }
 
 /// The side that writes. Its drop closes the ring.
-pub struct Producer {
+pub struct Producer<const HEADER: usize> {
     ring: Arc<Ring>,
     written: u64,
     /// `Ring::read` when the producer last looked.
@@ -37,14 +35,14 @@ pub struct Producer {
 }
 
 /// The side that reads.
-pub struct Consumer {
+pub struct Consumer<const HEADER: usize> {
     ring: Arc<Ring>,
     read: u64,
 }
 
-/// Makes a ring of this many words of 8 bytes.
+/// Makes a ring of this many words of 8 bytes, for records with headers of `HEADER` words.
 #[must_use]
-pub fn ring(len_words: usize) -> (Producer, Consumer) {
+pub fn ring<const HEADER: usize>(len_words: usize) -> (Producer<HEADER>, Consumer<HEADER>) {
     let ring = Arc::new(Ring {
         words: std::iter::repeat_with(AtomicU64::default).take(len_words).collect(),
         written: AtomicU64::new(0),
@@ -54,15 +52,15 @@ pub fn ring(len_words: usize) -> (Producer, Consumer) {
     (Producer { ring: Arc::clone(&ring), written: 0, read: 0 }, Consumer { ring, read: 0 })
 }
 
-/// The words of a record with this many bytes.
-const fn record_words(len_bytes: usize) -> u64 {
-    (len_bytes.div_ceil(8) as u64).saturating_add(1).saturating_add(HEADER_WORDS as u64)
+/// The words of a record with so many words of header and this many bytes.
+const fn record_words(header_words: usize, len_bytes: usize) -> u64 {
+    (len_bytes.div_ceil(8) as u64).saturating_add(1).saturating_add(header_words as u64)
 }
 
-impl Producer {
+impl<const HEADER: usize> Producer<HEADER> {
     /// Writes a record. False if there is no room for it.
-    pub fn push(&mut self, header: [u64; HEADER_WORDS], bytes: &[u8]) -> bool {
-        let end = self.written.saturating_add(record_words(bytes.len()));
+    pub fn push(&mut self, header: [u64; HEADER], bytes: &[u8]) -> bool {
+        let end = self.written.saturating_add(record_words(HEADER, bytes.len()));
         if end.saturating_sub(self.read) > self.ring.len_words() {
             // Acquire: the consumer has read the words that are overwritten.
             self.read = self.ring.read.load(Ordering::Acquire);
@@ -88,15 +86,15 @@ impl Producer {
     }
 }
 
-impl Drop for Producer {
+impl<const HEADER: usize> Drop for Producer<HEADER> {
     fn drop(&mut self) {
         self.ring.is_closed.store(true, Ordering::Release);
     }
 }
 
-impl Consumer {
+impl<const HEADER: usize> Consumer<HEADER> {
     /// Reads a record: returns its header, and replaces `bytes` by its bytes.
-    pub fn pop(&mut self, bytes: &mut Vec<u8>) -> Option<[u64; HEADER_WORDS]> {
+    pub fn pop(&mut self, bytes: &mut Vec<u8>) -> Option<[u64; HEADER]> {
         if self.read == self.ring.written.load(Ordering::Acquire) {
             return None;
         }
@@ -105,10 +103,10 @@ impl Consumer {
             self.ring.word(at).map_or(0, |word| word.load(Ordering::Relaxed))
         };
         let len_bytes = usize::try_from(word(0)).unwrap_or(0);
-        let header = [word(1), word(2), word(3)];
-        let end = record_words(len_bytes);
+        let header = std::array::from_fn(|at| word((at as u64).saturating_add(1)));
+        let end = record_words(HEADER, len_bytes);
         bytes.clear();
-        for at in record_words(0)..end {
+        for at in record_words(HEADER, 0)..end {
             bytes.extend_from_slice(&word(at).to_le_bytes());
         }
         bytes.truncate(len_bytes);

@@ -1,98 +1,22 @@
 //! Captures of ports of a switch.
 #![forbid(unsafe_code)]
 
-use std::sync::Arc;
+mod net;
 
+use net::{Filter, Net, frame, mac};
 use sidecore_counting_alloc::{CountingAllocator, allocations};
-use sidecore_net::contract::{NIC, Station};
-use sidecore_net::{
-    DropCause, FrameStage, Guard, MacAddress, PortConfig, PortId, PortStats, Properties,
-    StageFrame, StagePlace, Switch, SwitchOptions, Verdict, Vlans, WAIT_TURNS, Way,
-};
+use sidecore_net::contract::NIC;
+use sidecore_net::{Properties, StagePlace, Vlans, WAIT_TURNS};
 use sidecore_stage_capture::{CaptureCounts, CaptureReader, CaptureStage, RING_WORDS};
 use sidecore_telemetry::CounterSet as _;
-use sidecore_units::Nanos;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// A filter that drops frames to its station whose first byte of payload is 0xee.
-struct Filter;
-
-impl FrameStage for Filter {
-    fn frame(&mut self, _: Nanos, frame: &StageFrame<'_>) -> Verdict {
-        let is_bad = frame.way() == Way::ToStation && frame.payload().first() == Some(&0xee);
-        if is_bad { Verdict::Drop(DropCause::Rule(0)) } else { Verdict::Pass }
-    }
-
-    fn look(&mut self, _: Nanos) {}
-
-    fn inherit(&mut self, _: &mut dyn FrameStage) {}
-}
-
-struct Net {
-    switch: Switch,
-    now: Nanos,
-    stations: Vec<Station>,
-    ports: Vec<PortId>,
-}
-
-fn mac(station: usize) -> [u8; 6] {
-    [2, 0, 0, 0, 0, station as u8 + 1]
-}
-
-fn frame(to: [u8; 6], from: usize, payload: &[u8]) -> Vec<u8> {
-    [&to[..], &mac(from), &[0x88, 0xb5], payload].concat()
-}
-
-impl Net {
-    /// Stations on ports with these VLANs.
-    fn new(vlans: &[Vlans]) -> Self {
-        let now = Nanos::from_millis(1_000);
-        let switch = Switch::new(SwitchOptions::new(7));
-        let mut net = Self { switch, now, stations: Vec::new(), ports: Vec::new() };
-        vlans.iter().for_each(|vlans| net.add(vlans.clone(), NIC, 2048));
-        net
-    }
-
-    /// Adds a station with so many receive buffers.
-    fn add(&mut self, vlans: Vlans, properties: Properties, buffers: usize) {
-        let mac = MacAddress(mac(self.stations.len()));
-        let guard = Guard { mac, ipv4: None, ipv6: None, router: false };
-        let guard = matches!(vlans, Vlans::Access(_)).then_some(guard);
-        let config = PortConfig { guard, vlans, floods: None, ..PortConfig::station() };
-        let (station, queue) = Station::new(properties, true);
-        let stats = Arc::<PortStats>::default();
-        let port = self.switch.add_port(self.now, "p", config, stats).unwrap();
-        self.switch.attach(port, Box::new(queue)).unwrap();
-        station.post(buffers, 2048);
-        self.stations.push(station);
-        self.ports.push(port);
-    }
-
-    fn set(&mut self, at: usize, place: StagePlace, stage: Option<Box<dyn FrameStage>>) {
-        drop(self.switch.set_stage(self.ports[at], place, stage).unwrap());
-    }
-
-    fn capture(&mut self, at: usize, snaplen: u32, ring_words: usize) -> CaptureReader {
-        let (stage, reader) = CaptureStage::new(snaplen, ring_words);
-        self.set(at, StagePlace::Capture, Some(Box::new(stage)));
-        reader
-    }
-
-    fn send(&mut self, from: usize, frame: &[u8]) {
-        self.stations[from].send(frame);
-        self.turn();
-    }
-
-    fn turn(&mut self) {
-        self.now = self.now.after(Nanos(1_000));
-        self.switch.turn(self.now, 32);
-    }
-
-    fn received(&self, at: usize) -> Vec<Vec<u8>> {
-        self.stations[at].received().into_iter().map(|received| received.frame).collect()
-    }
+fn capture(net: &mut Net, at: usize, snaplen: u32, ring_words: usize) -> CaptureReader {
+    let (stage, reader) = CaptureStage::new(snaplen, ring_words);
+    net.set(at, StagePlace::Capture, Some(Box::new(stage)));
+    reader
 }
 
 /// A packet in the file: its time, its direction, its size, its bytes, and its other options.
@@ -147,7 +71,7 @@ fn read(reader: &mut CaptureReader) -> Vec<Packet> {
 fn a_capture_has_frames_of_both_ways_and_the_reasons_of_drops() {
     let mut net = Net::new(&[Vlans::Access(1), Vlans::Access(1)]);
     net.set(1, StagePlace::Firewall, Some(Box::new(Filter)));
-    let mut reader = net.capture(1, 64, RING_WORDS);
+    let mut reader = capture(&mut net, 1, 64, RING_WORDS);
     reader.set_epoch(1 << 60);
     let sent = [
         (0, frame(mac(1), 0, &[7; 100])),
@@ -182,7 +106,7 @@ fn a_capture_has_frames_of_both_ways_and_the_reasons_of_drops() {
 fn a_capture_has_the_drops_of_a_station_that_cannot_take_a_frame() {
     let mut net = Net::new(&[Vlans::Access(1)]);
     net.add(Vlans::Access(1), Properties { frame_bytes: 518, ..NIC }, 1);
-    let mut reader = net.capture(1, 64, RING_WORDS);
+    let mut reader = capture(&mut net, 1, 64, RING_WORDS);
     let mut seen = || {
         let packets = read(&mut reader).into_iter();
         packets.map(|packet| (packet.bytes[14], packet.comment)).collect::<Vec<_>>()
@@ -223,7 +147,7 @@ fn a_frame_has_the_tag_of_the_port() {
         [trunk(), trunk(), access()],
     ] {
         let mut net = Net::new(&vlans);
-        let mut readers = [1, 2].map(|at| net.capture(at, 2000, RING_WORDS));
+        let mut readers = [1, 2].map(|at| capture(&mut net, at, 2000, RING_WORDS));
         let payload: Vec<u8> = (0..1400).map(|at| at as u8).collect();
         let mut sent = frame([0xff; 6], 0, &payload);
         if matches!(vlans[0], Vlans::Trunk { .. }) {
@@ -243,7 +167,7 @@ fn a_frame_has_the_tag_of_the_port() {
 fn a_capture_without_a_reader_delays_nothing_and_allocates_nothing() {
     let mut net = Net::new(&[Vlans::Access(1), Vlans::Access(1)]);
     // 12 words for each frame of 60 bytes: 5 fit.
-    let mut reader = net.capture(1, 64, 64);
+    let mut reader = capture(&mut net, 1, 64, 64);
     let sent = frame(mac(1), 0, &[7; 46]);
     // The first frames fill the tables.
     net.send(1, &frame(mac(0), 1, &[1; 46]));

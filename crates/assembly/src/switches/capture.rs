@@ -64,7 +64,7 @@ impl Drop for Capture {
     }
 }
 
-fn time_of_day_ns() -> u64 {
+pub(super) fn time_of_day_ns() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use sidecore_net::StagePlace;
 use sidecore_stage_firewall::{Firewall, FirewallStats, RuleError, Rules};
 use sidecore_telemetry::CounterSet as _;
+use sidecore_units::Nanos;
 
 use super::{RunningPort, RunningSwitch, Stage, StagesSpec, invalid};
 use crate::operation::OperationError;
@@ -17,26 +18,34 @@ pub(super) struct PortFirewall {
     connections: usize,
     /// None without rules: then there is no stage.
     running: Option<(Arc<Rules>, Arc<FirewallStats>)>,
+    /// When the rules were replaced, or later; by the sidecore's clock.
+    since: Nanos,
 }
 
 impl PortFirewall {
     /// The firewall with these keys, and its stage.
     pub(super) fn new(spec: &StagesSpec<'_>) -> Result<(Self, Stage), RuleError> {
         let connections = usize::try_from(spec.connections).unwrap_or(usize::MAX);
-        Self { connections, running: None }.with(spec.rules)
+        Self { connections, running: None, since: Nanos::ZERO }.with(spec.rules)
     }
 
     /// The same with other rules, and its stage.
     fn with(&self, rules: &[String]) -> Result<(Self, Stage), RuleError> {
         let (rules, connections) = (Arc::new(Rules::parse(rules)?), self.connections);
         if rules.texts().is_empty() {
-            return Ok((Self { connections, running: None }, None));
+            return Ok((Self { connections, running: None, since: self.since }, None));
         }
         // The standard library's hash keys are the process's random numbers.
         let seeds = [0, 1].map(|number: u8| RandomState::new().hash_one(number));
         let stage = Firewall::new(Arc::clone(&rules), connections, seeds);
         let running = Some((rules, Arc::clone(stage.stats())));
-        Ok((Self { connections, running }, Some(Box::new(stage))))
+        Ok((Self { connections, running, since: self.since }, Some(Box::new(stage))))
+    }
+
+    /// The rule of this number that has decided at this time, if it is one of those now.
+    pub(super) fn rule(&self, number: u16, at: Nanos) -> Option<&str> {
+        let (rules, _) = self.running.as_ref().filter(|_| at > self.since)?;
+        rules.texts().get(usize::from(number)).map(String::as_str)
     }
 
     pub(super) fn report(&self) -> Option<FirewallReport> {
@@ -59,7 +68,9 @@ impl RunningSwitch {
             let invalid = |error: RuleError| invalid(error.to_string());
             port.firewall.with(rules).map_err(invalid)
         };
-        self.set_stage(port, StagePlace::Firewall, make, |port, firewall| port.firewall = firewall)
-            .map(drop)
+        let note = |port: &mut RunningPort, firewall| {
+            port.firewall = PortFirewall { since: self.now(), ..firewall };
+        };
+        self.set_stage(port, StagePlace::Firewall, make, note).map(drop)
     }
 }

@@ -192,6 +192,7 @@ fn operation(route: &Route, sent: &mut SchemaGenerator, answered: &mut SchemaGen
         Answer::Nothing => (204, json!({ "description": "Done" })),
         Answer::Text(kind) => (200, content(kind, text())),
         Answer::Stream(kind) => (200, content(kind, json!({}))),
+        Answer::Lines(kind, schema) => (200, content(kind, schema(answered).to_value())),
         Answer::Json(status, schema) => {
             (status, content("application/json", schema(answered).to_value()))
         }

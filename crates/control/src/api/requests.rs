@@ -75,11 +75,8 @@ impl CaptureQuery {
     }
 
     pub(crate) fn text(&self) -> String {
-        let limit = |name, limit: Option<u64>| {
-            limit.map(|limit| format!("&{name}={limit}")).unwrap_or_default()
-        };
-        let (count, seconds) = (limit("count", self.count), limit("seconds", self.seconds));
-        format!("snaplen={}{count}{seconds}", self.snaplen)
+        let limits = [limit("count", self.count), limit("seconds", self.seconds)].concat();
+        format!("?{limits}snaplen={}", self.snaplen)
     }
 }
 
@@ -87,6 +84,29 @@ impl Default for CaptureQuery {
     fn default() -> Self {
         Self { snaplen: SNAPLEN_MAX, count: None, seconds: None }
     }
+}
+
+/// The limits of a trace: the query of `GET /v1/ports/{port}/trace`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TraceQuery {
+    /// The number of dropped frames after which the trace ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub count: Option<u64>,
+    /// The seconds after which the trace ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<u64>,
+}
+
+impl TraceQuery {
+    pub(crate) fn text(&self) -> String {
+        format!("?{}", [limit("count", self.count), limit("seconds", self.seconds)].concat())
+    }
+}
+
+/// A parameter of a query, if it is set, with a separator behind it.
+fn limit(name: &str, limit: Option<u64>) -> String {
+    limit.map(|limit| format!("{name}={limit}&")).unwrap_or_default()
 }
 
 /// The query of `GET /metrics`.

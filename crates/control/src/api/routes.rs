@@ -6,17 +6,19 @@ use axum::Router;
 use schemars::SchemaGenerator;
 use serde_json::{Map, Value};
 use sidecore_assembly::report::{
-    CheckReport, ControllerReport, DeviceReport, ExtentsReport, FirewallReport, RemoteReport,
-    Stats, VolumeReport,
+    CheckReport, ControllerReport, DeviceReport, DropReport, ExtentsReport, FirewallReport,
+    RemoteReport, Stats, VolumeReport,
 };
 
 use super::document::SchemaOf;
 use super::requests::{
     CaptureQuery, CreateVolume, ExtentsQuery, MetricsQuery, Named, Prune, Quota, Resize, Share,
+    TraceQuery,
 };
 use super::{
     Controllers, Devices, Invitation, LimitsOfPort, NewClient, NewDevice, NewIohost, NewLink,
-    NewServe, PortFaults, PortRules, Sidecores, Switches, Volumes, capture, ports, remote, volumes,
+    NewServe, PortFaults, PortRules, Sidecores, Switches, Volumes, capture, ports, remote, trace,
+    volumes,
 };
 use crate::Source;
 
@@ -39,6 +41,8 @@ pub(super) enum Answer {
     Text(&'static str),
     /// Bytes that may come for as long as the client wants them.
     Stream(&'static str),
+    /// The same of lines, each of which is JSON of a type.
+    Lines(&'static str, SchemaOf),
     /// 204 No Content.
     Nothing,
 }
@@ -49,6 +53,13 @@ use Answer::{Nothing, Stream, Text};
 macro_rules! json {
     ($status:literal, $type:ty) => {
         Answer::Json($status, SchemaGenerator::subschema_for::<$type>)
+    };
+}
+
+/// Lines of JSON of this type.
+macro_rules! lines {
+    ($type:ty) => {
+        Answer::Lines(trace::CONTENT_TYPE, SchemaGenerator::subschema_for::<$type>)
     };
 }
 
@@ -109,6 +120,12 @@ routes! {
     get "/v1/ports/{port}/capture" => capture::capture,
         "The frames of a port as they pass, until the client disconnects",
         Stream(capture::CONTENT_TYPE), query CaptureQuery;
+    get "/v1/ports/{port}/trace" => trace::port,
+        "Frames from and to a port as they are dropped, by flow and reason",
+        lines!(DropReport), query TraceQuery;
+    get "/v1/switches/{switch}/trace" => trace::switch,
+        "Frames of a switch as they are dropped, by flow and reason",
+        lines!(DropReport), query TraceQuery;
     get "/v1/remote" => remote::report, "Links, clients and IOhosts", json!(200, RemoteReport);
     post "/v1/remote/clients/{client}/invite" => remote::invite, "Make a key for a client",
         json!(200, Invitation);
