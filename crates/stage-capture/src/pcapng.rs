@@ -1,6 +1,12 @@
 //! Blocks of a pcapng file (draft-ietf-opsawg-pcapng): one section with one Ethernet interface, in
 //! little endian.
 
+#[cfg(feature = "contract")]
+mod read;
+
+#[cfg(feature = "contract")]
+pub use read::{File, Malformed, ReadPacket, read};
+
 /// Types of blocks (section 4).
 const SECTION: u32 = 0x0a0d_0d0a;
 const INTERFACE: u32 = 1;

@@ -7,6 +7,7 @@ use net::{Filter, Net, frame, mac};
 use sidecore_counting_alloc::{CountingAllocator, allocations};
 use sidecore_net::contract::NIC;
 use sidecore_net::{Properties, StagePlace, Vlans, WAIT_TURNS};
+use sidecore_stage_capture::pcapng::{self, Direction, Malformed, ReadPacket};
 use sidecore_stage_capture::{CaptureCounts, CaptureReader, CaptureStage, RING_WORDS};
 use sidecore_telemetry::CounterSet as _;
 
@@ -19,52 +20,14 @@ fn capture(net: &mut Net, at: usize, snaplen: u32, ring_words: usize) -> Capture
     reader
 }
 
-/// A packet in the file: its time, its direction, its size, its bytes, and its other options.
-#[derive(Debug, PartialEq, Eq)]
-struct Packet {
-    at: u64,
-    is_to_station: bool,
-    len_bytes: u32,
-    bytes: Vec<u8>,
-    comment: Option<String>,
-    lost: u64,
-}
-
-fn packets(mut file: &[u8]) -> Vec<Packet> {
-    let mut packets = Vec::new();
-    while !file.is_empty() {
-        let field = |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().unwrap());
-        let (kind, block_bytes) = (field(0), field(4) as usize);
-        if kind == 6 {
-            let at = u64::from(field(12)) << 32 | u64::from(field(16));
-            let count = field(20) as usize;
-            let bytes = file[28..28 + count].to_vec();
-            let mut options = &file[28 + count.next_multiple_of(4)..block_bytes - 4];
-            let len_bytes = field(24);
-            let mut packet =
-                Packet { at, is_to_station: false, len_bytes, bytes, comment: None, lost: 0 };
-            while options[0] != 0 {
-                let count = usize::from(options[2]);
-                let value = &options[4..4 + count];
-                match options[0] {
-                    1 => packet.comment = Some(String::from_utf8(value.to_vec()).unwrap()),
-                    2 => packet.is_to_station = value[0] == 2,
-                    4 => packet.lost = u64::from_le_bytes(value.try_into().unwrap()),
-                    _ => panic!("{options:?}"),
-                }
-                options = &options[4 + count.next_multiple_of(4)..];
-            }
-            packets.push(packet);
-        }
-        file = &file[block_bytes..];
-    }
-    packets
-}
-
-fn read(reader: &mut CaptureReader) -> Vec<Packet> {
+/// The packets of a file with all that the reader has now.
+fn read(reader: &mut CaptureReader) -> Vec<ReadPacket> {
     let mut file = Vec::new();
+    reader.start(&mut file, "nic");
     reader.read(&mut file, u64::MAX, usize::MAX);
-    packets(&file)
+    let file = pcapng::read(&file).unwrap();
+    assert_eq!(file.interface, "nic");
+    file.packets
 }
 
 #[test]
@@ -85,9 +48,9 @@ fn a_capture_has_frames_of_both_ways_and_the_reasons_of_drops() {
     }
     let comments = [None, None, Some("dropped: rule_out, rule 1"), Some("dropped: spoofed_mac")];
     let expected =
-        sent.iter().zip(comments).zip(1_u64..).map(|(((from, frame), comment), at)| Packet {
-            at: (1 << 60) + start.0 + at * 1_000,
-            is_to_station: *from == 0,
+        sent.iter().zip(comments).zip(1_u64..).map(|(((from, frame), comment), at)| ReadPacket {
+            at_ns: (1 << 60) + start.0 + at * 1_000,
+            direction: if *from == 0 { Direction::Outbound } else { Direction::Inbound },
             len_bytes: frame.len() as u32,
             bytes: frame[..frame.len().min(64)].to_vec(),
             comment: comment.map(str::to_owned),
@@ -188,7 +151,41 @@ fn a_capture_without_a_reader_delays_nothing_and_allocates_nothing() {
     let next = read(&mut reader);
     assert_eq!((next.len(), next[0].lost), (1, 995));
     let mut file = Vec::new();
+    reader.start(&mut file, "nic");
     reader.end(&mut file, 1);
-    assert_eq!(file.len() % 4, 0);
-    assert!(file.windows(12).any(|part| part == [5, 0, 8, 0, 0xe3, 3, 0, 0, 0, 0, 0, 0]));
+    assert_eq!(pcapng::read(&file).unwrap().end, Some((1, 7 + 995, 995)));
+}
+
+/// The reader of these tests is strict: a file that is cut off or changed is refused, or has
+/// other contents.
+#[test]
+fn a_file_that_the_writer_would_not_write_is_refused() {
+    let packet = |number: u8| ReadPacket {
+        at_ns: u64::from(number) << 40,
+        direction: Direction::Inbound,
+        len_bytes: 1514,
+        bytes: vec![number; usize::from(number)],
+        lost: number.into(),
+        comment: number.is_multiple_of(2).then(|| "dropped: mtu".to_owned()),
+    };
+    let file = pcapng::File {
+        application: "test".to_owned(),
+        interface: "nic".to_owned(),
+        snaplen: 96,
+        packets: (1..6).map(packet).collect(),
+        end: Some((1 << 50, 20, 15)),
+    };
+    let mut bytes = Vec::new();
+    file.write(&mut bytes);
+    assert_eq!(pcapng::read(&bytes), Ok(file.clone()));
+    let blocks = (0..bytes.len()).filter(|end| pcapng::read(&bytes[..*end]).is_ok()).count();
+    assert_eq!(blocks, 1 + 2 + 5, "nothing, or whole blocks but the last");
+    for at in 0..bytes.len() {
+        let mut wrong = bytes.clone();
+        wrong[at] ^= 0x80;
+        assert_ne!(pcapng::read(&wrong).as_ref(), Ok(&file), "byte {at}");
+    }
+    let twice = [&bytes[..], &bytes].concat();
+    let why = "a block that does not belong here";
+    assert_eq!(pcapng::read(&twice), Err(Malformed { at: bytes.len(), why }));
 }
