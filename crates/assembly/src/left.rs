@@ -41,14 +41,63 @@ struct ExportedDevice {
     socket: SocketState,
     /// Empty unless the device is an NVMe function.
     known: SubsystemState,
+    /// Empty unless the device is a port of a switch. Versions without it ignore it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    stations: Vec<LearntStation>,
+}
+
+/// A station that a switch has learnt on a device's port.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LearntStation {
+    /// Its Ethernet address.
+    pub mac: String,
+    pub vlan: u16,
+    /// The seconds since its last frame.
+    pub silent_s: u64,
+}
+
+/// The field of [`ExportedDevice`] with stations: all that a device without a client leaves.
+#[derive(Serialize, Deserialize)]
+struct Stations {
+    #[serde(default)]
+    stations: Vec<LearntStation>,
 }
 
 impl LeftDevice {
     /// Packs the client of a device, with its subsystem's state if the device is an NVMe function.
     /// `None`, and a line in the log, if the state cannot be written.
     pub(crate) fn pack(name: &str, socket: Snapshot, known: SubsystemState) -> Option<Self> {
+        Self::pack_all(name, socket, known, Vec::new())
+    }
+
+    /// As [`pack`](Self::pack), of a NIC with the stations that were learnt on its port.
+    pub(crate) fn pack_nic(
+        name: &str,
+        socket: Snapshot,
+        stations: Vec<LearntStation>,
+    ) -> Option<Self> {
+        Self::pack_all(name, socket, SubsystemState::default(), stations)
+    }
+
+    /// Packs the stations that were learnt on the port of a device without a client; `None` if
+    /// there are none.
+    pub(crate) fn pack_stations(name: &str, stations: Vec<LearntStation>) -> Option<Self> {
+        if stations.is_empty() {
+            return None;
+        }
+        let state = serde_json::to_vec(&Stations { stations }).ok()?;
+        Some(Self { name: name.to_owned(), state, fds: Vec::new() })
+    }
+
+    fn pack_all(
+        name: &str,
+        socket: Snapshot,
+        known: SubsystemState,
+        stations: Vec<LearntStation>,
+    ) -> Option<Self> {
         let Snapshot { state, fds } = socket;
-        match serde_json::to_vec(&ExportedDevice { version: VERSION, socket: state, known }) {
+        let exported = ExportedDevice { version: VERSION, socket: state, known, stations };
+        match serde_json::to_vec(&exported) {
             Ok(state) => Some(Self { name: name.to_owned(), state, fds }),
             Err(error) => {
                 tracing::error!(device = name, %error, "the connected VMM cannot be exported");
@@ -66,6 +115,12 @@ impl LeftDevice {
             known: SubsystemState,
         }
         serde_json::from_slice(&self.state).map(|part: Part| part.known).unwrap_or_default()
+    }
+
+    /// The stations that were learnt on the device's port; none if they cannot be read.
+    pub(crate) fn stations(&self) -> Vec<LearntStation> {
+        let stations = serde_json::from_slice(&self.state);
+        stations.map(|read: Stations| read.stations).unwrap_or_default()
     }
 
     /// Unpacks the client. A client whose state cannot be read is disconnected, and the log has the

@@ -3,6 +3,7 @@
 mod capture;
 mod firewall;
 mod limits;
+mod stations;
 mod trace;
 mod wire;
 

@@ -24,6 +24,7 @@ fn spec(directory: &Path) -> Spec {
             switch: "lan".to_owned(),
             mac: format!("52:54:00:00:00:0{station}"),
             packed: station == 2,
+            any_source: station == 3,
             ..VirtioNetSpec::default()
         })),
         socket: directory.join(format!("nic{station}.sock")),
@@ -35,7 +36,7 @@ fn spec(directory: &Path) -> Spec {
     Spec {
         sidecores: vec![SidecoreSpec { name: "sc0".to_owned(), cpu: None }],
         switches: vec![switch],
-        devices: vec![nic(1), nic(2)],
+        devices: vec![nic(1), nic(2), nic(3)],
         ..Spec::default()
     }
 }
@@ -65,23 +66,32 @@ fn frames_pass_before_and_after_restarts() {
         let options = NetClientOptions { packed: station == 2, ..NetClientOptions::default() };
         NetClient::connect(&spec.devices[station - 1].socket, &options).unwrap()
     };
-    let (mut one, mut two) = (connect(1), connect(2));
+    let (mut one, mut two, mut three) = (connect(1), connect(2), connect(3));
+    // Station 9 is behind the guest of NIC 3.
+    pass(&mut three, &mut one, [9, 1], 0);
     pass(&mut one, &mut two, [1, 2], 1);
     for restart in 0..3 {
         let mut left = assembly.hand_over();
         drop(assembly);
-        assert_eq!(left.len(), 2);
+        assert_eq!(left.len(), 3);
         // No more than a service manager keeps.
         let keep = |LeftDevice { name, state, fds }| LeftDevice { name, state, fds };
         let mut left: Vec<_> = left.drain(..).map(keep).collect();
         assembly = Assembly::take_over(&spec, &mut left).unwrap();
         assert!(left.is_empty());
+        // An address that is not known would be asked for on all ports.
+        pass(&mut one, &mut three, [1, 9], 30 + restart);
+        let counters = |port: usize| assembly.switches(true)[0].ports[port].counters.clone();
+        assert_eq!((counters(0).in_floods, counters(1).out_frames), (0, 0));
         pass(&mut one, &mut two, [1, 2], 10 + restart);
         pass(&mut two, &mut one, [2, 1], 20 + restart);
     }
     let reports = assembly.switches(true);
     assert!(reports[0].ports.iter().all(|port| port.is_up && port.counters.out_frames == 1));
-    assert_eq!(reports[0].stations.len(), 2);
+    let stations = &reports[0].stations;
+    let learnt: Vec<_> = stations.iter().filter(|station| !station.is_fixed).collect();
+    assert_eq!((stations.len(), learnt.len()), (3, 1));
+    assert_eq!((learnt[0].mac.as_str(), learnt[0].port.as_str()), ("52:54:00:00:00:09", "nic3"));
 }
 
 /// The report of the interface, and of its port.
@@ -156,5 +166,5 @@ fn add_and_remove_the_host() {
     };
     let error = assembly.add_device(&other, None).unwrap_err().to_string();
     assert!(error.contains("interface \"lo\"") && error.contains("is it a TAP"), "{error}");
-    assert_eq!(assembly.devices().len(), 2);
+    assert_eq!(assembly.devices().len(), 3);
 }

@@ -376,6 +376,27 @@ impl Switch {
         Ok(())
     }
 
+    /// Notes a station that another switch has learnt on a port in its place, and that was silent
+    /// for so long. Returns whether it is noted: not if the port could not learn it now, if it is
+    /// known by now, or too old.
+    pub fn restore_station(
+        &mut self,
+        now: Nanos,
+        port: PortId,
+        (mac, vlan): (MacAddress, u16),
+        silent: Nanos,
+    ) -> bool {
+        let Some(found) = self.port(port) else { return false };
+        let config = &found.config;
+        let is_own = config.guard.as_ref().is_none_or(|guard| guard.mac == mac);
+        let may_be = is_own && config.vlans.have(vlan) && found.is_open();
+        if !may_be || !mac.is_station() || silent > self.options.age {
+            return false;
+        }
+        let (seen_at, limit) = (Nanos(now.0.saturating_sub(silent.0)), config.stations);
+        self.table.restore(Key::new(mac, vlan), port.index, seen_at, limit)
+    }
+
     /// The stations that the switch knows.
     pub fn stations(&self) -> impl Iterator<Item = StationEntry> + '_ {
         self.table.iter().filter_map(|(key, index, is_fixed, seen_at)| {

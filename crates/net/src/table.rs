@@ -166,6 +166,12 @@ impl Table {
         Learned::New
     }
 
+    /// Notes a station that was seen on `port` at this time, unless it is known by now. Returns
+    /// whether it was noted.
+    pub fn restore(&mut self, key: Key, port: u16, seen_at: Nanos, limit: usize) -> bool {
+        self.find(key).is_none() && self.learn(key, port, seen_at, limit) == Learned::New
+    }
+
     fn relearn(&mut self, place: (usize, usize), port: u16, now: Nanos) -> Learned {
         let Some(entry) = self.entry_mut(place) else {
             return Learned::Full;

@@ -480,3 +480,38 @@ fn frames_cross_between_a_nic_and_a_wire() {
         assert_eq!((w.frames(), a.only().frame), (vec![there], back));
     }
 }
+
+/// The stations that another switch has learnt in this one's place.
+#[test]
+fn restored_stations_are_known_if_their_port_could_learn_them() {
+    let mut lan = Lan::new();
+    lan.now = Nanos::from_millis(3_600_000);
+    let (a, b) = (lan.add(PortConfig { stations: 2, ..access(1) }), lan.add(access(1)));
+    let c = lan.add(PortConfig { guard: Some(guard(7)), ..access(1) });
+    let now = lan.now;
+    let minute = Nanos::from_millis(60_000);
+    let mut restore = |port, number: u8, vlan, silent| {
+        lan.switch.restore_station(now, port, (mac(number), vlan), silent)
+    };
+    assert!(restore(a.port, 1, 1, minute));
+    assert!(!restore(b.port, 1, 1, Nanos::ZERO), "it is known by now, on another port");
+    assert!(!restore(b.port, 2, 2, minute), "the port is not in that VLAN");
+    assert!(!restore(b.port, 2, 1, Nanos::from_millis(300_001)), "it is too old");
+    assert!(!restore(c.port, 3, 1, minute), "the port may not have it");
+    assert!(!restore(c.port, 7, 1, minute), "it is the configured one");
+    assert!(restore(a.port, 4, 1, minute));
+    assert!(!restore(a.port, 5, 1, minute), "the port may have two");
+    assert!(!lan.switch.restore_station(now, b.port, (BROADCAST, 1), minute));
+    b.station.send(&plain(mac(1), mac(9), 60));
+    lan.turn();
+    assert_eq!((a.frames().len(), c.frames().len(), b.counts().in_floods), (1, 0, 0));
+    // Its silence goes on: it ages as it would have.
+    let known = |lan: &Lan| lan.switch.stations().any(|station| station.mac == mac(4));
+    assert!(known(&lan));
+    // Less than the age of a station; some turns look at a part of the table each.
+    for _ in 0..1_200 {
+        lan.now = lan.now.after(Nanos::from_millis(241));
+        lan.turn();
+    }
+    assert!(!known(&lan));
+}

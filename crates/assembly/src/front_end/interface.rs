@@ -160,14 +160,22 @@ impl Drop for Interface {
 }
 
 impl FrontEnd for Interface {
-    fn serve(&self, _: &Path, _: Place, _: Option<LeftDevice>) -> Result<(), AssemblyError> {
+    fn serve(&self, _: &Path, _: Place, left: Option<LeftDevice>) -> Result<(), AssemblyError> {
         let running = self.open().map_err(|error| AssemblyError::Kernel {
             name: self.name.clone(),
             error: self.explained(&error),
         })?;
         *self.running() = Some(running);
         tracing::info!(device = self.name, interface = self.interface(), "interface opened");
+        let stations = left.as_ref().map(LeftDevice::stations).unwrap_or_default();
+        self.switch.resume_stations(&self.name, self.port, stations);
         Ok(())
+    }
+
+    fn hand_over(&self) -> Option<LeftDevice> {
+        let stations = self.switch.learnt(self.port);
+        self.stop();
+        LeftDevice::pack_stations(&self.name, stations)
     }
 
     fn stop(&self) -> bool {

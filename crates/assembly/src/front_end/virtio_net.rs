@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use sidecore_block::Geometry;
 use sidecore_linux::peer_event;
 use sidecore_net::{Guard, PortConfig, PortId, QueueId, SwitchError, SwitchUnit, Vlans};
-use sidecore_nvme_subsystem::SubsystemState;
 use sidecore_peer::{Disconnect, Service};
 use sidecore_reactor::IdleMode;
 use sidecore_ring::RingState;
@@ -279,7 +278,11 @@ impl FrontEnd for VirtioNet {
         left: Option<LeftDevice>,
     ) -> Result<(), AssemblyError> {
         let endpoint = VirtioEndpoint(Arc::clone(&self.served) as Arc<dyn VirtioDevice>);
-        self.socket.serve(self.served.device.name(), &self.service, endpoint, socket, place, left)
+        let (served, name) = (&self.served, self.served.device.name());
+        let stations = left.as_ref().map(LeftDevice::stations).unwrap_or_default();
+        self.socket.serve(name, &self.service, endpoint, socket, place, left)?;
+        served.switch.resume_stations(name, served.port, stations);
+        Ok(())
     }
 
     fn stop(&self) -> bool {
@@ -287,8 +290,9 @@ impl FrontEnd for VirtioNet {
     }
 
     fn hand_over(&self) -> Option<LeftDevice> {
-        let (name, snapshot) = (self.served.device.name(), self.socket.export()?);
-        LeftDevice::pack(name, snapshot, SubsystemState::default())
+        // The switch forgets them when the queues stop.
+        let stations = self.served.switch.learnt(self.served.port);
+        LeftDevice::pack_nic(self.served.device.name(), self.socket.export()?, stations)
     }
 
     fn close(&self) {
