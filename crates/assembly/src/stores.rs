@@ -186,7 +186,7 @@ pub(crate) fn behind(
     bottom: Arc<dyn BlockDevice>,
 ) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
     let mut stages = spec.stages.iter().rev();
-    let opened = stages.try_fold(bottom, |below, stage| stage.open(below));
+    let opened = stages.try_fold(bottom, |below, stage| stage.open(&spec.name, below));
     opened.map_err(|error| AssemblyError::Stage { name: spec.name.clone(), error })
 }
 

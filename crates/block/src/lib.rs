@@ -67,5 +67,5 @@ pub use mapped::Mapped;
 pub use null::NullStore;
 pub use ram::RamStore;
 pub use request::{Batch, BlockRequest, Detour, Operation, Tag, dropped_tags};
-pub use stage::{Stage, StageError};
+pub use stage::{OpenedStage, Stage, StageError};
 pub use stats::{QueueCounts, QueueStats};

@@ -25,12 +25,15 @@ pub trait Stage: Sized {
     /// Whether no write gets past it.
     fn is_read_only(&self) -> bool;
 
-    /// The device that it makes of the one below it.
+    /// The device that it makes of the one below it, as a stage of the store called `store`.
     ///
     /// # Errors
     /// A file that the stage needs cannot be used, or the device below does not fit the stage.
-    fn open(&self, below: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>, StageError>;
+    fn open(&self, store: &str, below: Arc<dyn BlockDevice>) -> OpenedStage;
 }
+
+/// The device that a stage has made, or why it could not.
+pub type OpenedStage = Result<Arc<dyn BlockDevice>, StageError>;
 
 /// Why a stage cannot be opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

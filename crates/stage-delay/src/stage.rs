@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sidecore_block::{BlockDevice, Stage, StageError};
+use sidecore_block::{BlockDevice, OpenedStage, Stage};
 use sidecore_keys::{Key, Kind, Values, keys};
 use sidecore_units::Nanos;
 
@@ -37,7 +37,7 @@ impl Stage for DelayStage {
         false
     }
 
-    fn open(&self, below: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>, StageError> {
+    fn open(&self, _: &str, below: Arc<dyn BlockDevice>) -> OpenedStage {
         Ok(Arc::new(DelayStore::new(below, Nanos::from_micros(self.delay_us))))
     }
 }

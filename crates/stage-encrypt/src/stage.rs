@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sidecore_block::{BlockDevice, Stage, StageError};
+use sidecore_block::{BlockDevice, OpenedStage, Stage, StageError};
 use sidecore_keys::{Key, Kind, Values, keys};
 use sidecore_luks::{FileFault, Header, open_header, read_key_file};
 
@@ -45,7 +45,7 @@ impl Stage for EncryptStage {
         false
     }
 
-    fn open(&self, below: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>, StageError> {
+    fn open(&self, _: &str, below: Arc<dyn BlockDevice>) -> OpenedStage {
         let failed = |reason: String| StageError { stage: Self::WORD, reason };
         let of_header = |error| FileFault::Header { path: self.header.clone(), error };
         let file = open_header(&self.header).map_err(|error| failed(error.to_string()))?;

@@ -183,7 +183,7 @@ fn the_stage_opens_with_its_key_alone_and_says_why_not() {
     let open = |header: &str, key_file: &str| {
         let stage =
             EncryptStage { header: path(header), key_file: path(key_file), allow_discards: false };
-        stage.open(ram()).map(|device| device.geometry().capacity_bytes)
+        stage.open("disk", ram()).map(|device| device.geometry().capacity_bytes)
     };
     assert_eq!(open("header", "key"), Ok(4 << 20));
     for (header, key, words) in [

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use sidecore_block::{BlockDevice, Stage, StageError};
+use sidecore_block::{BlockDevice, OpenedStage, Stage};
 use sidecore_keys::{FromValue, Key, Kind, Value, Values, keys};
 use sidecore_units::Sector;
 
@@ -47,7 +47,7 @@ impl Stage for FaultPlan {
         false
     }
 
-    fn open(&self, below: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>, StageError> {
+    fn open(&self, _: &str, below: Arc<dyn BlockDevice>) -> OpenedStage {
         Ok(Arc::new(FaultStore::new(below, self.clone())))
     }
 }

@@ -21,7 +21,8 @@ use std::io;
 use std::sync::Arc;
 
 use sidecore_block::{
-    BlockChannel, BlockDevice, BlockError, BlockRequest, FilterChannel, Geometry, Stage, StageError,
+    BlockChannel, BlockDevice, BlockError, BlockRequest, FilterChannel, Geometry, OpenedStage,
+    Stage,
 };
 use sidecore_keys::{Key, Values};
 use sidecore_reactor::CoreContext;
@@ -44,7 +45,7 @@ impl Stage for ReadOnlyStage {
         true
     }
 
-    fn open(&self, below: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>, StageError> {
+    fn open(&self, _: &str, below: Arc<dyn BlockDevice>) -> OpenedStage {
         Ok(Arc::new(ReadOnlyStore { inner: below }))
     }
 }

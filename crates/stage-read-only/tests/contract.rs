@@ -12,7 +12,7 @@ fn ram() -> Arc<dyn BlockDevice> {
 
 #[test]
 fn read_only_keeps_the_contract() {
-    check_at_each_depth(&|| ReadOnlyStage.open(ram()).unwrap());
+    check_at_each_depth(&|| ReadOnlyStage.open("disk", ram()).unwrap());
 }
 
 #[test]
@@ -20,7 +20,7 @@ fn nothing_that_writes_gets_through() {
     let store = ram();
     let written = pattern(3, 8192);
     Harness::new(&store, 8).store(0, &written);
-    let stage = ReadOnlyStage.open(Arc::clone(&store)).unwrap();
+    let stage = ReadOnlyStage.open("disk", Arc::clone(&store)).unwrap();
     assert!(stage.geometry().read_only && !store.geometry().read_only);
     let mut harness = Harness::new(&stage, 8);
     harness.poke(0x1_0000_0000, &pattern(4, 4096));

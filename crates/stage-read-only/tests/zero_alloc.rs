@@ -13,5 +13,5 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 #[test]
 fn read_only() {
     let ram = Arc::new(RamStore::new(Geometry::new(1 << 20, 512)).unwrap());
-    allocates_nothing(&*ReadOnlyStage.open(ram).unwrap(), allocations);
+    allocates_nothing(&*ReadOnlyStage.open("disk", ram).unwrap(), allocations);
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sidecore_block::{BlockDevice, Stage, StageError};
+use sidecore_block::{BlockDevice, OpenedStage, Stage};
 use sidecore_keys::{Key, Kind, Values, Variant};
 
 /// The key of a store for the stages in front of it.
@@ -74,13 +74,14 @@ macro_rules! stages {
                 }
             }
 
-            /// The device that it makes of the one below it.
+            /// The device that it makes of the one below it, for the store of this name.
             pub(crate) fn open(
                 &self,
+                store: &str,
                 below: Arc<dyn BlockDevice>,
-            ) -> Result<Arc<dyn BlockDevice>, StageError> {
+            ) -> OpenedStage {
                 match self {
-                    $( Self::$name(stage) => stage.open(below), )*
+                    $( Self::$name(stage) => stage.open(store, below), )*
                 }
             }
         }
