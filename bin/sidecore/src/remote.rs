@@ -472,6 +472,13 @@ mod tests {
         let socket = "/run/{device}.sock";
         let wanted = json!({ "iohost": "io1", "front_end": "nvme", "socket": socket });
         assert_eq!((name.as_str(), keys, line.socket), ("db", wanted, Some("/c".into())));
+        let line = "sidecore serve add db /{device} --stage read-only --stage delay,delay_us=5";
+        let line = <Line as clap::Parser>::try_parse_from(line.split(' ')).unwrap();
+        let Command::Serve(Part::Add { keys, .. }) = line.arguments.command else {
+            panic!("another command")
+        };
+        let stages = json!([{ "type": "read-only" }, { "type": "delay", "delay_us": 5 }]);
+        assert_eq!(keys.keys()["stage"], stages);
     }
 
     #[test]

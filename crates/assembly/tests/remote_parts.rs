@@ -11,7 +11,7 @@ use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
     ClientSpec, DeviceSpec, FileOptions, FrontEndSpec, IohostSpec, LinkKind, LinkSpec,
     MemoryLinkSpec, RemoteKind, RemotePart, ServeSpec, SidecoreSpec, Spec, StoreKind, StoreSpec,
-    UdpLinkSpec, VrioSpec,
+    UdpLinkSpec, Value, Values, VrioSpec,
 };
 use sidecore_assembly::{Assembly, LeftDevice};
 use sidecore_driver::Status;
@@ -139,6 +139,7 @@ fn iohost_and_vmhost(directory: &Path) -> [Spec; 2] {
         pattern: "db-*".to_owned(),
         devices_max: 4,
         device,
+        stages: Vec::new(),
     };
     [iohost, Spec { iohosts: vec![io1()], serves: vec![serve], ..spec(wire) }]
 }
@@ -185,6 +186,28 @@ fn a_guest_of_a_pattern_is_handed_over_as_that_of_a_configured_device() {
         if serves[0].devices == ["db-1"] { Ok(()) } else { Err(format!("{serves:?}")) }
     });
     drop(guest);
+}
+
+/// A guest of a device that a pattern has made reaches the IOhost through the pattern's stages.
+#[test]
+fn requests_of_a_device_of_a_pattern_pass_the_stages_of_the_pattern() {
+    let directory = tempfile::tempdir().unwrap();
+    let [iohost_spec, mut vmhost_spec] = iohost_and_vmhost(directory.path());
+    let delay = Values([("delay_us", Value::Number(1))].into());
+    vmhost_spec.serves[0].stages = vec![("delay", delay), ("read-only", Values::default())];
+    let _iohost = Assembly::start(&iohost_spec).unwrap();
+    let vmhost = Arc::new(Assembly::start(&vmhost_spec).unwrap());
+    vmhost.serve_patterns().unwrap();
+    wait::succeed(Duration::from_secs(20), || {
+        let devices = vmhost.devices();
+        let is_served = devices.iter().any(|device| device.state == DeviceState::Waiting);
+        if is_served { Ok(()) } else { Err(format!("{devices:?}")) }
+    });
+    let report = vmhost.devices().remove(0);
+    assert_eq!((report.stages, report.read_only), (vec!["delay".into(), "read-only".into()], true));
+    let mut guest = guest::connect(&directory.path().join("db-1.sock"));
+    assert_eq!(guest::write(&mut guest, 8, 7), Status::IoError);
+    assert_eq!(guest::read(&mut guest, 8), 0);
 }
 
 /// A client whose key cannot be read is not added, and can be added once it can.

@@ -8,7 +8,7 @@ use super::Assembly;
 use crate::AssemblyError;
 use crate::report::{DeviceState, RefusedDeviceReport, ServeReport};
 use crate::spec::{
-    DEVICE_IN_PATH, DeviceSpec, RemoteSpec, ServeSpec, StoreKind, StoreSpec, is_name,
+    DEVICE_IN_PATH, DeviceSpec, RemoteSpec, ServeSpec, StageSpec, StoreKind, StoreSpec, is_name,
     is_socket_path,
 };
 
@@ -211,8 +211,10 @@ fn maker<'a>(serves: &'a [ServeSpec], device: &str) -> Option<&'a ServeSpec> {
 /// The local device for a device of an IOhost, and its store.
 fn local(serve: &ServeSpec, device: &str) -> Result<(DeviceSpec, StoreSpec), AssemblyError> {
     let socket = serve.device.socket.display().to_string().replace(DEVICE_IN_PATH, device);
-    is_socket_path("socket", &sidecore_keys::Value::Path(socket.clone().into()))
-        .map_err(|why| AssemblyError::Remote { name: device.to_owned(), error: why })?;
+    let failed = |error| AssemblyError::Remote { name: device.to_owned(), error };
+    is_socket_path("socket", &sidecore_keys::Value::Path(socket.clone().into())).map_err(failed)?;
+    let stages = serve.stages.iter().map(|stage| StageSpec::of_device(stage, device));
+    let stages = stages.collect::<Result<_, _>>().map_err(failed)?;
     // Names in the configuration have no slash.
     let store = format!("{}/{device}@{device}", serve.iohost);
     let remote =
@@ -223,7 +225,7 @@ fn local(serve: &ServeSpec, device: &str) -> Result<(DeviceSpec, StoreSpec), Ass
         socket: socket.into(),
         ..serve.device.clone()
     };
-    Ok((spec, StoreSpec::new(store, StoreKind::Remote(remote))))
+    Ok((spec, StoreSpec { stages, ..StoreSpec::new(store, StoreKind::Remote(remote)) }))
 }
 
 impl Assembly {
@@ -321,6 +323,8 @@ impl Assembly {
 
 #[cfg(test)]
 mod tests {
+    use sidecore_keys::{Value, Values};
+
     use super::*;
 
     fn serve(name: &str, pattern: &str, devices_max: usize) -> ServeSpec {
@@ -330,6 +334,7 @@ mod tests {
             pattern: pattern.to_owned(),
             devices_max,
             device: DeviceSpec { socket: "/run/{device}.sock".into(), ..DeviceSpec::default() },
+            stages: Vec::new(),
         }
     }
 
@@ -471,5 +476,22 @@ mod tests {
         let mut long = serve("db", "*", 8);
         long.device.socket = format!("/{}/{{device}}.sock", "x".repeat(60)).into();
         assert!(local(&long, &"y".repeat(60)).is_err());
+    }
+
+    #[test]
+    fn the_store_has_the_stages_of_its_pattern_with_the_name_in_their_texts() {
+        let path = |path: &str| Value::Path(path.into());
+        let keys = [("header", path("/k/{device}/a.luks")), ("key_file", path("/k/{device}.key"))];
+        let mut serve = serve("db", "*", 8);
+        serve.stages =
+            vec![("read-only", Values::default()), ("encrypt", Values(BTreeMap::from(keys)))];
+        let (_, store) = local(&serve, "db-1").unwrap();
+        let words: Vec<&str> = store.stages.iter().map(StageSpec::word).collect();
+        assert_eq!(words, ["read-only", "encrypt"]);
+        let StageSpec::Encrypt(stage) = &store.stages[1] else { panic!("{store:?}") };
+        assert_eq!(stage.header.to_str(), Some("/k/db-1/a.luks"));
+        assert_eq!(stage.key_file.to_str(), Some("/k/db-1.key"));
+        serve.stages = vec![("no-such", Values::default())];
+        assert!(local(&serve, "db-1").unwrap_err().to_string().contains("no such stage"));
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use sidecore_keys::{Key, Kind, Value, Values, size};
 
 use super::rules::{NAME, has_name};
+use super::stage::{SERVE_STAGE, StageOfMany};
 use super::{DeviceSpec, LimitsSpec, LinkKind, LinkSpec};
 
 /// The longest name of a client, in bytes: as on the wire (docs/vrio.md).
@@ -331,9 +332,10 @@ pub const SERVE: &[Key] = &[
         "64",
         "how many devices it serves at most, 1 to 256",
     ),
+    SERVE_STAGE,
 ];
 
-/// The part of a socket's path that the name of the device replaces.
+/// The part of a socket's path, or of a stage's text, that the name of the device replaces.
 pub const DEVICE_IN_PATH: &str = "{device}";
 
 /// The way to serve the devices of an IOhost with certain names, as soon as it has them.
@@ -349,6 +351,8 @@ pub struct ServeSpec {
     pub devices_max: usize,
     /// A device without name and store. Its socket has [`DEVICE_IN_PATH`] in it.
     pub device: DeviceSpec,
+    /// The stages in front of each device, in the order in which a request passes them.
+    pub stages: Vec<StageOfMany>,
 }
 
 impl ServeSpec {
@@ -361,6 +365,7 @@ impl ServeSpec {
             pattern: values.get("pattern").unwrap_or_else(|| "*".to_owned()),
             devices_max: values.get("devices_max").unwrap_or(64),
             device,
+            stages: values.get("stage").unwrap_or_default(),
         }
     }
 

@@ -1,9 +1,12 @@
 //! The stages that there are. A stage is its own crate, and a line at the end of this file.
 
+use std::ffi::OsStr;
 use std::sync::Arc;
 
 use sidecore_block::{BlockDevice, OpenedStage, Stage};
-use sidecore_keys::{Key, Kind, Values, Variant};
+use sidecore_keys::{Key, Kind, Value, Values, Variant};
+
+use super::DEVICE_IN_PATH;
 
 /// The key of a store for the stages in front of it.
 pub const STAGE: Key = Key::new(
@@ -12,6 +15,19 @@ pub const STAGE: Key = Key::new(
     "none",
     "the [stages](#storestage) in front of it",
 );
+
+/// The key of a pattern for the stages in front of each of its devices.
+pub(super) const SERVE_STAGE: Key = Key::new(
+    "stage",
+    Kind::Sections("serve.stage", StageSpec::VARIANTS),
+    "none",
+    "the [stages](#storestage) in front of each device, as sections `[[serve.stage]]`. `{device}` \
+     in their texts and paths stands for the name of the device",
+);
+
+/// A stage that is not one device's: its word, and the values of its keys, in whose texts and paths
+/// [`DEVICE_IN_PATH`] stands for the name of a device.
+pub type StageOfMany = (&'static str, Values);
 
 macro_rules! stages {
     ($( $name:ident($stage:ty); )*) => {
@@ -93,4 +109,41 @@ stages! {
     Encrypt(sidecore_stage_encrypt::EncryptStage);
     Fault(sidecore_stage_fault::FaultPlan);
     ReadOnly(sidecore_stage_read_only::ReadOnlyStage);
+}
+
+impl StageSpec {
+    /// The stage of the device of this name.
+    ///
+    /// # Errors
+    /// With the name in it, a value breaks the rule of its key.
+    pub(crate) fn of_device((word, values): &StageOfMany, device: &str) -> Result<Self, String> {
+        let values = values.0.iter().map(|(key, value)| (*key, with_name(value, device)));
+        let values = Values(values.collect());
+        let failed = |why: String| format!("stage \"{word}\": {why}");
+        let variant = Self::VARIANTS.iter().find(|variant| variant.word == *word);
+        for key in variant.iter().flat_map(|variant| variant.keys) {
+            if let Some(value) = values.0.get(key.name) {
+                (key.check)(key.name, value).map_err(failed)?;
+            }
+        }
+        Self::from_values(word, &values).ok_or_else(|| failed("there is no such stage".to_owned()))
+    }
+}
+
+/// The value with a device's name in its texts.
+fn with_name(value: &Value, device: &str) -> Value {
+    let named = |text: &String| text.replace(DEVICE_IN_PATH, device);
+    match value {
+        Value::Text(text) => Value::Text(named(text)),
+        Value::Texts(texts) => Value::Texts(texts.iter().map(named).collect()),
+        // Part by part: the directory of the configuration file may be no text.
+        Value::Path(path) => {
+            let part = |part: &OsStr| match part.to_str() {
+                Some(text) => text.replace(DEVICE_IN_PATH, device).into(),
+                None => part.to_owned(),
+            };
+            Value::Path(path.iter().map(part).collect())
+        }
+        other => other.clone(),
+    }
 }

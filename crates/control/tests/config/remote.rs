@@ -1,6 +1,6 @@
 //! Links, clients, IOhosts, exported devices and remote stores.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sidecore_assembly::spec::{IdleMode, LinkKind, Nanos, RemoteSpec, StoreKind};
@@ -242,4 +242,30 @@ fn a_pattern_has_the_keys_of_its_devices() {
     }
     let said = parsed(&format!("{SERVE}{SERVE}")).unwrap_err();
     assert!(said.contains("\"db\""), "{said}");
+}
+
+#[test]
+fn a_pattern_has_stages_as_a_store_has() {
+    let parsed = |stages: &str| {
+        parse(Path::new("/"), &format!("{GOOD}{REMOTE}{SERVE}{stages}"), Depth::Text)
+            .map_err(|problems| problems.to_string())
+    };
+    let encrypt = "[[serve.stage]]\ntype = \"encrypt\"\nheader = \"{device}.luks\"\n\
+                   key_file = \"/k/{device}.key\"\n";
+    let both = format!("{encrypt}[[serve.stage]]\ntype = \"delay\"\ndelay_us = 5\n");
+    let stages = parsed(&both).unwrap().spec.serves.remove(0).stages;
+    let words: Vec<&str> = stages.iter().map(|(word, _)| *word).collect();
+    assert_eq!(words, ["encrypt", "delay"]);
+    assert_eq!(stages[0].1.get("header"), Some(PathBuf::from("/{device}.luks")));
+    for (from, to, message) in [
+        ("delay_us = 5", "", "[[serve.stage]] of [[serve]] \"db\": `delay_us` is missing"),
+        ("delay_us", "delays_us", "did you mean `delay_us`?"),
+        ("\"delay\"", "\"tape\"", "type = \"tape\" is not one of \"delay\""),
+    ] {
+        assert!(both.contains(from), "{from}");
+        let said = parsed(&both.replace(from, to)).unwrap_err();
+        assert!(said.contains(message), "{message}: {said}");
+    }
+    let said = parsed(&encrypt.replace("[[serve.stage]]", "[serve.stage]")).unwrap_err();
+    assert!(said.contains("write [[serve.stage]]"), "{said}");
 }
