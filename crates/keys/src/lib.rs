@@ -35,6 +35,8 @@ pub struct Key {
     pub check: fn(&str, &Value) -> Result<(), String>,
     /// An example, if the section makes no sense without the key.
     pub required: Option<&'static str>,
+    /// Whether only the configuration file may have it, and no request of the control API.
+    pub in_file_only: bool,
     /// The default in Markdown.
     pub default: &'static str,
     /// The meaning in Markdown, in lower case and without a full stop.
@@ -50,7 +52,8 @@ impl Key {
         default: &'static str,
         meaning: &'static str,
     ) -> Self {
-        Self { name, kind, check: |_, _| Ok(()), required: None, default, meaning }
+        let check = |_: &str, _: &Value| Ok(());
+        Self { name, kind, check, required: None, in_file_only: false, default, meaning }
     }
 
     /// Reports a required key that is missing; `example` is a value for the message.
@@ -68,6 +71,12 @@ impl Key {
     #[must_use]
     pub const fn with_example(self, example: &'static str) -> Self {
         Self { required: Some(example), ..self }
+    }
+
+    /// The same key, now refused outside of the configuration file.
+    #[must_use]
+    pub const fn in_file_only(self) -> Self {
+        Self { in_file_only: true, ..self }
     }
 
     /// The same with another rule.

@@ -56,10 +56,11 @@ pub(super) fn schema_of_keys(
 }
 
 fn properties<'a>(keys: impl Iterator<Item = &'a Key>) -> Map<String, Value> {
-    keys.map(|key| {
-        (key.name.to_owned(), described(of_kind(key.kind), &keys::sentence(key.meaning)))
-    })
-    .collect()
+    keys.filter(|key| !key.in_file_only)
+        .map(|key| {
+            (key.name.to_owned(), described(of_kind(key.kind), &keys::sentence(key.meaning)))
+        })
+        .collect()
 }
 
 fn of_kind(kind: Kind) -> Value {

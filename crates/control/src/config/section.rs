@@ -130,6 +130,11 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
             }
             return None;
         };
+        if key.in_file_only && self.problems.base.is_none() {
+            let message = format!("`{name}` is allowed in the configuration file only");
+            self.complain(written.span(), message);
+            return None;
+        }
         let mut places = vec![written.span()];
         let value = match key.kind {
             Kind::Sections(heading, variants) => Ok(self.sections(name, heading, variants)),
