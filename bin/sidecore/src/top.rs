@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use sidecore_control::Client;
-use sidecore_control::report::{DeviceReport, QueueCounters, SidecoreReport, Stats};
+use sidecore_control::report::{DeviceReport, MeterReport, QueueCounters, SidecoreReport, Stats};
 
 use crate::print;
 use crate::table::Table;
 use crate::terminal::Terminal;
-use crate::units::{micros, short};
+use crate::units::{bytes, micros, short};
 
 pub(crate) fn run(client: &Client, interval: Duration) -> Result<()> {
     // The first request comes before the screen is taken, so that an error without a daemon stays
@@ -40,6 +40,10 @@ fn render(before: &Stats, now: &Stats, devices: &[DeviceReport]) -> String {
     let mut text = sidecores(&before.sidecores, &now.sidecores, elapsed_ns).render();
     text.push('\n');
     text.push_str(&disks(before, now, devices, elapsed_ns).render());
+    if !now.meters.is_empty() {
+        text.push('\n');
+        text.push_str(&meters(&before.meters, &now.meters, elapsed_ns).render());
+    }
     text
 }
 
@@ -104,6 +108,41 @@ fn disks(before: &Stats, now: &Stats, devices: &[DeviceReport], elapsed_ns: u64)
     table
 }
 
+fn meters(before: &[MeterReport], now: &[MeterReport], elapsed_ns: u64) -> Table {
+    let mut table = Table::new(&[
+        "METER",
+        ">READ/s",
+        ">WRITE/s",
+        ">FLUSH/s",
+        ">DISCARD/s",
+        ">RD MB/s",
+        ">WR MB/s",
+        ">READ",
+        ">WRITTEN",
+        ">ERRORS",
+    ]);
+    let fresh = MeterReport::default();
+    for meter in now {
+        let old = before.iter().find(|old| old.name == meter.name).unwrap_or(&fresh);
+        let rate = |counter: fn(&MeterReport) -> u64| {
+            per_second(counter(meter).saturating_sub(counter(old)), elapsed_ns)
+        };
+        table.row([
+            meter.name.clone(),
+            short(rate(|meter| meter.reads)),
+            short(rate(|meter| meter.writes)),
+            short(rate(|meter| meter.flushes)),
+            short(rate(|meter| meter.discards)),
+            format!("{:.1}", rate(|meter| meter.bytes_read) / 1e6),
+            format!("{:.1}", rate(|meter| meter.bytes_written) / 1e6),
+            bytes(meter.bytes_read),
+            bytes(meter.bytes_written),
+            meter.errors.to_string(),
+        ]);
+    }
+    table
+}
+
 fn per_second(count: u64, elapsed_ns: u64) -> f64 {
     share(count, elapsed_ns) * 1e9
 }
@@ -116,7 +155,7 @@ fn share(part: u64, whole: u64) -> f64 {
 mod tests {
     use super::*;
     use sidecore_control::report::{
-        DeviceStats, Latency, LatencyCounts, QueueCounts, ReactorCounts,
+        DeviceStats, Latency, LatencyCounts, MeterCounts, QueueCounts, ReactorCounts,
     };
 
     fn sample(uptime_ns: u64, turns: u64, busy_ns: u64, latencies: &[(u64, u64)]) -> Stats {
@@ -132,6 +171,7 @@ mod tests {
             interval_ns: None,
             sidecores: vec![sidecore],
             devices: vec![DeviceStats { name: "vd0".to_owned(), queues: vec![queue] }],
+            meters: Vec::new(),
         }
     }
 
@@ -145,6 +185,20 @@ mod tests {
         assert_eq!(disk[9..11], ["2.00", "2.00"], "{text}");
         let sidecore: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
         assert_eq!(sidecore[..5], ["sc0", "any", "0", "20.0", "0.0"], "{text}");
+    }
+
+    #[test]
+    fn a_meter_has_its_rates_and_its_bytes_so_far() {
+        let with = |uptime_ns, reads, bytes_read| {
+            let counts = MeterCounts { reads, bytes_read, ..MeterCounts::default() };
+            let meters = vec![MeterReport { name: "disk".to_owned(), counts }];
+            Stats { meters, ..sample(uptime_ns, 0, 0, &[]) }
+        };
+        let (before, now) = (with(0, 10, 1 << 20), with(2_000_000_000, 30, 5 << 20));
+        let text = render(&before, &now, &[]);
+        let meter: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
+        assert_eq!(meter, ["disk", "10", "0", "0", "0", "2.1", "0.0", "5MiB", "0B", "0"], "{text}");
+        assert!(!render(&sample(1, 0, 0, &[]), &sample(2, 0, 0, &[]), &[]).contains("METER"));
     }
 
     #[test]

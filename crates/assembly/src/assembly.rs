@@ -22,8 +22,8 @@ use crate::operation::OperationError;
 use crate::plan::{check, find_store};
 use crate::remote::GivenUp;
 use crate::report::{
-    ClosedControllerReport, DeviceReport, DeviceState, RemoteReport, SidecoreReport, Stats,
-    SwitchReport,
+    ClosedControllerReport, DeviceReport, DeviceState, MeterReport, RemoteReport, SidecoreReport,
+    Stats, SwitchReport,
 };
 use crate::spec::{DeviceSpec, Spec, StoreSpec};
 use crate::stores::Progress;
@@ -306,7 +306,8 @@ impl Assembly {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let now = self.clock.now();
-        let mut devices: Vec<_> = self.lists.all_disks().iter().map(|disk| disk.stats()).collect();
+        let disks = self.lists.all_disks();
+        let mut devices: Vec<_> = disks.iter().map(|disk| disk.stats()).collect();
         self.sort(&mut devices, |device| &device.name);
         Stats {
             uptime_ns: now.since(self.started_at).0,
@@ -317,6 +318,7 @@ impl Assembly {
                 .map(|sidecore| SidecoreReport::of(sidecore, now))
                 .collect(),
             devices,
+            meters: MeterReport::all(disks.iter().flat_map(|disk| disk.meters())),
         }
     }
 

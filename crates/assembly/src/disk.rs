@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::UNIX_EPOCH;
 
-use sidecore_block::BlockDevice;
+use sidecore_block::{BlockDevice, Meter};
 use sidecore_peer::Service;
 use sidecore_reactor::IdleMode;
 use sidecore_sidecore::Sidecore;
@@ -281,7 +281,14 @@ impl Disk {
             )
         });
         let fallback = self.store.upgrade().and_then(|store| store.fallback());
-        fallback.into_iter().chain(loss).chain(self.front_end.warning()).collect()
+        let meters = self.meters();
+        let problems = meters.iter().filter_map(|meter| meter.problem());
+        fallback.into_iter().chain(loss).chain(self.front_end.warning()).chain(problems).collect()
+    }
+
+    /// The meters on the way of the device's requests.
+    pub(crate) fn meters(&self) -> Vec<Arc<Meter>> {
+        self.store.upgrade().map(|store| store.meters()).unwrap_or_default()
     }
 
     /// The sum of all queues' counters, without the histogram's buckets.

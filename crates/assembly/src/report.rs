@@ -5,6 +5,7 @@
 
 mod closed;
 mod controller;
+mod meter;
 mod net;
 mod remote;
 mod repair;
@@ -24,6 +25,7 @@ pub use controller::{
     CheckReport, ControllerReport, EventReport, ExtentReport, ExtentsReport, FunctionReport,
     SpaceReport, TreeMemoryReport, TreeReport, VolumeReport,
 };
+pub use meter::MeterReport;
 pub use net::{
     CaptureReport, FirewallReport, PortReport, RuleReport, StationReport, SwitchReport, WireReport,
 };
@@ -34,7 +36,7 @@ pub use remote::{
 pub use repair::{LossReport, RepairReport, RivalsReport};
 pub use trace::{DropReport, DropWay, FlowReport};
 
-pub use sidecore_block::QueueCounts;
+pub use sidecore_block::{MeterCounts, QueueCounts};
 pub use sidecore_controller::{FunctionStats, HypervisorCounts};
 pub use sidecore_extent::TranslationCounts;
 pub use sidecore_link::LinkCounts;
@@ -60,6 +62,9 @@ pub struct Stats {
     pub sidecores: Vec<SidecoreReport>,
     /// The devices, in the order of the configuration.
     pub devices: Vec<DeviceStats>,
+    /// The meters in front of stores that devices lead to, by their names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub meters: Vec<MeterReport>,
 }
 
 impl Stats {
@@ -201,6 +206,7 @@ show_counts! {
     SidecoreReport: counts of ReactorCounts,
     QueueCounters: counts of QueueCounts,
     ControllerReport: counts of HypervisorCounts,
+    MeterReport: counts of MeterCounts,
     FunctionReport: stats of FunctionStats,
 }
 

@@ -2,12 +2,13 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use sidecore_memory::GuestMemory;
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
-use crate::{Batch, BoundsError, Mapped};
+use crate::{Batch, BoundsError, Mapped, Meter};
 
 /// The size and the alignment rules of a store. They do not change while the store is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +106,11 @@ pub trait BlockDevice: Send + Sync {
     /// loss of the store behind it.
     fn loss(&self) -> Option<String> {
         None
+    }
+
+    /// The meters on the way of its requests. A stage adds its own to those of the store behind it.
+    fn meters(&self) -> Vec<Arc<Meter>> {
+        Vec::new()
     }
 }
 

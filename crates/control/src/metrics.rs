@@ -96,6 +96,7 @@ pub(crate) fn render(
     if per_queue {
         page.queues(stats);
     }
+    page.meters(stats);
     page.controllers(controllers);
     page.remote(remote);
     page.switches(switches);
@@ -211,6 +212,12 @@ impl Page {
             (vec![("device", *device), ("queue", index.as_str())], &queue.counts)
         });
         self.counts("sidecore_queue_", labelled);
+    }
+
+    fn meters(&mut self, stats: &Stats) {
+        let meters = stats.meters.iter();
+        let labelled = meters.map(|meter| (vec![("meter", meter.name.as_str())], &meter.counts));
+        self.counts("sidecore_meter_", labelled);
     }
 
     /// Writes a histogram of latencies, and the longest latency, for each of `things`.

@@ -39,6 +39,7 @@ impl Source for StandIn {
             interval_ns: None,
             sidecores: vec![sidecore],
             devices: vec![DeviceStats { name: "vd0".to_owned(), queues: vec![queue()] }],
+            meters: Vec::new(),
         }
     }
 

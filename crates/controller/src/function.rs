@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 
-use sidecore_block::{BlockChannel, BlockDevice, Gate, Geometry};
+use sidecore_block::{BlockChannel, BlockDevice, Gate, Geometry, Meter};
 use sidecore_extent::{FunctionId, TreeRoot};
 use sidecore_reactor::CoreContext;
 
@@ -202,5 +202,9 @@ impl BlockDevice for VirtualFunction {
 
     fn loss(&self) -> Option<String> {
         self.ports.loss.as_deref().map(str::to_owned)
+    }
+
+    fn meters(&self) -> Vec<Arc<Meter>> {
+        self.ports.store.meters()
     }
 }

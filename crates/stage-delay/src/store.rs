@@ -5,7 +5,9 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use sidecore_block::{Batch, BlockChannel, BlockDevice, BlockRequest, Geometry, Next, Readiness};
+use sidecore_block::{
+    Batch, BlockChannel, BlockDevice, BlockRequest, Geometry, Meter, Next, Readiness,
+};
 use sidecore_memory::GuestMemory;
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
@@ -31,6 +33,10 @@ impl DelayStore {
 impl BlockDevice for DelayStore {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
+    }
+
+    fn meters(&self) -> Vec<Arc<Meter>> {
+        self.inner.meters()
     }
 
     fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {

@@ -4,7 +4,9 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sidecore_block::{BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Operation};
+use sidecore_block::{
+    BlockChannel, BlockDevice, BlockError, BlockRequest, Geometry, Meter, Operation,
+};
 use sidecore_luks::{Segment, Xts};
 use sidecore_reactor::CoreContext;
 
@@ -144,6 +146,10 @@ impl BlockDevice for EncryptStore {
     fn geometry(&self) -> Geometry {
         self.cipher.grow(&self.inner.geometry());
         self.cipher.geometry()
+    }
+
+    fn meters(&self) -> Vec<Arc<Meter>> {
+        self.inner.meters()
     }
 
     fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {

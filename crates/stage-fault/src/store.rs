@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sidecore_block::{
-    BlockChannel, BlockDevice, BlockError, BlockRequest, FilterChannel, Geometry, Operation,
+    BlockChannel, BlockDevice, BlockError, BlockRequest, FilterChannel, Geometry, Meter, Operation,
 };
 use sidecore_reactor::CoreContext;
 
@@ -99,6 +99,10 @@ impl FaultStore {
 impl BlockDevice for FaultStore {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
+    }
+
+    fn meters(&self) -> Vec<Arc<Meter>> {
+        self.inner.meters()
     }
 
     fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {

@@ -21,8 +21,8 @@ use std::io;
 use std::sync::Arc;
 
 use sidecore_block::{
-    BlockChannel, BlockDevice, BlockError, BlockRequest, FilterChannel, Geometry, OpenedStage,
-    Stage,
+    BlockChannel, BlockDevice, BlockError, BlockRequest, FilterChannel, Geometry, Meter,
+    OpenedStage, Stage,
 };
 use sidecore_keys::{Key, Values};
 use sidecore_reactor::CoreContext;
@@ -57,6 +57,10 @@ struct ReadOnlyStore {
 impl BlockDevice for ReadOnlyStore {
     fn geometry(&self) -> Geometry {
         Geometry { read_only: true, ..self.inner.geometry() }
+    }
+
+    fn meters(&self) -> Vec<Arc<Meter>> {
+        self.inner.meters()
     }
 
     fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {

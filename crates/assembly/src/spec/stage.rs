@@ -1,6 +1,7 @@
 //! The stages that there are. A stage is its own crate, and a line at the end of this file.
 
 use std::ffi::OsStr;
+use std::path::Path;
 use std::sync::Arc;
 
 use sidecore_block::{BlockDevice, OpenedStage, Stage};
@@ -108,10 +109,20 @@ stages! {
     Delay(sidecore_stage_delay::DelayStage);
     Encrypt(sidecore_stage_encrypt::EncryptStage);
     Fault(sidecore_stage_fault::FaultPlan);
+    Meter(sidecore_stage_meter::MeterStage);
     ReadOnly(sidecore_stage_read_only::ReadOnlyStage);
 }
 
 impl StageSpec {
+    /// The file that it appends usage records to, if it writes any.
+    #[must_use]
+    pub fn records(&self) -> Option<&Path> {
+        match self {
+            Self::Meter(meter) => meter.records.as_deref(),
+            _ => None,
+        }
+    }
+
     /// The stage of the device of this name.
     ///
     /// # Errors

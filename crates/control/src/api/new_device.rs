@@ -147,6 +147,19 @@ mod tests {
         assert!(many.contains("`queues`") && many.contains("`seg_max`"), "{many}");
     }
 
+    /// A path that a user of the API chooses would be one to append to with the daemon's rights.
+    #[test]
+    fn a_key_of_the_configuration_file_is_refused() {
+        let with = |stage: Value| {
+            let mut device = good();
+            device.0["volume"]["stage"] = json!([stage]);
+            device.settle()
+        };
+        let said = with(json!({ "type": "meter", "records": "/etc/profile" })).unwrap_err();
+        assert_eq!(said, "`records` is allowed in the configuration file only");
+        assert!(with(json!({ "type": "meter", "name": "tenant 7" })).is_ok());
+    }
+
     #[test]
     fn a_remote_device_is_called_as_the_local_one_unless_it_says_otherwise() {
         let device = NewDevice::new("x", Path::new("/run/x.sock"));

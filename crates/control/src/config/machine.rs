@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use rustix::fs::Access;
 use sidecore_assembly::machine;
-use sidecore_assembly::spec::{FileOptions, HostFileOptions, LinkKind, SocketAccess, StoreKind};
+use sidecore_assembly::spec::{
+    FileOptions, HostFileOptions, LinkKind, SocketAccess, StageSpec, StoreKind,
+};
 
 use super::draft::{Draft, Part, StoreDraft};
 use super::functions;
@@ -37,6 +39,9 @@ pub(super) fn check(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
         }
     }
     invitations(draft, problems);
+    if depth == Depth::Machine {
+        records(draft, problems);
+    }
     for device in &draft.devices {
         accounts((&device.head.subject, &device.head), "socket", &device.spec.access, problems);
     }
@@ -80,6 +85,45 @@ fn invitations(draft: &Draft, problems: &mut Collector<'_>) {
             problems.add(place, &iohost.head.subject, message);
         }
     }
+}
+
+/// Checks that usage records can be written. A daemon starts without, and warns.
+fn records(draft: &Draft, problems: &mut Collector<'_>) {
+    let of_store = |store: &'_ Part<StoreDraft>| {
+        let paths = store.spec.stages.iter().filter_map(StageSpec::records);
+        paths.map(Path::to_owned).collect::<Vec<PathBuf>>()
+    };
+    let files = draft.stores.iter();
+    let files = files.flat_map(|store| of_store(store).into_iter().map(move |path| (store, path)));
+    let files: Vec<(&Part<StoreDraft>, PathBuf)> = files.collect();
+    let looks = files.iter().map(|(_, path)| {
+        let path = path.clone();
+        (path.clone(), move || records_file(&path))
+    });
+    let found = machine::in_time(PATIENCE, looks.collect());
+    for ((store, path), found) in files.iter().zip(found) {
+        let why = match found {
+            Some(Ok(())) => continue,
+            Some(Err(why)) => why,
+            None => format!("no answer within {} s", PATIENCE.as_secs()),
+        };
+        let message = format!(
+            "no usage records can be written to {}: {why}; choose a file in a directory that the \
+             daemon may write to",
+            path.display()
+        );
+        complain(store, "stage", message, problems);
+    }
+}
+
+fn records_file(path: &Path) -> Result<(), String> {
+    let (place, access) = match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_file() => (path, Access::READ_OK | Access::WRITE_OK),
+        Ok(_) => return Err("it is no regular file".to_owned()),
+        Err(_) => (path.parent().unwrap_or(path), Access::WRITE_OK | Access::EXEC_OK),
+    };
+    rustix::fs::access(place, access)
+        .map_err(|error| format!("{}: {}", place.display(), std::io::Error::from(error)))
 }
 
 fn cpus(draft: &Draft, problems: &mut Collector<'_>) {

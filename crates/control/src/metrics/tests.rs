@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 
 use sidecore_assembly::report::{
     ClientReport, DeviceStats, ExecutorReport, FirewallReport, FunctionReport, FunctionStats,
-    HypervisorCounts, IohostReport, Latency, LatencyCounts, LinkReport, PortReport, QueueCounts,
-    ReactorCounts, RemoteDeviceReport, RuleReport, ServeReport, SpaceReport, TranslationCounts,
-    TreeMemoryReport, TreeReport, WireReport,
+    HypervisorCounts, IohostReport, Latency, LatencyCounts, LinkReport, MeterReport, PortReport,
+    QueueCounts, ReactorCounts, RemoteDeviceReport, RuleReport, ServeReport, SpaceReport,
+    TranslationCounts, TreeMemoryReport, TreeReport, WireReport,
 };
 
 use super::*;
@@ -84,6 +84,7 @@ fn example() -> (Stats, Vec<DeviceReport>) {
         interval_ns: None,
         sidecores: vec![sidecore()],
         devices: vec![DeviceStats { name: "vd0".to_owned(), queues: vec![queue] }],
+        meters: vec![MeterReport { name: "disk".to_owned(), ..MeterReport::default() }],
     };
     (stats, vec![device])
 }

@@ -69,3 +69,26 @@ fn a_stage_that_refuses_writes_makes_a_reader() {
         "{problems}"
     );
 }
+
+/// The file of usage records may be written, or may be made. A daemon starts without it.
+#[test]
+fn usage_records_need_a_regular_file_or_a_directory() {
+    let directory = tempfile::tempdir().unwrap();
+    let check = |records: &str, depth| {
+        let text = format!(
+            "control_socket = \"c.sock\"\n[[sidecore]]\nname = \"sc0\"\n\
+             [[store]]\nname = \"disk\"\ntype = \"null\"\nsize = 512\n\
+             [[store.stage]]\ntype = \"meter\"\nname = \"tenant 7\"\nrecords = \"{records}\"\n\
+             interval_s = 60\n"
+        );
+        parse(directory.path(), &text, depth).map_err(|problems| problems.to_string())
+    };
+    let config = check("usage.jsonl", Depth::Machine).unwrap_or_else(|said| panic!("{said}"));
+    let records = config.spec.stores[0].stages[0].records().map(Path::to_owned);
+    assert_eq!(records, Some(directory.path().join("usage.jsonl")));
+    for (records, why) in [("no/usage.jsonl", "No such file"), (".", "it is no regular file")] {
+        let said = check(records, Depth::Machine).unwrap_err();
+        assert!(said.contains(why) && said.contains("[[store]] \"disk\": no usage"), "{said}");
+        assert!(check(records, Depth::Start).is_ok());
+    }
+}
