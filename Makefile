@@ -26,8 +26,8 @@ demo-net: ## Two guests on a switch: ping, files, VLANs, a claimed address, a ru
 demo-remote: ## Two hosts' guests on disks of a third host, over a bad network (root)
 	cargo xtask demo-remote $(ARGS)
 
-# The programs are those that ship but for the optimisation of whole programs, which takes a core two
-# minutes for each of 30 programs.
+# The programs are those that ship but for the optimisation of whole programs, which takes a core up
+# to two minutes for each of 30 programs.
 test: ## Everything that must pass before a commit: lint, tests, guests, fuzzing, tiny benches
 	CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 cargo xtask test
 

@@ -34,8 +34,6 @@ pub use remote::{
     RemoteDeviceReport, RemoteReport, ServeReport,
 };
 pub use repair::{LossReport, RepairReport, RivalsReport};
-pub use trace::{DropReport, DropWay, FlowReport};
-
 pub use sidecore_block::{MeterCounts, QueueCounts};
 pub use sidecore_controller::{FunctionStats, HypervisorCounts};
 pub use sidecore_extent::TranslationCounts;
@@ -48,6 +46,7 @@ pub use sidecore_stage_firewall::{RuleCounts, TableCounts};
 pub use sidecore_stage_wire::WireCounts;
 pub use sidecore_telemetry::{Counts, Latency, LatencyCounts};
 pub use sidecore_vrio::VrioCounts;
+pub use trace::{DropReport, DropWay, FlowReport};
 
 /// All counters. They are read while sidecores run: two counters may be a few requests apart.
 #[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
