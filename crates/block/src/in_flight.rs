@@ -7,6 +7,8 @@
 //! so a front end keeps what it needs to answer a command, of a type of its own, and nothing is
 //! packed into tags.
 
+mod swap;
+
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -16,6 +18,9 @@ use sidecore_units::Nanos;
 use crate::{
     Batch, BlockChannel, BlockError, BlockRequest, Next, Operation, QueueStats, Readiness, Tag,
 };
+
+use swap::Pause;
+pub use swap::{Paused, SwapChannel};
 
 /// Requests taken, submitted and completed together. Small enough that the guest prepares new ones
 /// while the rest is served, large enough that the store can fetch ahead.
@@ -132,6 +137,9 @@ pub struct InFlight<C> {
     /// the next poll's time, which saves a look at the clock.
     unmeasured: Option<(Nanos, u64)>,
     stats: Arc<QueueStats>,
+    /// A channel beside the one in use, see [`SwapChannel`].
+    spare: Option<Box<dyn BlockChannel>>,
+    pause: Pause,
 }
 
 impl<C: Context> InFlight<C> {
@@ -152,6 +160,8 @@ impl<C: Context> InFlight<C> {
             continues: false,
             unmeasured: None,
             stats,
+            spare: None,
+            pause: Pause::No,
         }
     }
 
@@ -210,7 +220,8 @@ impl<C: Context> InFlight<C> {
         for request in &mut self.pool {
             request.segments.release();
         }
-        self.channel.as_mut().map_or(Ok(()), |channel| channel.attach_memory(memory))
+        let mut channels = self.channel.iter_mut().chain(&mut self.spare);
+        channels.try_for_each(|channel| channel.attach_memory(memory))
     }
 
     /// Takes a blank request out of the pool; `None` if all are in flight.
@@ -354,9 +365,13 @@ impl<C: Context> InFlight<C> {
         }
     }
 
-    /// Counts a poll that did so much `work`.
+    /// Counts a poll that did so much `work`. The queue has paused if it is to and nothing is in
+    /// flight.
     #[inline]
-    pub fn end_poll(&self, work: usize) {
+    pub fn end_poll(&mut self, work: usize) {
+        if self.in_flight == 0 {
+            self.pause.complete();
+        }
         self.stats.polls.add(1);
         if work == 0 {
             self.stats.empty_polls.add(1);
@@ -538,6 +553,37 @@ mod tests {
             engine.recycle(request);
         }
         over
+    }
+
+    #[test]
+    fn a_spare_channel_takes_over_when_nothing_is_in_flight() {
+        let (mut engine, before) = engine(2);
+        let (after, paused) = (Store::default(), Arc::new(()));
+        let memory = GuestMemory::empty();
+        engine.set_spare(Some(Box::new(after.clone())), &memory).unwrap();
+        before.0.borrow_mut().holds = true;
+        submit(&mut engine, 1, Operation::Read, Flush::Never);
+        assert!(poll(&mut engine).is_empty());
+        let reply = Arc::clone(&paused);
+        engine.pause(Box::new(move || drop(reply)));
+        engine.end_poll(0);
+        assert!(engine.is_paused() && Arc::strong_count(&paused) == 2, "one is in flight");
+        engine.resume(true);
+        assert!(!engine.is_paused() && Arc::strong_count(&paused) == 1, "not swapped");
+        before.0.borrow_mut().holds = false;
+        assert_eq!(poll(&mut engine).len(), 1);
+        let reply = Arc::clone(&paused);
+        engine.pause(Box::new(move || drop(reply)));
+        engine.end_poll(1);
+        assert_eq!(Arc::strong_count(&paused), 1);
+        engine.resume(true);
+        submit(&mut engine, 2, Operation::Write, Flush::Never);
+        assert_eq!(poll(&mut engine).len(), 1);
+        assert_eq!(
+            (before.asked(), after.asked()),
+            (vec![Operation::Read], vec![Operation::Write])
+        );
+        assert!(engine.set_spare(None, &memory).unwrap().is_some(), "the former channel");
     }
 
     #[test]

@@ -62,7 +62,7 @@ mod stats;
 pub use device::{BlockChannel, BlockDevice, Geometry, Next, Readiness};
 pub use error::{BlockError, BoundsError};
 pub use filter::FilterChannel;
-pub use in_flight::{BATCH, Budget, Context, Flush, InFlight, QueueName};
+pub use in_flight::{BATCH, Budget, Context, Flush, InFlight, Paused, QueueName, SwapChannel};
 pub use limits::{Gate, Limit, Limits};
 pub use mapped::Mapped;
 pub use meter::{Meter, MeterCounts, MeterStats};

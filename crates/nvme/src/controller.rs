@@ -271,6 +271,12 @@ impl Controller {
         }
     }
 
+    /// Serves a namespace that differs from the present one in its store alone. The host is not
+    /// told, and the queues are changed apart.
+    pub(crate) fn adopt_namespace(&mut self, namespace: Arc<Namespace>) {
+        self.namespace = Some(namespace);
+    }
+
     /// Reports namespaces that were attached, detached or changed to the host.
     fn raise_namespace_changes(&mut self, ids: Vec<u32>) {
         ids.into_iter().for_each(|id| self.changed.insert(id));

@@ -21,6 +21,7 @@ mod reactor;
 mod signal;
 mod sleeper;
 mod stats;
+mod surroundings;
 mod wake_set;
 
 pub use contention::{Contention, CoreChange, CoreSample};
@@ -34,4 +35,5 @@ pub use reactor::{GLANCE_INTERVAL, PATIENCE, Reactor, Turn, YIELD};
 pub use signal::{MakeSignal, Signal};
 pub use sleeper::{Sleeper, WakeKey};
 pub use stats::{ReactorCounts, ReactorStats};
+pub use surroundings::Surroundings;
 pub use wake_set::WakeSet;

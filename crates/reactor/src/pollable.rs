@@ -32,6 +32,12 @@ impl<P> Clone for PollableId<P> {
 
 impl<P> Copy for PollableId<P> {}
 
+impl<P> PartialEq for PollableId<P> {
+    fn eq(&self, other: &Self) -> bool {
+        (self.index, self.generation) == (other.index, other.generation)
+    }
+}
+
 impl<P> fmt::Debug for PollableId<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.index, self.generation)
@@ -91,7 +97,8 @@ pub trait Pollable: Any {
     fn disarm(&mut self);
 
     /// Calls `watch` for each descriptor that wakes the pollable. The descriptors stay the same
-    /// while the pollable is in the reactor.
+    /// while the pollable is in the reactor, except for changes with its
+    /// [`Surroundings`](crate::Surroundings).
     fn wake_fds(&self, watch: &mut dyn FnMut(BorrowedFd<'_>));
 
     /// Clears the wake descriptors: one of them is readable.

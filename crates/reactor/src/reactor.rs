@@ -8,7 +8,8 @@ use std::sync::Arc;
 use sidecore_units::Nanos;
 
 use crate::{
-    Arm, CoreContext, Mailbox, Pollable, PollableId, Polled, ReactorStats, Sleeper, WakeKey,
+    Arm, CoreContext, Mailbox, Pollable, PollableId, Polled, ReactorStats, Sleeper, Surroundings,
+    WakeKey,
 };
 
 /// The time between two looks at the wake-ups of armed pollables, on a sidecore that cannot sleep.
@@ -196,6 +197,19 @@ impl<S: Sleeper> Reactor<S> {
         self.wake(id.index);
         let pollable: &mut dyn Any = &mut *self.entries.get_mut(id.index)?.as_mut()?.pollable;
         pollable.downcast_mut()
+    }
+
+    /// The same, with the pollable's surroundings: for a change of its wake descriptors.
+    pub fn get_mut_with<P: Pollable>(
+        &mut self,
+        id: PollableId<P>,
+    ) -> Option<(&mut P, Surroundings<'_>)> {
+        self.get_mut(id)?;
+        let entry = self.entries.get_mut(id.index)?.as_mut()?;
+        let pollable: &mut dyn Any = &mut *entry.pollable;
+        let key = WakeKey(id.index as u64);
+        let around = Surroundings { core: &self.context, sleeper: &mut self.sleeper, key };
+        pollable.downcast_mut().map(|pollable| (pollable, around))
     }
 
     /// Sets whether other threads keep the sidecore from running. While they do, a sidecore without

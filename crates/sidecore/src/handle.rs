@@ -3,7 +3,7 @@
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use sidecore_reactor::{Closed, Pollable, PollableId, Unit};
+use sidecore_reactor::{Closed, Pollable, PollableId, Surroundings, Unit};
 
 use crate::Sidecore;
 
@@ -11,6 +11,19 @@ use crate::Sidecore;
 pub struct Handle<U> {
     pub(crate) sidecore: Sidecore,
     pub(crate) id: PollableId<U>,
+}
+
+impl<U> Clone for Handle<U> {
+    fn clone(&self) -> Self {
+        Self { sidecore: self.sidecore.clone(), id: self.id }
+    }
+}
+
+/// Whether both are of the same unit of the same sidecore.
+impl<U> PartialEq for Handle<U> {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id && self.sidecore.is_same(&other.sidecore)
+    }
 }
 
 /// A unit that was told to stop.
@@ -35,6 +48,16 @@ impl<U: Pollable> Handle<U> {
         self.sidecore.tell(move |reactor| {
             if let Some(unit) = reactor.get_mut(id) {
                 task(unit);
+            }
+        });
+    }
+
+    /// As [`tell`](Self::tell), with the unit's surroundings: for a change of its wake descriptors.
+    pub fn change(&self, task: impl FnOnce(&mut U, Surroundings<'_>) + Send + 'static) {
+        let id = self.id;
+        self.sidecore.tell(move |reactor| {
+            if let Some((unit, around)) = reactor.get_mut_with(id) {
+                task(unit, around);
             }
         });
     }
@@ -147,7 +170,8 @@ mod tests {
         let unit = start(&thread);
         unit.tell(|unit| unit.told += 7);
         assert_eq!(unit.ask(|unit| unit.told).unwrap(), Some(7));
-        let same = Handle { sidecore: unit.sidecore.clone(), id: unit.id };
+        let same = unit.clone();
+        assert!(same == unit && start(&thread) != unit);
         let stopping = unit.stop();
         assert_eq!(stopping.wait(Duration::ZERO), Stopped::StillInFlight);
         same.tell(|unit| unit.in_flight = false);

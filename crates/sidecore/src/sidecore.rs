@@ -151,6 +151,11 @@ impl Sidecore {
         Ok(Handle { sidecore: self.clone(), id })
     }
 
+    /// Whether both are the same sidecore.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.end, &other.end)
+    }
+
     /// Whether it has ended by itself: nothing on it will be served again.
     #[must_use]
     pub fn is_lost(&self) -> bool {

@@ -1,12 +1,13 @@
 //! A queue on its sidecore: the kernel's ring, the parser, the store and back.
 
 use std::collections::VecDeque;
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use sidecore_block::{
     BATCH, BlockChannel, BlockRequest, Budget, Context, Flush, Geometry, InFlight, Next, Operation,
-    QueueName, QueueStats,
+    Paused, QueueName, QueueStats, SwapChannel,
 };
 use sidecore_linux::IoResult;
 use sidecore_memory::RegionHint;
@@ -74,7 +75,7 @@ impl<K: Kernel> UblkUnit<K> {
         kernel: K,
         channel: Box<dyn BlockChannel>,
         options: UnitOptions,
-    ) -> std::io::Result<Self> {
+    ) -> io::Result<Self> {
         let depth = usize::from(kernel.depth());
         let mut engine = InFlight::new(Arc::clone(&options.stats));
         engine.add_requests(depth, 1);
@@ -189,6 +190,27 @@ impl<K: Kernel> UblkUnit<K> {
     }
 }
 
+impl<K: Kernel> SwapChannel for UblkUnit<K> {
+    fn depth(&self) -> usize {
+        self.engine.depth()
+    }
+
+    fn set_spare(
+        &mut self,
+        spare: Option<Box<dyn BlockChannel>>,
+    ) -> io::Result<Option<Box<dyn BlockChannel>>> {
+        self.engine.set_spare(spare, self.kernel.memory())
+    }
+
+    fn pause(&mut self, paused: Paused) {
+        self.engine.pause(paused);
+    }
+
+    fn resume(&mut self, swaps: bool) {
+        self.engine.resume(swaps);
+    }
+}
+
 impl<K: Kernel> Unit for UblkUnit<K> {
     type State = ();
 
@@ -209,7 +231,7 @@ impl<K: Kernel> Pollable for UblkUnit<K> {
         }
         self.turn();
         let mut budget = Budget::new(budget);
-        while !self.halted {
+        while !self.halted && !self.engine.is_paused() {
             let batch = self.take(now, &mut budget);
             if batch == 0 {
                 break;
@@ -234,7 +256,8 @@ impl<K: Kernel> Pollable for UblkUnit<K> {
         if self.engine.readiness().next == Next::Now {
             return Arm::CannotSleep;
         }
-        let has_requests = !self.halted && !self.queued.is_empty();
+        let takes = !self.halted && !self.engine.is_paused();
+        let has_requests = takes && !self.queued.is_empty();
         if has_requests || self.kernel.is_ready() { Arm::WorkPending } else { Arm::Armed }
     }
 
@@ -242,9 +265,8 @@ impl<K: Kernel> Pollable for UblkUnit<K> {
 
     fn wake_fds(&self, watch: &mut dyn FnMut(BorrowedFd<'_>)) {
         watch(self.kernel.wake_fd());
-        if let Some(store) = self.engine.channel().and_then(BlockChannel::wake_fd) {
-            watch(store);
-        }
+        let channels = self.engine.channel().into_iter().chain(self.engine.spare());
+        channels.filter_map(BlockChannel::wake_fd).for_each(watch);
     }
 
     fn on_wake(&mut self) {}

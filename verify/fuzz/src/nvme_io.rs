@@ -63,7 +63,7 @@ impl QueueRunner for Runner {
             let queue = make(sidecore.context())?;
             Ok(sidecore.add(queue).expect("watched"))
         })?;
-        Ok(Box::new(move |task| {
+        Ok(Arc::new(move |task| {
             SIDECORE.with_borrow_mut(|sidecore| {
                 if let Some(queue) = sidecore.as_mut().expect("a sidecore").get_mut(queue) {
                     task(queue);

@@ -1,10 +1,12 @@
 //! Control requests to a queue, which run between its polls.
 
 use std::io;
+use std::rc::Rc;
 use std::sync::Arc;
 
+use sidecore_block::{BlockChannel, Paused, SwapChannel};
 use sidecore_memory::{GuestAddress, GuestMemory};
-use sidecore_reactor::{Signal, Unit};
+use sidecore_reactor::{CoreContext, Signal, Unit};
 use sidecore_ring::nvme::ShadowDoorbells;
 
 use super::command::Rules;
@@ -24,6 +26,7 @@ const SHADOW_STRIDE_BYTES: u32 = 4;
 pub(super) enum Change {
     Memory(GuestMemory, Done),
     Namespace(Option<Arc<Namespace>>, Done),
+    Pause(Paused),
     Stop(StopReply),
 }
 
@@ -38,7 +41,47 @@ impl Unit for IoQueue {
     }
 }
 
+impl SwapChannel for IoQueue {
+    fn depth(&self) -> usize {
+        self.engine.depth()
+    }
+
+    fn set_spare(
+        &mut self,
+        spare: Option<Box<dyn BlockChannel>>,
+    ) -> io::Result<Option<Box<dyn BlockChannel>>> {
+        if let Some(fd) = spare.as_ref().and_then(|spare| spare.wake_fd()) {
+            self.wake.add(fd)?;
+        }
+        let before = self.engine.set_spare(spare, &self.memory)?;
+        if let Some(fd) = before.as_ref().and_then(|before| before.wake_fd()) {
+            self.wake.remove(fd);
+        }
+        Ok(before)
+    }
+
+    fn pause(&mut self, paused: Paused) {
+        self.changes.push_back(Change::Pause(paused));
+        self.attention = true;
+    }
+
+    fn resume(&mut self, swaps: bool) {
+        if swaps && self.is_paused {
+            self.engine.swap();
+        }
+        self.is_paused = false;
+        self.changes.retain(|change| !matches!(change, Change::Pause(_)));
+        self.attention = true;
+    }
+}
+
 impl IoQueue {
+    /// The state that the units of its sidecore share.
+    #[must_use]
+    pub fn core(&self) -> &Rc<CoreContext> {
+        &self.core
+    }
+
     /// Takes commands from one more submission queue.
     ///
     /// # Errors
@@ -129,6 +172,10 @@ impl IoQueue {
             Change::Memory(memory, done) => {
                 self.move_to(&memory);
                 done.call();
+            }
+            Change::Pause(paused) => {
+                self.is_paused = true;
+                paused();
             }
             Change::Stop(stopped) => {
                 let mut state = self.completions.state();

@@ -86,6 +86,8 @@ pub struct IoQueue {
     /// Changes queued until nothing is in flight.
     pub(super) changes: VecDeque<Change>,
     pub(super) state: State,
+    /// Takes nothing for now: the channel is being replaced.
+    pub(super) is_paused: bool,
     /// The next poll takes the slow path, `slow_path.rs`.
     pub(super) attention: bool,
     kick: Arc<EventFd>,
@@ -152,6 +154,7 @@ impl IoQueue {
             seat: Seat::new(&shared.fence, usize::from(id).saturating_sub(1)),
             changes: VecDeque::new(),
             state: State::Serving,
+            is_paused: false,
             attention: false,
             kick,
             wake,
@@ -235,8 +238,8 @@ impl IoQueue {
         if self.completions.has_backlog() {
             return room > 0;
         }
-        let may_take =
-            self.is_serving() && self.changes.is_empty() && self.engine.has_blank() && room > 0;
+        let is_free = self.is_serving() && !self.is_paused && self.changes.is_empty();
+        let may_take = is_free && self.engine.has_blank() && room > 0;
         may_take && self.submissions.iter().flatten().any(Submission::has_next)
     }
 

@@ -29,7 +29,7 @@ pub type Task = Box<dyn FnOnce(&mut IoQueue) + Send>;
 
 /// Sends tasks to one queue, which runs them in the order of the calls; does not wait. If the queue
 /// or its sidecore is gone, the task is dropped.
-pub type SendTask = Box<dyn Fn(Task) + Send + Sync>;
+pub type SendTask = Arc<dyn Fn(Task) + Send + Sync>;
 
 /// A sidecore that runs queues.
 pub trait QueueRunner: Send + Sync {
@@ -152,6 +152,26 @@ impl QueueSet {
     #[must_use]
     pub fn running_count(&self) -> usize {
         self.state().queues.len()
+    }
+
+    /// The way to each completion queue that is running.
+    #[must_use]
+    pub fn senders(&self) -> Vec<SendTask> {
+        self.state().queues.values().map(|running| Arc::clone(&running.send)).collect()
+    }
+
+    /// Has queues that start from now on use a namespace that differs from the present one in its
+    /// store alone. So does each running queue that is not in `changed`, as soon as nothing of it
+    /// is in flight: the caller changes the others.
+    pub fn adopt_namespace(&self, namespace: &Arc<Namespace>, changed: &[SendTask]) {
+        let mut state = self.state();
+        state.namespace = Some(Arc::clone(namespace));
+        for running in state.queues.values() {
+            if !changed.iter().any(|send| Arc::ptr_eq(send, &running.send)) {
+                let namespace = Some(Arc::clone(namespace));
+                running.send(move |queue| queue.set_namespace(namespace, Done::ignored()));
+            }
+        }
     }
 
     /// Aborts a command that the store has not got yet (NVMe base 2.0, 5.1), and says whether there

@@ -138,6 +138,7 @@ impl IoQueue {
             || self.completions.has_backlog()
             || !self.changes.is_empty()
             || !self.is_serving()
+            || self.is_paused
             || self.doorbells.is_missing();
         let ending =
             self.submissions.iter().flatten().any(|submission| submission.stopping.is_some());

@@ -156,6 +156,12 @@ impl NvmeFunction {
         self.enter(|core| core.controller.set_namespace(namespace, done));
     }
 
+    /// Serves a namespace that differs from the present one in its store alone, which the driver
+    /// does not notice. The queues are changed apart.
+    pub fn adopt_namespace(&self, namespace: Arc<Namespace>) {
+        self.enter(|core| core.controller.adopt_namespace(namespace));
+    }
+
     /// Takes a secondary controller online or offline (NVMe base 2.0, 8.26.3), which resets it;
     /// `done` when nothing is in flight. One that is offline cannot be enabled.
     pub fn set_online(&self, online: bool, done: Done) {

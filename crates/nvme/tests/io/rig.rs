@@ -80,7 +80,7 @@ impl QueueRunner for Runner {
             let queue = make(sidecore.context())?;
             Ok(sidecore.add(queue).unwrap())
         })?;
-        Ok(Box::new(move |task| {
+        Ok(Arc::new(move |task| {
             SIDECORES.with_borrow_mut(|sidecores| {
                 if let Some(queue) = sidecores[index].get_mut(queue) {
                     task(queue);

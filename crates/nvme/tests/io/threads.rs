@@ -35,7 +35,7 @@ impl QueueRunner for Sidecore {
         self.post.send(mail).map_err(|_| StartError::SidecoreGone)?;
         let queue = answer.recv().map_err(|_| StartError::SidecoreGone)??;
         let post = self.post.clone();
-        Ok(Box::new(move |task| {
+        Ok(Arc::new(move |task| {
             let _ = post.send(Box::new(move |reactor| {
                 if let Some(queue) = reactor.get_mut(queue) {
                     task(queue);

@@ -233,3 +233,25 @@ fn a_stop_completes_what_was_begun_and_leaves_the_rest_to_the_kernel() {
     rig.unit.finish();
     assert!(stopped.load(Ordering::Relaxed));
 }
+
+#[test]
+fn a_paused_queue_leaves_its_requests_and_goes_on_with_another_channel() {
+    let mut rig = rig();
+    rig.fill(0, 7);
+    rig.send(0, WRITE, 0, 1);
+    assert_eq!(rig.run(), [(0, 512)]);
+    let empty = RamStore::new(Geometry::new(1 << 20, 512)).unwrap();
+    let spare = empty.open_channel(&CoreContext::default(), rig.unit.depth()).unwrap();
+    assert!(rig.unit.set_spare(Some(spare)).unwrap().is_none());
+    let paused = Arc::new(AtomicBool::new(false));
+    let is_paused = Arc::clone(&paused);
+    rig.unit.pause(Box::new(move || is_paused.store(true, Ordering::Relaxed)));
+    rig.send(1, READ, 0, 1);
+    assert!(rig.run().is_empty() && paused.load(Ordering::Relaxed));
+    assert_eq!(rig.unit.arm(), Arm::Armed);
+    rig.fill(1, 9);
+    rig.unit.resume(true);
+    assert_eq!(rig.run(), [(1, 512)]);
+    assert_eq!(rig.data(1), [0; 512], "of the other store");
+    assert!(rig.unit.set_spare(None).unwrap().is_some());
+}

@@ -1,11 +1,12 @@
 //! One queue on its sidecore: ring, parser, store and back, on one thread.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use sidecore_block::{
     BATCH, BlockChannel, BlockError, BlockRequest, Budget, Context, Flush, InFlight, Next,
-    Operation, QueueName,
+    Operation, Paused, QueueName, SwapChannel,
 };
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 use sidecore_reactor::{Arm, EventFd, IdleMode, MakeSignal, Pollable, Polled, Signal, Unit};
@@ -321,6 +322,27 @@ impl BlkQueue {
     }
 }
 
+impl SwapChannel for BlkQueue {
+    fn depth(&self) -> usize {
+        self.engine.depth()
+    }
+
+    fn set_spare(
+        &mut self,
+        spare: Option<Box<dyn BlockChannel>>,
+    ) -> io::Result<Option<Box<dyn BlockChannel>>> {
+        self.engine.set_spare(spare, &self.memory)
+    }
+
+    fn pause(&mut self, paused: Paused) {
+        self.engine.pause(paused);
+    }
+
+    fn resume(&mut self, swaps: bool) {
+        self.engine.resume(swaps);
+    }
+}
+
 impl Unit for BlkQueue {
     type State = RingState;
 
@@ -339,7 +361,7 @@ impl Pollable for BlkQueue {
         }
         let mut taken = 0_usize;
         let mut budget = Budget::new(budget);
-        while !self.halted {
+        while !self.halted && !self.engine.is_paused() {
             let batch = self.take(now, &mut budget);
             if batch == 0 {
                 break;
@@ -388,7 +410,8 @@ impl Pollable for BlkQueue {
         if self.engine.readiness().next == Next::Now {
             return Arm::CannotSleep;
         }
-        if self.halted {
+        // A queue that resumes is polled.
+        if self.halted || self.engine.is_paused() {
             return Arm::Armed;
         }
         if self.kick.is_none() {
@@ -415,9 +438,8 @@ impl Pollable for BlkQueue {
         if let Some(kick) = &self.kick {
             watch(kick.as_fd());
         }
-        if let Some(store) = self.engine.channel().and_then(BlockChannel::wake_fd) {
-            watch(store);
-        }
+        let channels = self.engine.channel().into_iter().chain(self.engine.spare());
+        channels.filter_map(BlockChannel::wake_fd).for_each(watch);
     }
 
     fn on_wake(&mut self) {

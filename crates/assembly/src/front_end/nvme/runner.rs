@@ -27,6 +27,6 @@ impl QueueRunner for Runner {
             NotStarted::Gone => StartError::SidecoreGone,
         })?;
         self.last_start.set();
-        Ok(Box::new(move |task| queue.tell(task)))
+        Ok(Arc::new(move |task| queue.tell(task)))
     }
 }
