@@ -3,6 +3,7 @@
 mod end;
 mod parts;
 mod patterns;
+mod stages;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -1,5 +1,7 @@
 //! A device that is served, and its reports.
 
+mod stages;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::UNIX_EPOCH;
@@ -16,6 +18,9 @@ use crate::remote::Remote;
 use crate::report::{DeviceReport, DeviceState, DeviceStats, DisconnectReport, QueueCounters};
 use crate::spec::{DeviceSpec, FrontEndSpec, StoreKind, StoreSpec, VolumeSpec};
 
+pub use stages::AddedStage;
+use stages::Live;
+
 /// A device of an assembly, with its front end.
 pub(crate) struct Disk {
     pub(crate) spec: DeviceSpec,
@@ -25,7 +30,12 @@ pub(crate) struct Disk {
     /// For its warnings only: the front end keeps the store open.
     store: Weak<dyn BlockDevice>,
     store_type: &'static str,
+    /// The types of the configured stages.
     stages: Vec<String>,
+    /// The stages in front of those, which come and go.
+    live: Mutex<Live>,
+    /// Locked while stages come or go.
+    changing: Mutex<()>,
     /// Whether the store's contents survive this process.
     outlives: bool,
     front_end: Box<dyn FrontEnd>,
@@ -54,6 +64,7 @@ impl Disk {
     ) -> Result<Self, AssemblyError> {
         let serving = sidecores_of(spec, sidecores);
         let weak = Arc::downgrade(&store);
+        let live = Mutex::new(Live::new(Some(Arc::clone(&store))));
         let front_end: Box<dyn FrontEnd> = match &spec.front_end {
             FrontEndSpec::VirtioBlk(own) => {
                 Box::new(VirtioBlk::new(spec, own, store, serving, service))
@@ -79,6 +90,8 @@ impl Disk {
             store: weak,
             store_type,
             stages,
+            live,
+            changing: Mutex::new(()),
             outlives,
             front_end,
             is_served,
@@ -96,6 +109,8 @@ impl Disk {
             store,
             store_type: "",
             stages: Vec::new(),
+            live: Mutex::default(),
+            changing: Mutex::new(()),
             outlives: true,
             front_end,
             is_served: AtomicBool::new(false),
@@ -123,6 +138,7 @@ impl Disk {
     /// Stops the device because the daemon ends. A block device of the kernel stays, if the store's
     /// contents survive this process.
     pub(crate) fn end(&self) {
+        self.end_stages();
         if self.outlives {
             self.front_end.end();
         } else {
@@ -133,6 +149,7 @@ impl Disk {
     /// Stops the device and exports its connected VMM, if the store's contents survive this
     /// process.
     pub(crate) fn hand_over(&self) -> Option<LeftDevice> {
+        self.end_stages();
         if self.outlives {
             return self.front_end.hand_over();
         }
@@ -143,6 +160,7 @@ impl Disk {
     /// Drops the store. No queue can be started afterwards.
     pub(crate) fn close(&self) {
         self.front_end.close();
+        self.close_stages();
     }
 
     /// Serves clients that an earlier process served, although answered writes may be missing.
@@ -177,8 +195,11 @@ impl Disk {
         self.configured.as_ref()
     }
 
-    /// Replaces the store that is served; `None` detaches the device.
-    pub(crate) fn set_bottom(&self, bottom: Option<StoreSpec>) {
+    /// Replaces the store that is served, with the specification of its bottom; `None` detaches the
+    /// device.
+    pub(crate) fn set_bottom(&self, store: Option<(Arc<dyn BlockDevice>, StoreSpec)>) {
+        let (base, bottom) = store.unzip();
+        self.set_base(base);
         *self.below() = Below { bottom, as_configured: false };
     }
 
@@ -243,7 +264,7 @@ impl Disk {
             front_end: spec.front_end.word().to_owned(),
             store: spec.store.clone(),
             store_type: self.store_type.to_owned(),
-            stages: self.stages.clone(),
+            stages: self.stage_words(),
             controller: self
                 .configured()
                 .and_then(|store| store.kind.controller())
@@ -288,7 +309,8 @@ impl Disk {
 
     /// The meters on the way of the device's requests.
     pub(crate) fn meters(&self) -> Vec<Arc<Meter>> {
-        self.store.upgrade().map(|store| store.meters()).unwrap_or_default()
+        let of_store = || self.store.upgrade().map(|store| store.meters());
+        self.live_meters().or_else(of_store).unwrap_or_default()
     }
 
     /// The sum of all queues' counters, without the histogram's buckets.

@@ -9,16 +9,17 @@ mod virtio_net;
 mod vrio;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use sidecore_block::Geometry;
+use sidecore_block::{BlockDevice, Geometry};
 use sidecore_reactor::IdleMode;
 use sidecore_sidecore::Sidecore;
 
 use crate::AssemblyError;
 use crate::left::LeftDevice;
 use crate::report::QueueCounters;
+use crate::swap::{NotSwapped, Swapped};
 use sidecore_peer::Disconnect;
 
 pub(crate) use interface::Interface;
@@ -64,6 +65,20 @@ pub(crate) trait FrontEnd: Send + Sync {
 
     /// Drops the store. No queue can be started afterwards.
     fn close(&self);
+
+    /// Serves `to` in the place of `from`, a store that looks the same to the guest, without the
+    /// guest's notice.
+    ///
+    /// # Errors
+    /// See [`NotSwapped`]. Nothing has changed then.
+    fn swap_store(
+        &self,
+        from: &Arc<dyn BlockDevice>,
+        to: &Arc<dyn BlockDevice>,
+    ) -> Result<Swapped, NotSwapped> {
+        let _ = (from, to);
+        Err(NotSwapped::FrontEnd("it has no store"))
+    }
 
     /// Adopts the store's size, and notifies the guest if the size has changed.
     fn refresh(&self) {}

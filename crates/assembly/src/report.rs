@@ -9,6 +9,7 @@ mod meter;
 mod net;
 mod remote;
 mod repair;
+mod stages;
 mod trace;
 
 use std::ops::Deref;
@@ -46,6 +47,7 @@ pub use sidecore_stage_firewall::{RuleCounts, TableCounts};
 pub use sidecore_stage_wire::WireCounts;
 pub use sidecore_telemetry::{Counts, Latency, LatencyCounts};
 pub use sidecore_vrio::VrioCounts;
+pub use stages::{StageChange, StageReport, StagesReport};
 pub use trace::{DropReport, DropWay, FlowReport};
 
 /// All counters. They are read while sidecores run: two counters may be a few requests apart.

@@ -17,6 +17,7 @@ use sidecore_virtio::{ConfigError, QueueLog, QueueResources, StartError, VirtioD
 
 use crate::flush::flush;
 use crate::front_end::LastStart;
+use crate::swap::{Line, NotSwapped, Swapped, is_same, swap};
 
 /// The time between two warnings of a stop that waits for requests in flight.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
@@ -88,6 +89,33 @@ impl ServedBlk {
     /// Drops the store. No queue can be started afterwards.
     pub(crate) fn close(&self) {
         *self.store() = None;
+    }
+
+    /// See [`FrontEnd::swap_store`](crate::front_end::FrontEnd::swap_store).
+    pub(crate) fn swap_store(
+        &self,
+        from: &Arc<dyn BlockDevice>,
+        to: &Arc<dyn BlockDevice>,
+    ) -> Result<Swapped, NotSwapped> {
+        if !is_same(self.store().as_ref(), from) {
+            return Err(NotSwapped::Changed);
+        }
+        // The queues are not locked while requests in flight end: a worker may want one.
+        let handles: Vec<_> =
+            self.queues.iter().filter_map(|queue| queue.running().clone()).collect();
+        let lines: Vec<&dyn Line> = handles.iter().map(|handle| handle as &dyn Line).collect();
+        swap(&lines, to, || {
+            let running: Vec<_> = self.queues.iter().map(Queue::running).collect();
+            let mut running = running.iter().filter_map(|running| running.as_ref());
+            let are_known = running.all(|queue| handles.contains(queue));
+            match &mut *self.store() {
+                Some(store) if are_known => {
+                    *store = Arc::clone(to);
+                    true
+                }
+                _ => false,
+            }
+        })
     }
 
     fn store(&self) -> MutexGuard<'_, Option<Arc<dyn BlockDevice>>> {

@@ -143,9 +143,10 @@ impl VolumeService for Volumes {
                 return Err(ManageError::Private);
             }
             let function = disk.nvme().ok_or(ManageError::NoSuchController)?;
-            match function.attach(store, report.id, controller.namespace_ids(&report)) {
+            let ids = controller.namespace_ids(&report);
+            match function.attach(Arc::clone(&store), report.id, ids) {
                 Ok(true) => {
-                    disk.set_bottom(Some(bottom));
+                    disk.set_bottom(Some((store, bottom)));
                     tracing::info!(device, volume, "volume attached");
                     Ok(())
                 }

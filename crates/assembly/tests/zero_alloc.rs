@@ -4,10 +4,12 @@ mod common;
 #[path = "common/no_allocations.rs"]
 mod no_allocations;
 
-use sidecore_assembly::Assembly;
 use sidecore_assembly::report::DeviceState;
+use sidecore_assembly::spec::StageSpec;
+use sidecore_assembly::{AddedStage, Assembly};
 use sidecore_counting_alloc::CountingAllocator;
 use sidecore_driver::{BlkClient, ClientOptions};
+use sidecore_stage_delay::DelayStage;
 
 use common::{device, until};
 use no_allocations::{assert_none, spec};
@@ -29,6 +31,16 @@ fn a_hundred_thousand_requests_allocate_nothing() {
                 client.queue(0).unwrap(),
                 &format!("store {}, packed {packed}", device.name),
             );
+            if device.name == "ram" && !packed {
+                // A stage that came in use, and what is left when it has gone.
+                let spec = StageSpec::Delay(DelayStage { delay_us: 1 });
+                let added =
+                    assembly.add_stage("ram", &AddedStage { spec, settings: Vec::new() }, 1);
+                assert_eq!(added.unwrap().queues, 1);
+                assert_none(client.queue(0).unwrap(), "a stage that was added");
+                assert_eq!(assembly.remove_stage("ram", "delay").unwrap().queues, 1);
+                assert_none(client.queue(0).unwrap(), "a stage that was removed");
+            }
             drop(client);
             // The end of a connection allocates, and must not be counted for the next connection.
             until(&assembly, index, |report| report.state == DeviceState::Waiting);

@@ -19,6 +19,10 @@ pub trait Stage: Sized {
     /// it.
     const MAY_NOT_ANSWER: bool = false;
 
+    /// Whether the device below holds other bytes than the guest's, so that the stage cannot come
+    /// or go once there are some.
+    const TRANSFORMS: bool = false;
+
     /// The stage with these values of its keys. Each value is one that its key allows.
     fn from_values(values: &Values) -> Self;
 

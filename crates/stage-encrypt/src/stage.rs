@@ -36,6 +36,7 @@ impl Stage for EncryptStage {
         "Encrypts the store under a LUKS2 header: [encrypt a disk](encryption.md).";
     const KEYS: &'static [Key] = Self::KEYS;
     const MAY_NOT_ANSWER: bool = true;
+    const TRANSFORMS: bool = true;
 
     fn from_values(values: &Values) -> Self {
         Self::from_values(values)

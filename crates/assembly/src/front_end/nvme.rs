@@ -28,6 +28,7 @@ use crate::flush::flush_and_wait;
 use crate::left::LeftDevice;
 use crate::report::QueueCounters;
 use crate::spec::{DeviceSpec, NvmeSpec};
+use crate::swap::{Line, NotSwapped, Swapped, is_same, swap};
 
 /// A virtual function has one namespace.
 const NAMESPACE: u32 = 1;
@@ -76,6 +77,8 @@ pub(crate) struct Nvme {
 
 struct Served {
     namespace: Option<Arc<Namespace>>,
+    /// The store of the namespace, which may be wrapped there.
+    store: Option<Arc<dyn BlockDevice>>,
     geometry: Geometry,
     /// Whether the store was dropped for good.
     is_closed: bool,
@@ -95,7 +98,7 @@ impl Nvme {
     ) -> Result<Self, AssemblyError> {
         let failed = |error| AssemblyError::Function { name: spec.name.clone(), error };
         let serial = spec.serial.as_deref().unwrap_or(&spec.name);
-        let (namespace, geometry) = namespace((spec, own), store, ids)?;
+        let (namespace, geometry) = namespace((spec, own), Arc::clone(&store), ids)?;
         let doorbells = Arc::new(Doorbells::new(spec.queues).map_err(failed)?);
         let options = IoOptions {
             name: spec.name.clone(),
@@ -139,8 +142,9 @@ impl Nvme {
         };
         let made = NvmeFunction::new(setup);
         let _ = function.set(Arc::downgrade(&made));
-        let namespace = Some(namespace);
-        let served = Served { namespace, geometry, is_closed: false, is_online: true, volume };
+        let (namespace, store) = (Some(namespace), Some(store));
+        let served =
+            Served { namespace, store, geometry, is_closed: false, is_online: true, volume };
         Ok(Self {
             spec: spec.clone(),
             own: own.clone(),
@@ -172,7 +176,7 @@ impl Nvme {
         volume: u64,
         ids: NamespaceIds,
     ) -> Result<bool, AssemblyError> {
-        let (namespace, geometry) = namespace((&self.spec, &self.own), store, ids)?;
+        let (namespace, geometry) = namespace((&self.spec, &self.own), Arc::clone(&store), ids)?;
         let _one = self.change();
         {
             let mut served = self.served();
@@ -180,7 +184,7 @@ impl Nvme {
                 return Ok(false);
             }
             (served.namespace, served.geometry) = (Some(Arc::clone(&namespace)), geometry);
-            served.volume = Some(volume);
+            (served.store, served.volume) = (Some(store), Some(volume));
         }
         self.replace(Some(namespace));
         Ok(true)
@@ -191,7 +195,7 @@ impl Nvme {
         let _one = self.change();
         self.replace(None);
         let mut served = self.served();
-        (served.namespace, served.volume) = (None, None);
+        (served.namespace, served.store, served.volume) = (None, None, None);
         served.geometry.capacity_bytes = 0;
     }
 
@@ -260,7 +264,32 @@ impl FrontEnd for Nvme {
         let _one = self.change();
         self.replace(None);
         let mut served = self.served();
-        (served.namespace, served.is_closed) = (None, true);
+        (served.namespace, served.store, served.is_closed) = (None, None, true);
+    }
+
+    fn swap_store(
+        &self,
+        from: &Arc<dyn BlockDevice>,
+        to: &Arc<dyn BlockDevice>,
+    ) -> Result<Swapped, NotSwapped> {
+        let _one = self.change();
+        let present = {
+            let served = self.served();
+            served.namespace.clone().filter(|_| is_same(served.store.as_ref(), from))
+        };
+        let present = present.ok_or(NotSwapped::Changed)?;
+        let store = wrapped(&self.spec, Arc::clone(to));
+        let next = Namespace { store: Arc::clone(&store), ..Namespace::clone(&present) };
+        let next = Arc::new(next);
+        let senders = self.queues.senders();
+        let lines: Vec<&dyn Line> = senders.iter().map(|send| send as &dyn Line).collect();
+        swap(&lines, &store, || {
+            self.queues.adopt_namespace(&next, &senders);
+            self.function.adopt_namespace(Arc::clone(&next));
+            let mut served = self.served();
+            (served.namespace, served.store) = (Some(next), Some(Arc::clone(to)));
+            true
+        })
     }
 
     fn refresh(&self) {
@@ -327,7 +356,7 @@ fn namespace(
     store: Arc<dyn BlockDevice>,
     NamespaceIds { nguid, uuid }: NamespaceIds,
 ) -> Result<(Arc<Namespace>, Geometry), AssemblyError> {
-    let store = if spec.read_only { Arc::new(ReadOnly(store)) } else { store };
+    let store = wrapped(spec, store);
     let geometry = store.geometry();
     let refuse = |why| Err(AssemblyError::Device { name: spec.name.clone(), why });
     let block_bytes = own.block_bytes.unwrap_or(geometry.block_bytes);
@@ -341,6 +370,11 @@ fn namespace(
         );
     }
     Ok((Arc::new(Namespace { id: NAMESPACE, store, block_bytes, nguid, uuid }), geometry))
+}
+
+/// The store as the function shows it.
+fn wrapped(spec: &DeviceSpec, store: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+    if spec.read_only { Arc::new(ReadOnly(store)) } else { store }
 }
 
 /// A store that reports itself as read-only. The front end refuses writes.

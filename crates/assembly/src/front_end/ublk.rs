@@ -21,6 +21,7 @@ use crate::AssemblyError;
 use crate::left::LeftDevice;
 use crate::report::QueueCounters;
 use crate::spec::{DeviceSpec, UblkSpec};
+use crate::swap::{Line, NotSwapped, Swapped, is_same, swap};
 use bring_up::bring_up;
 pub(crate) use bring_up::remove_ublk_remnants;
 use cache::write_cached;
@@ -198,6 +199,29 @@ impl Device {
         (!found.is_empty()).then(|| found.join("; "))
     }
 
+    fn swap_store(
+        &self,
+        from: &Arc<dyn BlockDevice>,
+        to: &Arc<dyn BlockDevice>,
+    ) -> Result<Swapped, NotSwapped> {
+        // Locked throughout: no queue stops meanwhile.
+        let running = lock(&self.running);
+        if !is_same(lock(&self.store).as_ref(), from) {
+            return Err(NotSwapped::Changed);
+        }
+        if !self.is_live.load(Ordering::Relaxed) {
+            return Err(NotSwapped::FrontEnd(
+                "the kernel is still making its block device, or has given it up; try again",
+            ));
+        }
+        let lines: Vec<&dyn Line> = running.iter().map(|handle| handle as &dyn Line).collect();
+        swap(&lines, to, || {
+            let mut store = lock(&self.store);
+            // Closed meanwhile, if there is none.
+            store.as_mut().map(|store| *store = Arc::clone(to)).is_some()
+        })
+    }
+
     /// Gives the kernel's device the size to which its store has grown, if the kernel can do that.
     fn grow(&self) {
         let Some(store) = lock(&self.store).clone() else { return };
@@ -291,6 +315,14 @@ impl FrontEnd for Ublk {
 
     fn close(&self) {
         *lock(&self.device.store) = None;
+    }
+
+    fn swap_store(
+        &self,
+        from: &Arc<dyn BlockDevice>,
+        to: &Arc<dyn BlockDevice>,
+    ) -> Result<Swapped, NotSwapped> {
+        self.device.swap_store(from, to)
     }
 
     /// Grows the device with its store, on a thread of its own: the kernel may be reading the

@@ -18,6 +18,7 @@ use crate::left::LeftDevice;
 use crate::report::QueueCounters;
 use crate::served::ServedBlk;
 use crate::spec::{DeviceSpec, VirtioBlkSpec};
+use crate::swap::{NotSwapped, Swapped};
 
 pub(crate) struct VirtioBlk {
     served: Arc<ServedBlk>,
@@ -66,6 +67,14 @@ impl FrontEnd for VirtioBlk {
 
     fn close(&self) {
         self.served.close();
+    }
+
+    fn swap_store(
+        &self,
+        from: &Arc<dyn BlockDevice>,
+        to: &Arc<dyn BlockDevice>,
+    ) -> Result<Swapped, NotSwapped> {
+        self.served.swap_store(from, to)
     }
 
     fn refresh(&self) {

@@ -13,6 +13,7 @@ use crate::left::LeftDevice;
 use crate::remote::Remote;
 use crate::report::QueueCounters;
 use crate::spec::{DeviceSpec, SERIAL_MAX_BYTES, VrioSpec};
+use crate::swap::{NotSwapped, Swapped};
 
 pub(crate) struct Vrio {
     remote: Arc<Remote>,
@@ -107,6 +108,17 @@ impl FrontEnd for Vrio {
 
     fn close(&self) {
         *lock(&self.store) = None;
+    }
+
+    fn swap_store(
+        &self,
+        _: &Arc<dyn BlockDevice>,
+        _: &Arc<dyn BlockDevice>,
+    ) -> Result<Swapped, NotSwapped> {
+        Err(NotSwapped::FrontEnd(
+            "its stages cannot change while clients of other hosts use it; name the stage with its \
+             store in the configuration, or add it at the host that uses the device",
+        ))
     }
 
     fn refresh(&self) {

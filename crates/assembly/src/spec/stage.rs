@@ -84,6 +84,13 @@ macro_rules! stages {
                 }
             }
 
+            /// Whether the store holds other bytes because of it.
+            pub(crate) const fn transforms(&self) -> bool {
+                match self {
+                    $( Self::$name(_) => <$stage as Stage>::TRANSFORMS, )*
+                }
+            }
+
             /// Whether a thread of its own opens it.
             pub(crate) const fn may_not_answer(&self) -> bool {
                 match self {
