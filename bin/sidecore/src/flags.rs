@@ -191,9 +191,12 @@ fn section(text: &str) -> Result<Value, String> {
             _ => return Err(format!("`{part}` is not KEY=VALUE, as in `delay,delay_us=100`")),
         }
     }
-    // Numbers, lists, true and false; any other value is text.
-    let value = |text: String| serde_json::from_str(&text).unwrap_or(Value::String(text));
-    Ok(keys.into_iter().map(|(key, text)| (key.to_owned(), value(text))).collect())
+    Ok(keys.into_iter().map(|(key, text)| (key.to_owned(), value(&text))).collect())
+}
+
+/// A value of a key of a section: a number, a list, true or false, or else text.
+pub(crate) fn value(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))
 }
 
 fn values(matches: &ArgMatches, keys: impl Iterator<Item = &'static Key>) -> Map<String, Value> {

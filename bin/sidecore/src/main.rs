@@ -1,5 +1,5 @@
-//! The command line: `sidecore list|stats|top|device|volume|controller|remote|net|luks|check|plan|
-//! keep`. See docs/sidecore.md.
+//! The command line: `sidecore list|stats|top|device|stage|volume|controller|remote|net|luks|check|
+//! plan|keep`. See docs/sidecore.md.
 #![forbid(unsafe_code)]
 
 mod bound;
@@ -22,6 +22,7 @@ mod progress;
 mod qemu;
 mod remote;
 mod repair;
+mod stage;
 mod stats;
 mod table;
 mod terminal;
@@ -74,6 +75,7 @@ Examples:
   sidecore volume import debian.qcow2 base
   sidecore volume clone base guest7
   sidecore device add vd7 /run/sidecore/vd7.sock --volume guest7
+  sidecore stage add vd7 delay delay_us=100    while its guest uses it
   sidecore controller show                     space, translation, functions, events
   sidecore plan --example > rack.toml          then: sidecore plan rack.toml
   sidecore keep -- sidecored --config disks.toml    SIGHUP restarts it, and guests stay connected
@@ -101,6 +103,8 @@ enum Command {
     },
     /// Add and remove disks while the daemon runs.
     Device(device::Arguments),
+    /// Show the stages of a disk, and add and remove them while the disk is in use.
+    Stage(stage::Arguments),
     /// Make, copy, change, check, import and export volumes.
     Volume(volume::Arguments),
     /// Show controllers, and manage what concerns all volumes of a controller.
@@ -155,6 +159,7 @@ fn main() -> ExitCode {
         Command::Stats(stats) => with(&arguments.socket, |client| stats::run(client, &stats)),
         Command::Top { interval } => with(&arguments.socket, |client| top::run(client, interval)),
         Command::Device(device) => with(&arguments.socket, |client| device::run(client, device)),
+        Command::Stage(stage) => with(&arguments.socket, |client| stage::run(client, stage)),
         Command::Net(net) => with(&arguments.socket, |client| net::run(client, net)),
         Command::Remote(remote) => with(&arguments.socket, |client| remote::run(client, remote)),
         Command::Controller(controller) => controller::run(&arguments.socket, controller),

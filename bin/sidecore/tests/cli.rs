@@ -103,6 +103,37 @@ fn stats_are_json_or_a_table_of_one_or_all() {
 }
 
 #[test]
+fn stages_come_and_go_and_are_listed() {
+    let daemon = daemon();
+    let path = daemon.path();
+    let _queue = used_queue(path);
+    let added = stdout(path, &["stage", "add", "vd0", "delay", "delay_us=5"]);
+    let start = "added: \"delay\" at position 1 of \"vd0\"; 1 queue paused for ";
+    assert!(added.starts_with(start) && added.ends_with(" us\n"), "{added}");
+    let fault = ["stage", "add", "vd0", "fault", "ranges=[[0, 7]]", "--position", "2", "--json"];
+    let json: serde_json::Value = serde_json::from_str(&stdout(path, &fault)).unwrap();
+    assert_eq!((&json["type"], &json["position"]), (&"fault".into(), &2.into()));
+    assert!(json["pause_ns"].as_u64() > Some(0), "{json}");
+    let list = "POSITION  STAGE  FROM   SETTINGS\n\
+                       1  delay  added  delay_us=5\n\
+                       2  fault  added  ranges=[[0,7]]\n";
+    let lines = |text: &str| text.lines().map(|line| line.trim().to_owned()).collect::<Vec<_>>();
+    assert_eq!(lines(&stdout(path, &["stage", "list", "vd0"])), lines(list));
+    let removed = stdout(path, &["stage", "remove", "vd0", "1"]);
+    assert!(removed.starts_with("removed: \"delay\" at position 1 of \"vd0\";"), "{removed}");
+    let json = stdout(path, &["stage", "list", "vd0", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["stages"][0]["is_live"], true);
+    assert_eq!(json["stages"].as_array().unwrap().len(), 1);
+    let idle = stdout(path, &["stage", "add", "vd1", "delay", "delay_us=5"]);
+    assert!(idle.ends_with("; no queue was running\n"), "{idle}");
+    let (code, message) = failure(path, &["stage", "add", "vd0", "tape"]);
+    assert!(code == Some(1) && message.contains("\"tape\" is not one of"), "{message}");
+    let (code, message) = failure(path, &["stage", "add", "vd0", "delay", "5"]);
+    assert!(code == Some(1) && message.contains("`5` is not KEY=VALUE"), "{message}");
+}
+
+#[test]
 fn top_without_a_terminal_prints_once() {
     let daemon = daemon();
     let text = stdout(daemon.path(), &["top", "--interval", "0.1"]);

@@ -11,6 +11,7 @@ mod ports;
 mod remote;
 mod requests;
 mod routes;
+mod stages;
 mod stream;
 mod trace;
 mod volumes;
@@ -51,6 +52,7 @@ pub use requests::{
     CaptureQuery, CreateVolume, ExtentsQuery, MetricsQuery, Named, Place, Prune, Quota, Resize,
     Share, TraceQuery,
 };
+pub use stages::NewStage;
 
 /// The answer to `GET /v1/devices`.
 #[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use sidecore_assembly::report::{
-    ClosedControllerReport, DeviceReport, RemoteReport, Stats, SwitchReport,
+    ClosedControllerReport, DeviceReport, RemoteReport, StageChange, StagesReport, Stats,
+    SwitchReport,
 };
 use sidecore_assembly::spec::{DeviceSpec, RemoteKind, RemotePart, StoreSpec};
 use sidecore_assembly::{
-    Assembly, AssemblyError, Capture, ControllerHandle, OperationError, Trace,
+    AddedStage, Assembly, AssemblyError, Capture, ControllerHandle, OperationError, Trace,
 };
 
 /// A running assembly, or a test's stand-in, that reports its state and can be changed.
@@ -141,6 +142,29 @@ pub trait Source: Send + Sync + 'static {
     /// # Errors
     /// No device has this name, or the device misses no writes.
     fn accept_loss(&self, name: &str) -> Result<(), AssemblyError>;
+
+    /// Returns the stages of a device.
+    ///
+    /// # Errors
+    /// No device has this name, or the device is not served yet.
+    fn stages(&self, device: &str) -> Result<StagesReport, OperationError>;
+
+    /// Adds a stage in front of a device's store, at a position among those that were added.
+    ///
+    /// # Errors
+    /// The stage cannot be added; then nothing has changed.
+    fn add_stage(
+        &self,
+        device: &str,
+        stage: &AddedStage,
+        position: usize,
+    ) -> Result<StageChange, OperationError>;
+
+    /// Removes a stage that was added, by its type or its position.
+    ///
+    /// # Errors
+    /// The stage cannot be removed; then nothing has changed.
+    fn remove_stage(&self, device: &str, stage: &str) -> Result<StageChange, OperationError>;
 }
 
 impl Source for Assembly {
@@ -238,5 +262,22 @@ impl Source for Assembly {
 
     fn accept_loss(&self, name: &str) -> Result<(), AssemblyError> {
         Self::accept_loss(self, name)
+    }
+
+    fn stages(&self, device: &str) -> Result<StagesReport, OperationError> {
+        Self::stages(self, device)
+    }
+
+    fn add_stage(
+        &self,
+        device: &str,
+        stage: &AddedStage,
+        position: usize,
+    ) -> Result<StageChange, OperationError> {
+        Self::add_stage(self, device, stage, position)
+    }
+
+    fn remove_stage(&self, device: &str, stage: &str) -> Result<StageChange, OperationError> {
+        Self::remove_stage(self, device, stage)
     }
 }

@@ -8,14 +8,15 @@ use std::sync::Arc;
 use serde_json::json;
 use sidecore_assembly::spec::{DeviceSpec, RemoteKind, RemotePart, SocketAccess, StoreSpec};
 use sidecore_assembly::{
-    AssemblyError, Capture, ControllerHandle, ErrorKind, OperationError, Trace,
+    AddedStage, AssemblyError, Capture, ControllerHandle, ErrorKind, OperationError, Trace,
 };
 use sidecore_control::report::{
     ClosedControllerReport, DeviceReport, DeviceState, DeviceStats, QueueCounters, QueueCounts,
-    ReactorCounts, RemoteReport, SidecoreReport, Stats, SwitchReport,
+    ReactorCounts, RemoteReport, SidecoreReport, StageChange, StageReport, StagesReport, Stats,
+    SwitchReport,
 };
 use sidecore_control::{
-    Api, BindError, CaptureQuery, Client, ClientError, Socket, Source, TraceQuery,
+    Api, BindError, CaptureQuery, Client, ClientError, NewStage, Socket, Source, TraceQuery,
 };
 
 struct StandIn;
@@ -159,6 +160,37 @@ impl Source for StandIn {
     fn accept_loss(&self, name: &str) -> Result<(), AssemblyError> {
         Err(AssemblyError::NothingMissing { name: name.to_owned() })
     }
+
+    fn stages(&self, device: &str) -> Result<StagesReport, OperationError> {
+        let stage = StageReport {
+            position: 1,
+            word: "delay".to_owned(),
+            is_live: true,
+            settings: vec!["delay_us=5".to_owned()],
+        };
+        Ok(StagesReport { device: device.to_owned(), stages: vec![stage] })
+    }
+
+    fn add_stage(
+        &self,
+        device: &str,
+        stage: &AddedStage,
+        position: usize,
+    ) -> Result<StageChange, OperationError> {
+        Ok(changed(device, stage.spec.word(), position))
+    }
+
+    fn remove_stage(&self, device: &str, stage: &str) -> Result<StageChange, OperationError> {
+        if stage != "delay" {
+            return Err(OperationError::new(ErrorKind::NotFound, "there is none"));
+        }
+        Ok(changed(device, stage, 1))
+    }
+}
+
+fn changed(device: &str, word: &str, position: usize) -> StageChange {
+    let (device, word) = (device.to_owned(), word.to_owned());
+    StageChange { device, word, position, queues: 2, pause_ns: 1_000 }
 }
 
 fn serve(path: &Path) -> Api {
@@ -217,6 +249,27 @@ fn the_client_reads_the_reports_of_the_source() {
     assert!(client.metrics(true).unwrap().contains(of_queue));
     drop(api);
     assert!(!path.exists());
+}
+
+#[test]
+fn stages_come_and_go_by_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control.sock");
+    let _api = serve(&path);
+    let client = Client::new(&path).unwrap();
+    let stages = client.stages("vd0").unwrap();
+    assert_eq!((stages.device.as_str(), stages.stages[0].word.as_str()), ("vd0", "delay"));
+    let delay = NewStage::new("delay").with("delay_us", 7).with("position", 2);
+    assert_eq!(client.add_stage("vd0", &delay).unwrap(), changed("vd0", "delay", 2));
+    assert_eq!(client.remove_stage("vd0", "delay").unwrap(), changed("vd0", "delay", 1));
+    let said = |result: Result<StageChange, ClientError>| match result {
+        Err(ClientError::Denied { status, why }) => (status, why),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(said(client.remove_stage("vd0", "a/b")), (404, "there is none".to_owned()));
+    let (status, why) = said(client.add_stage("vd0", &NewStage::new("tape")));
+    assert_eq!(status, 400);
+    assert!(why.contains("is not one of \"delay\""), "{why}");
 }
 
 #[test]

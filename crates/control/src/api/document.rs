@@ -7,9 +7,9 @@ use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
-use super::NewDevice;
 use super::routes::{Answer, ROUTES, Route};
-use crate::config::keys::{self, Key, Kind, StoreKind, Variant};
+use super::{NewDevice, NewStage};
+use crate::config::keys::{self, Key, Kind, StageSpec, StoreKind, Variant};
 
 /// The schema of a type.
 pub(super) type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
@@ -41,6 +41,32 @@ impl JsonSchema for NewDevice {
             );
         }
         schema.try_into().unwrap_or_default()
+    }
+}
+
+impl JsonSchema for NewStage {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "NewStage".into()
+    }
+
+    fn json_schema(_generator: &mut SchemaGenerator) -> Schema {
+        let position = described(
+            json!({ "type": "integer", "minimum": 1, "default": 1 }),
+            "The place among the stages that were added; 1 is the first that a request meets.",
+        );
+        let with_position = |variant: &Variant| {
+            let mut section = section(variant);
+            if let Some(Value::Object(keys)) = section.get_mut("properties") {
+                keys.insert("position".to_owned(), position.clone());
+            }
+            section
+        };
+        let any: Vec<_> = StageSpec::VARIANTS.iter().map(with_position).collect();
+        json!({ "anyOf": any }).try_into().unwrap_or_default()
     }
 }
 

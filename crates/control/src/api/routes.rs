@@ -7,7 +7,7 @@ use schemars::SchemaGenerator;
 use serde_json::{Map, Value};
 use sidecore_assembly::report::{
     CheckReport, ControllerReport, DeviceReport, DropReport, ExtentsReport, FirewallReport,
-    RemoteReport, Stats, VolumeReport,
+    RemoteReport, StageChange, StagesReport, Stats, VolumeReport,
 };
 
 use super::document::SchemaOf;
@@ -17,8 +17,8 @@ use super::requests::{
 };
 use super::{
     Controllers, Devices, Invitation, LimitsOfPort, NewClient, NewDevice, NewIohost, NewLink,
-    NewServe, PortFaults, PortRules, Sidecores, Switches, Volumes, capture, ports, remote, trace,
-    volumes,
+    NewServe, NewStage, PortFaults, PortRules, Sidecores, Switches, Volumes, capture, ports,
+    remote, stages, trace, volumes,
 };
 use crate::Source;
 
@@ -104,6 +104,13 @@ routes! {
     delete "/v1/devices/{device}" => super::remove_device, "Serve a disk no longer", Nothing;
     post "/v1/devices/{device}/accept-loss" => super::accept_loss,
         "Serve clients although answered writes may be missing", Nothing;
+    get "/v1/devices/{device}/stages" => stages::list,
+        "The stages of a disk, in the order in which a request meets them",
+        json!(200, StagesReport);
+    post "/v1/devices/{device}/stages" => stages::add,
+        "Add a stage to a disk in use", json!(201, StageChange), body NewStage;
+    delete "/v1/devices/{device}/stages/{stage}" => stages::remove,
+        "Remove an added stage, by its type or its position", json!(200, StageChange);
     get "/v1/sidecores" => super::sidecores, "The polling threads", json!(200, Sidecores);
     get "/v1/stats" => super::stats, "All counters", json!(200, Stats);
     get "/v1/switches" => super::switches,

@@ -59,6 +59,23 @@ pub(crate) fn device(
     })
 }
 
+/// Makes the stage that `keys` describe.
+///
+/// # Errors
+/// All problems of the stage.
+pub(crate) fn stage(mut keys: Map<String, Value>) -> Result<StageSpec, String> {
+    drop_empty(&mut keys);
+    let list = Value::Array(vec![Value::Object(keys)]);
+    let keys = Map::from_iter([(STAGE.name.to_owned(), list)]);
+    let stages = read(&keys, |table, problems| {
+        let mut section = Section::new(table, 0..0, "the device", problems);
+        let stages = StageSpec::list(&section.all([&STAGE]));
+        section.finish();
+        stages
+    })?;
+    stages.into_iter().next().ok_or_else(|| "a stage has a `type`".to_owned())
+}
+
 /// Makes the link, client or IOhost that `keys` describe.
 ///
 /// # Errors
