@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// The programs with their Debian packages.
-const NEEDED: [(&str, &str); 10] = [
+const NEEDED: [(&str, &str); 11] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("fio", "fio"),
     ("nvme", "nvme-cli"),
@@ -19,6 +19,7 @@ const NEEDED: [(&str, &str); 10] = [
     // Debian 13 compresses its kernel modules.
     ("xz", "xz-utils"),
     ("ldd", "libc-bin"),
+    ("objcopy", "binutils"),
 ];
 
 /// Options that let apt wait out a mirror that does not answer for some minutes: each attempt has a

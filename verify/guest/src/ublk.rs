@@ -9,9 +9,10 @@ use crate::initramfs::{self, Extra};
 use crate::progress::Progress;
 use crate::root::{KernelOf, ROOTS, Root};
 use crate::session::Session;
-use crate::{DemoOptions, Prepared, listen, qemu};
-use anyhow::{Context, Result, bail};
-use std::path::PathBuf;
+use crate::{DemoOptions, Prepared, install, listen, qemu};
+use anyhow::{Context, Result, bail, ensure};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The seconds after which a daemon that makes the device is killed.
 const KILLS_AT_FIRST: &str = "0.2 0.5 0.8";
@@ -60,17 +61,30 @@ pub(crate) fn equip(
     });
     std::fs::create_dir_all(&cache)
         .with_context(|| format!("cannot create {}", cache.display()))?;
-    let program = |name: &str| prepared.binaries.join(name);
+    let program = |name: &str| without_debug(&prepared.binaries.join(name), &cache.join(name));
     let extra = Extra {
         programs: vec![
-            ("/bin/sidecored", program("sidecored")),
-            ("/bin/sidecore", program("sidecore")),
+            ("/bin/sidecored", program("sidecored")?),
+            ("/bin/sidecore", program("sidecore")?),
         ],
         module: Some("ublk_drv"),
         ..Extra::default()
     };
     let initramfs = initramfs::build(&cache, &kernel, &prepared.busybox, &extra, progress)?;
     Ok((kernel.image, initramfs))
+}
+
+/// Copies a program without its debug information, which the memory of a guest may have no room
+/// for. The copy has the time of the original.
+fn without_debug(program: &Path, copy: &Path) -> Result<PathBuf> {
+    let mut command = Command::new(install::require("objcopy")?);
+    let status = command.args(["--preserve-dates", "--strip-debug"]).args([program, copy]).status();
+    ensure!(
+        status.context("cannot run objcopy")?.success(),
+        "objcopy could not copy {}",
+        program.display()
+    );
+    Ok(copy.to_owned())
 }
 
 fn serve_itself(session: &mut Session<'_>, of: KernelOf, checks: &mut Checks) -> Result<()> {
