@@ -132,7 +132,7 @@ impl Disk {
         }
     }
 
-    /// Drops the stages that were added, as the end of the daemon does.
+    /// Logs the stages that were added: the daemon ends, and they go with it.
     pub(super) fn end_stages(&self) {
         for word in self.live().words() {
             tracing::warn!(
