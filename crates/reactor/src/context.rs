@@ -4,10 +4,13 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use sidecore_units::CoreId;
+use sidecore_units::{CoreId, Nanos};
 
 use crate::port::Ports;
 use crate::{Port, PortId, PortSender};
+
+/// A clock, for units that measure a part of a turn.
+pub type CoreClock = Rc<dyn Fn() -> Nanos>;
 
 /// A sidecore's core, one instance of each type that its units share, such as a translation cache,
 /// and the ports between the units.
@@ -18,6 +21,7 @@ use crate::{Port, PortId, PortSender};
 #[derive(Default)]
 pub struct CoreContext {
     core: Option<CoreId>,
+    clock: Option<CoreClock>,
     shared: RefCell<Vec<Rc<dyn Any>>>,
     pub(crate) ports: Ports,
 }
@@ -28,6 +32,18 @@ impl CoreContext {
     #[must_use]
     pub fn new(core: Option<CoreId>) -> Self {
         Self { core, ..Self::default() }
+    }
+
+    /// The same context with a clock: the one that turns have their time from.
+    #[must_use]
+    pub fn with_clock(self, clock: impl Fn() -> Nanos + 'static) -> Self {
+        Self { clock: Some(Rc::new(clock)), ..self }
+    }
+
+    /// The clock of the sidecore's turns; `None` where time is simulated, and nothing takes any.
+    #[must_use]
+    pub fn clock(&self) -> Option<CoreClock> {
+        self.clock.clone()
     }
 
     /// The core that the sidecore is pinned to.

@@ -10,6 +10,7 @@
 //! except for a look at the armed pollables' wake-ups every [`GLANCE_INTERVAL`].
 #![forbid(unsafe_code)]
 
+mod caught;
 mod contention;
 mod context;
 mod eventfd;
@@ -24,8 +25,9 @@ mod stats;
 mod surroundings;
 mod wake_set;
 
+pub use caught::{caught, panic_message};
 pub use contention::{Contention, CoreChange, CoreSample};
-pub use context::CoreContext;
+pub use context::{CoreClock, CoreContext};
 pub use eventfd::EventFd;
 pub use idle::IdleMode;
 pub use mailbox::{Closed, Mail, Mailbox, Post, mailbox};

@@ -1,8 +1,8 @@
 //! A unit that runs on a sidecore.
 
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
+use oneshot::RecvTimeoutError;
 use sidecore_reactor::{Closed, Pollable, PollableId, Surroundings, Unit};
 
 use crate::Sidecore;
@@ -27,7 +27,7 @@ impl<U> PartialEq for Handle<U> {
 }
 
 /// A unit that was told to stop.
-pub struct Stopping<S>(Receiver<S>);
+pub struct Stopping<S>(oneshot::Receiver<S>);
 
 /// How far a unit is that was told to stop.
 #[derive(Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ impl<U: Unit> Handle<U> {
     /// Has the unit stop.
     #[must_use]
     pub fn stop(self) -> Stopping<U::State> {
-        let (stopped, state) = mpsc::sync_channel(1);
+        let (stopped, state) = oneshot::channel();
         self.tell(move |unit| {
             unit.stop(Box::new(move |state| {
                 // The thread that stopped it may have ended.

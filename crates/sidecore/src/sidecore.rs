@@ -4,7 +4,6 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::mpsc;
 
 use sidecore_linux::EpollSleeper;
 use sidecore_linux::core_time::ThreadTime;
@@ -120,7 +119,7 @@ impl Sidecore {
         &self,
         question: impl FnOnce(&mut Reactor) -> T + Send + 'static,
     ) -> Result<T, Closed> {
-        let (reply, answer) = mpsc::sync_channel(1);
+        let (reply, answer) = oneshot::channel();
         self.post.send(Box::new(move |reactor| {
             // The asking thread may have ended.
             let _ = reply.send(question(reactor));

@@ -48,7 +48,7 @@ impl SidecoreThread {
         let run = {
             let (name, clock, watch) = (name.to_owned(), clock.clone(), EndWatch(Arc::clone(&end)));
             move || {
-                let reactor = match set_up(cpu, mailbox) {
+                let reactor = match set_up(cpu, mailbox, clock.clone()) {
                     Ok(reactor) => reactor,
                     Err(error) => return drop(ready.send(Err(error))),
                 };
@@ -98,15 +98,19 @@ impl Drop for SidecoreThread {
 }
 
 /// On the thread itself: to its CPU, and a reactor with nothing in it.
-fn set_up(cpu: Option<CoreId>, mailbox: Mailbox<EpollSleeper>) -> Result<Reactor, ThreadError> {
+fn set_up(
+    cpu: Option<CoreId>,
+    mailbox: Mailbox<EpollSleeper>,
+    clock: Clock,
+) -> Result<Reactor, ThreadError> {
     if let Some(cpu) = cpu {
         cpu::pin_current_thread(cpu)?;
     }
     let failed = ThreadError::Start;
     // Delays and timeouts are in microseconds, and the kernel's usual slack is fifty of them.
     cpu::set_timer_slack(Nanos(1)).map_err(failed)?;
-    Reactor::new(CoreContext::new(cpu), EpollSleeper::new().map_err(failed)?, mailbox)
-        .map_err(failed)
+    let context = CoreContext::new(cpu).with_clock(move || clock.now());
+    Reactor::new(context, EpollSleeper::new().map_err(failed)?, mailbox).map_err(failed)
 }
 
 fn poll(name: &str, mut reactor: Reactor, clock: &Clock, stop: &AtomicBool) {
