@@ -36,6 +36,7 @@ const PEER_FACING: &[&str] = &[
     "net",
     "uplink",
     "wire-faults",
+    "spool",
     "remote",
     "ownership",
     "ublk",

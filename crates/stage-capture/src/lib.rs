@@ -22,7 +22,6 @@ mod flow;
 pub mod pcapng;
 mod reader;
 mod record;
-pub mod ring;
 mod stage;
 mod trace;
 

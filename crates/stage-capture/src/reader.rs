@@ -7,8 +7,8 @@ use sidecore_telemetry::CounterSet as _;
 
 use crate::pcapng::{self, Direction, Packet};
 use crate::record::Seen;
-use crate::ring::Consumer;
 use crate::{CaptureCounts, CaptureStats};
+use sidecore_spool::Consumer;
 
 /// Reads the frames of a capture, and writes them as pcapng.
 pub struct CaptureReader {

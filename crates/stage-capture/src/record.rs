@@ -6,7 +6,7 @@ use sidecore_net::{DropReason, Dropped, StageFrame, Way};
 use sidecore_telemetry::counters;
 use sidecore_units::Nanos;
 
-use crate::ring::{Consumer, Producer, ring};
+use sidecore_spool::{Consumer, Producer, ring};
 
 counters! {
     /// The counters of a capture or a trace.

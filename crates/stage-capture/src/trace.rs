@@ -9,7 +9,7 @@ use sidecore_units::Nanos;
 
 use crate::flow::Flow;
 use crate::record::{CaptureStats, Recorder, Seen};
-use crate::ring::Consumer;
+use sidecore_spool::Consumer;
 
 /// The words of a trace's ring: 1 MiB.
 pub const TRACE_RING_WORDS: usize = 128 << 10;
@@ -140,8 +140,12 @@ impl TraceReader {
     }
 
     /// Takes the counts since the last call, in the order of their first frames, and the number of
-    /// frames that are missing in them because the reader was too slow.
+    /// frames that are missing in them because the reader was too slow: 0 if there are no counts,
+    /// and the next ones have it.
     pub fn take(&mut self) -> (Vec<(DropPlace, DropCounts)>, u64) {
+        if self.counts.is_empty() {
+            return (Vec::new(), 0);
+        }
         let mut counts: Vec<_> = self.counts.drain().collect();
         counts.sort_by_key(|(place, counts)| (counts.first_at, place.port));
         let lost = self.stats.counts().lost;

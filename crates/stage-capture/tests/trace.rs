@@ -182,6 +182,12 @@ fn a_scan_of_ports_is_counted_in_bounded_memory_and_allocates_nothing_for_a_fram
     let (drops, lost) = small.take();
     assert_eq!((drops[0].1.frames, lost), (5, 95));
     assert_eq!(small.take(), (Vec::new(), 0));
+    // Missing frames are told with the counts in which they are missing.
+    for _ in 0..100 {
+        net.send(0, &tcp(1, 0, 1));
+    }
+    assert_eq!(small.take(), (Vec::new(), 0));
+    assert_eq!((small.read(u64::MAX), small.take().1), (5, 95));
     drop(net.switch.remove_trace(id).unwrap());
     assert!(small.is_closed() && net.switch.remove_trace(id).is_none());
 }
