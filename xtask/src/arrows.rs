@@ -21,6 +21,7 @@ use Uses::{Anything, Only};
 const ARROWS: &[(&str, Uses)] = &[
     ("units", Only(&[])),
     ("keys", Only(&[])),
+    ("schedule", Only(&[])),
     ("telemetry", Only(&["units"])),
     ("wire-faults", Only(&["units"])),
     ("spool", Only(&[])),

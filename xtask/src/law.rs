@@ -22,6 +22,7 @@ const PEER_FACING: &[&str] = &[
     "ring",
     "block",
     "luks",
+    "schedule",
     "extent",
     "volume",
     "controller",
