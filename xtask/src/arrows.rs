@@ -25,6 +25,7 @@ const ARROWS: &[(&str, Uses)] = &[
     ("telemetry", Only(&["units"])),
     ("wire-faults", Only(&["units"])),
     ("spool", Only(&[])),
+    ("recording", Only(&[])),
     ("spec-nvme", Only(&["units"])),
     ("spec-virtio", Only(&["units"])),
     ("memory", Only(&["units"])),

@@ -37,6 +37,7 @@ const PEER_FACING: &[&str] = &[
     "net",
     "uplink",
     "wire-faults",
+    "recording",
     "spool",
     "remote",
     "ownership",
