@@ -37,17 +37,20 @@ impl Fault {
 }
 
 /// The events to wait for: a message, or space for the rest of a reply. While a reply is being
-/// sent, no message is read: a peer that does not read its replies is not served. No events during
-/// a call of the session: epoll would report a peer that hangs up again and again.
+/// sent, no message is read: a peer that does not read its replies is not served. During a call of
+/// the session, one event: that the peer hangs up. Epoll would report it again and again.
 pub(crate) type Wants = Option<EventFlags>;
 
 const MESSAGE: Wants = Some(EventFlags::IN);
 const ROOM: Wants = Some(EventFlags::OUT);
+const HANG_UP: Wants = Some(EventFlags::RDHUP.union(EventFlags::ONESHOT));
 
 /// The next step of a connection.
 pub(crate) enum Turn {
     Wait(Wants),
     Gone,
+    /// The peer is gone, and a call of its session has not ended.
+    HungUp,
 }
 
 /// A call of the session by the pool.
@@ -94,7 +97,7 @@ impl<S: Session> Client<S> {
     /// Sends the rest of a reply, then reads a message and serves it. Only one message, so that
     /// other sockets have their turn.
     pub(crate) fn turn(&mut self, context: &Context<'_>) -> Result<Turn, Fault> {
-        let Some(session) = &mut self.session else { return Ok(Turn::Wait(None)) };
+        let Some(session) = &mut self.session else { return Ok(Turn::HungUp) };
         if !self.connection.flush()? {
             return Ok(Turn::Wait(ROOM));
         }
@@ -119,7 +122,7 @@ impl<S: Session> Client<S> {
             guard.reply = guard.session.as_mut().map(|session| session.handle(message));
         };
         context.pool.run(context.now, Box::new(job));
-        Ok(Turn::Wait(None))
+        Ok(Turn::Wait(HANG_UP))
     }
 
     /// Takes the session back from its call.

@@ -7,6 +7,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sidecore_socket::{Blocking, Descriptor, StreamError, receive, send};
 
 use crate::snapshot::{ConnectionState, ExportFds, ResumeError, ResumeFds};
@@ -304,6 +305,14 @@ impl<C: Codec> Connection<C> {
     pub(crate) fn shut_down(&self) {
         // The only error is that the peer has closed the connection.
         let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    /// Whether the peer has closed its end, or has ended.
+    pub(crate) fn is_hung_up(&self) -> bool {
+        let events = PollFlags::RDHUP | PollFlags::HUP;
+        let mut polled = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        let is_ready = poll(&mut polled, Some(&Timespec::default()));
+        is_ready.is_ok() && polled.iter().any(|fd| fd.revents().intersects(events))
     }
 
     /// Whether the connection can be exported. A partly received message must have no descriptor

@@ -76,4 +76,9 @@ pub trait Endpoint: Send + 'static {
 
     /// Makes a session for a new client.
     fn session(&self) -> Self::Session;
+
+    /// The client has closed its end of the connection, or its process has ended: it reads no reply
+    /// and no result any more. Called by a worker, before the session ends, and possibly during a
+    /// call of that. Not called when the connection ends for another reason.
+    fn gone(&self) {}
 }

@@ -260,11 +260,21 @@ impl<E: Endpoint> Slot<E> {
         let State::Serving(client) = &mut self.state else { return };
         let waits = turn(client).and_then(|turn| match turn {
             Turn::Gone => Ok(false),
+            Turn::HungUp => Ok(true),
             Turn::Wait(wants) => {
                 client.watch(wants, self.number, context.epoll)?;
                 Ok(true)
             }
         });
+        let has_call = client.session.is_none();
+        let is_gone = match &waits {
+            Ok(true) => has_call && client.connection.is_hung_up(),
+            Ok(false) => true,
+            Err(_) => client.connection.is_hung_up(),
+        };
+        if is_gone {
+            self.endpoint.gone();
+        }
         match waits {
             Ok(true) if self.successor.is_none() => {}
             Ok(true) => self.export(context),

@@ -139,4 +139,8 @@ impl Endpoint for Arc<Device> {
     fn session(&self) -> Recorder {
         Recorder(Arc::clone(self))
     }
+
+    fn gone(&self) {
+        self.ask('!');
+    }
 }

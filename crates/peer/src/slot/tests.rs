@@ -150,6 +150,38 @@ fn a_client_whose_command_takes_too_long_is_disconnected_and_the_command_named()
 }
 
 #[test]
+fn the_device_is_told_of_a_client_that_is_gone_also_during_a_call_and_of_no_other_end() {
+    let mut bench = Bench::new(None);
+    drop(bench.connect());
+    bench.handle(Event::Ready);
+    assert_eq!(bench.device.take_asked(), "!");
+    bench.settle();
+    assert_eq!(bench.device.take_asked(), ".");
+    let mut client = bench.connect();
+    send(&mut client, 'W');
+    bench.handle(Event::Ready);
+    drop(client);
+    let mut events = Vec::with_capacity(4);
+    epoll::wait(&bench.epoll, rustix::buffer::spare_capacity(&mut events), None).unwrap();
+    bench.handle(Event::Ready);
+    assert_eq!(bench.device.take_asked(), "!");
+    let zero = rustix::event::Timespec::default();
+    let again = rustix::buffer::spare_capacity(&mut events);
+    assert_eq!(epoll::wait(&bench.epoll, again, Some(&zero)).unwrap(), 0, "it is told once");
+    bench.settle();
+    // The reply or the next read finds the end, and says so again.
+    bench.handle(Event::Ready);
+    bench.settle();
+    let asked = bench.device.take_asked();
+    assert!(asked.starts_with('W') && asked.ends_with('.'), "{asked}");
+    let mut client = bench.connect();
+    send(&mut client, 'x');
+    bench.handle(Event::Ready);
+    bench.settle();
+    assert_eq!((replies(&mut client).as_str(), bench.device.take_asked().as_str()), (".", "x."));
+}
+
+#[test]
 fn a_panic_costs_the_client_its_connection_and_the_socket_continues() {
     let mut bench = Bench::new(None);
     let mut client = bench.connect();
