@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use serde_json::Value;
 
+use crate::plot;
 use crate::record::{FLOOR, Params, Records, counts};
 
 /// A number of a case and its limit.
@@ -127,17 +128,21 @@ fn check_one(bound: &Bound<'_>, records: &Records, ours: &str) -> Checked {
             (format!("{case}: {metric}"), unit, found)
         }
     };
+    // Rates are large numbers.
+    let rate = |number: f64| (unit.trim() == "1/s").then(|| plot::per_second(number));
+    let limit_of = |limit: f64| rate(limit).unwrap_or_else(|| format!("{limit}{unit}"));
     let limit = match bound.limit {
-        Limit::AtMost(limit) => format!("at most {limit}{unit}"),
-        Limit::AtLeast(limit) | Limit::NotBelow(limit) => format!("at least {limit}{unit}"),
-        Limit::MoreThan(limit) => format!("more than {limit}{unit}"),
+        Limit::AtMost(limit) => format!("at most {}", limit_of(limit)),
+        Limit::AtLeast(limit) | Limit::NotBelow(limit) => format!("at least {}", limit_of(limit)),
+        Limit::MoreThan(limit) => format!("more than {}", limit_of(limit)),
     };
+    let value = |value: f64| rate(value).unwrap_or_else(|| format!("{value:.3}{unit}"));
     let verdict = match found {
         None => Verdict::Missing,
         Some((_, params)) if !counts(params) => Verdict::Unknown,
         Some((value, params)) => bound.limit.verdict(value, params),
     };
-    Checked { what, limit, value: found.map(|(value, _)| format!("{value:.3}{unit}")), verdict }
+    Checked { what, limit, value: found.map(|(number, _)| value(number)), verdict }
 }
 
 #[cfg(test)]
@@ -167,6 +172,25 @@ mod tests {
             [Verdict::Pass, Verdict::Fail, Verdict::Unknown, Verdict::Fail, Verdict::Missing]
         );
     }
+
+    #[test]
+    fn rates_are_shown_in_few_digits_and_other_numbers_with_their_unit() {
+        let mut records = Records::new("e");
+        records.measure("a", OURS, "packets", 1.17e6, "1/s", params([]));
+        records.measure("a", OURS, "added", 4.0, "ns", params([]));
+        let bound = |metric, unit, limit| Bound { case: "a", of: Of::Ours(metric, unit), limit };
+        let bounds = [
+            bound("packets", "1/s", Limit::AtLeast(1e6)),
+            bound("added", " ns", Limit::AtMost(15.0)),
+        ];
+        let shown = check(&bounds, &records, OURS);
+        let shown: Vec<_> =
+            shown.into_iter().map(|bound| (bound.limit, bound.value.unwrap())).collect();
+        let expected = [("at least 1 M/s", "1.17 M/s"), ("at most 15 ns", "4.000 ns")]
+            .map(|(limit, value)| (limit.to_owned(), value.to_owned()));
+        assert_eq!(shown, expected);
+    }
+
     #[test]
     fn a_small_ratio_fails_only_if_its_interval_is_below_the_limit() {
         let mut records = Records::new("e");

@@ -41,6 +41,7 @@ pub mod rounds;
 pub mod runs;
 pub mod shares;
 pub mod sidecored;
+pub mod stages;
 pub mod stats;
 pub mod translation;
 pub mod turns;

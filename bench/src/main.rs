@@ -12,7 +12,7 @@ use sidecore_bench::fill::{self, Order};
 use sidecore_bench::load::{self, BLOCK_BYTES, Sample, Work};
 use sidecore_bench::{
     cores, fresh_writes, guest_cost, local_block, nested, net_switch, nvme_vf, plot, remote_block,
-    remote_figures, shares, stop, translation, verdicts,
+    remote_figures, shares, stages, stop, translation, verdicts,
 };
 use sidecore_driver::{BlkClient, ClientOptions, Notify, NvmeClient, NvmeOptions};
 use sidecore_units::SECTOR_BYTES;
@@ -43,6 +43,8 @@ enum Command {
     FreshWrites(fresh_writes::Options),
     /// The cost of weights where the store is no bottleneck.
     Shares(shares::Options),
+    /// The cost of stages of disks.
+    Stages(stages::Options),
     /// Remote devices beside local ones and beside the bare exchange of their bytes.
     RemoteBlock(remote_block::Options),
     /// The figures of vRIO's evaluation, counted, simulated and timed.
@@ -110,6 +112,7 @@ fn main() -> ExitCode {
         Command::GuestCost(options) => guest_cost::run(&options),
         Command::FreshWrites(options) => fresh_writes::run(&options),
         Command::Shares(options) => shares::run(&options),
+        Command::Stages(options) => stages::run(&options),
         Command::RemoteBlock(options) => remote_block::run(&options),
         Command::RemoteFigures(options) => remote_figures::run(&options),
         Command::NetSwitch(options) => net_switch::run(&options),

@@ -114,6 +114,13 @@ pub enum Disk {
         /// Whether to try the page cache too.
         cached: bool,
     },
+    /// A disk in a file under a header of LUKS1, with or without the page cache.
+    Luks {
+        /// The file, with its header.
+        path: PathBuf,
+        /// The file of the passphrase.
+        key: PathBuf,
+    },
 }
 
 /// Settings of the peer; all are tried, and the best are taken.
@@ -129,7 +136,7 @@ impl Settings {
     fn all(disk: &Disk) -> Vec<Self> {
         let directs: &[bool] = match disk {
             Disk::Null { .. } => &[false],
-            Disk::File { cached: true, .. } => &[false, true],
+            Disk::File { cached: true, .. } | Disk::Luks { .. } => &[false, true],
             Disk::File { cached: false, .. } => &[true],
         };
         let polls = [32_768, 1_000_000];
@@ -146,10 +153,11 @@ impl Settings {
     pub fn describe(&self, disk: &Disk) -> String {
         match disk {
             Disk::Null { .. } => format!("null-co, iothread poll-max-ns={}", self.poll_max_ns),
-            Disk::File { .. } => {
+            Disk::File { .. } | Disk::Luks { .. } => {
                 let direct = if self.direct { "on" } else { "off" };
+                let kind = if matches!(disk, Disk::Luks { .. }) { "luks on file" } else { "file" };
                 format!(
-                    "file, aio=io_uring, cache.direct={direct}, iothread poll-max-ns={}",
+                    "{kind}, aio=io_uring, cache.direct={direct}, iothread poll-max-ns={}",
                     self.poll_max_ns
                 )
             }
@@ -253,6 +261,11 @@ impl StorageDaemon {
                     path.display()
                 )
             }
+            Disk::Luks { path, .. } => format!(
+                "driver=luks,node-name=disk,key-secret=key,file.driver=file,file.aio=io_uring,\
+                 file.cache.direct={direct},file.filename={}",
+                path.display()
+            ),
         };
         let export = format!(
             "vhost-user-blk,id=export,node-name=disk,writable=on,num-queues={queues},iothread=io,\
@@ -260,8 +273,14 @@ impl StorageDaemon {
             socket.display()
         );
         let object = format!("iothread,id=io,poll-max-ns={}", settings.poll_max_ns);
-        let options =
-            ["--object", &object, "--blockdev", &blockdev, "--export", &export].map(str::to_owned);
+        let mut options: Vec<String> =
+            ["--object", &object, "--blockdev", &blockdev, "--export", &export]
+                .map(str::to_owned)
+                .into();
+        if let Disk::Luks { key, .. } = disk {
+            let secret = format!("secret,id=key,file={}", key.display());
+            options.splice(0..0, ["--object".to_owned(), secret]);
+        }
         let command: Vec<String> = program.command.iter().cloned().chain(options).collect();
         let process = run(name, &command, &socket, directory)?;
         let (settings, name, directory) =

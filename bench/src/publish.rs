@@ -229,6 +229,7 @@ mod tests {
             "guest-cost",
             "fresh-writes",
             "shares",
+            "stages",
             "remote-block",
             "remote-figures",
             "net-switch",

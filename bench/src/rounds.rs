@@ -18,9 +18,16 @@ impl Pairs {
     /// The ratios of this system's numbers to the peer's.
     #[must_use]
     pub fn ratios(&self) -> Rounds {
-        let mut ratios = Rounds::new();
-        self.0.iter().for_each(|(ours, theirs, counts)| ratios.add(ours / theirs, *counts));
-        ratios
+        self.compared(|ours, theirs| ours / theirs)
+    }
+
+    /// Compares this system's number of each round with the peer's.
+    pub fn compared(&self, compare: impl Fn(f64, f64) -> f64) -> Rounds {
+        let mut rounds = Rounds::new();
+        self.0
+            .iter()
+            .for_each(|(ours, theirs, counts)| rounds.add(compare(*ours, *theirs), *counts));
+        rounds
     }
 
     /// The pair with the median ratio; of an even number of rounds, the lower of the two in the

@@ -5,6 +5,7 @@ use anyhow::Result;
 use crate::cores::UNDISTURBED_SHARE;
 use crate::record::{Params, Records};
 use crate::rounds::{Pairs, Rounds};
+use crate::runs::ADDED;
 use crate::stop;
 
 /// The runs of two systems.
@@ -74,6 +75,21 @@ impl Turns {
         records.ratio(case, metric, ours, theirs, ratio, params);
         ratio
     }
+
+    /// Records the nanoseconds by which a request takes longer than the other system's, if the
+    /// numbers are requests a second. Returns them.
+    pub fn record_added(
+        &self,
+        records: &mut Records,
+        case: &str,
+        system: &str,
+        params: Params,
+    ) -> f64 {
+        let added = self.pairs.compared(|ours, theirs| 1e9 / ours - 1e9 / theirs);
+        let (median, params) = added.settle(params);
+        records.measure(case, system, ADDED, median, "ns", params);
+        median
+    }
 }
 
 #[cfg(test)]
@@ -102,6 +118,10 @@ mod tests {
         let recorded = records.find_ratio("c", "m", "theirs").unwrap();
         assert!(recorded.value == 3.5 && counts(&recorded.params));
         assert_eq!(records.find("c", "ours", "m").unwrap().value, 3.5);
+        let added_ns = turns.record_added(&mut records, "c", "ours", Params::new());
+        assert_eq!(records.find("c", "ours", ADDED).unwrap().value, added_ns);
+        let pairs = [2.0, 5.0].map(|ours| 1e9 / ours - 1e9);
+        assert_eq!(added_ns, (pairs[0] + pairs[1]) / 2.0);
     }
 
     #[test]

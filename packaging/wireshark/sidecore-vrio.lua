@@ -29,7 +29,7 @@ local vrio = Proto("vrio", "Sidecore Remote Channel")
 local KINDS = {
     [1] = "REQUEST", [2] = "ANSWER", [3] = "BUSY", [4] = "HELLO", [5] = "CHALLENGE",
     [6] = "WELCOME", [7] = "LIST", [8] = "DEVICE", [9] = "ATTACH", [10] = "ATTACHED",
-    [11] = "PING", [12] = "PONG", [13] = "ENDING", [14] = "BUNDLE",
+    [11] = "PING", [12] = "PONG", [13] = "ENDING", [14] = "BUNDLE", [15] = "PACKET",
 }
 local TYPES = { [0] = "IN", [1] = "OUT", [4] = "FLUSH", [11] = "DISCARD", [13] = "WRITE_ZEROES" }
 local STATUSES = {
@@ -42,6 +42,8 @@ local CODES = {
     [1] = "closed", [2] = "unknown session", [3] = "unknown client", [4] = "no common version",
     [5] = "another epoch of a device",
 }
+
+local OFFLOADS = { [0] = "none", [1] = "TCP/IPv4", [4] = "TCP/IPv6", [5] = "UDP" }
 
 local HEX, DEC = base.HEX, base.DEC
 
@@ -88,6 +90,20 @@ local f = {
     request_in = ProtoField.framenum("vrio.request_in", "Request in", base.NONE, frametype.REQUEST),
     time = ProtoField.relative_time("vrio.time", "Time since the request"),
 
+    packet_sequence = ProtoField.uint64("vrio.packet.sequence", "Sequence of the packet", DEC),
+    packet_bytes = ProtoField.uint32("vrio.packet.len_bytes", "Length of the packet", DEC),
+    packet_flags = ProtoField.uint8("vrio.packet.flags", "Flags of the packet", HEX),
+    packet_partial = ProtoField.bool(
+        "vrio.packet.flags.partial", "Partial checksum", 8, nil, 0x01),
+    packet_valid = ProtoField.bool("vrio.packet.flags.valid", "Verified checksum", 8, nil, 0x02),
+    packet_offload = ProtoField.uint8(
+        "vrio.packet.gso_type", "Segmentation", DEC, OFFLOADS, 0x7f),
+    packet_headers = ProtoField.uint16("vrio.packet.hdr_len", "Bytes of headers", DEC),
+    packet_part = ProtoField.uint16("vrio.packet.gso_size", "Bytes of each part", DEC),
+    packet_start = ProtoField.uint16("vrio.packet.csum_start", "Checksum from", DEC),
+    packet_place = ProtoField.uint16("vrio.packet.csum_offset", "Checksum at", DEC),
+    packet_buffers = ProtoField.uint16("vrio.packet.num_buffers", "Buffers", DEC),
+
     client = ProtoField.bytes("vrio.client", "Client"),
     life = ProtoField.uint64("vrio.life", "Life", HEX),
     number = ProtoField.uint64("vrio.number", "Number", DEC),
@@ -102,6 +118,7 @@ local f = {
     message_incarnation = ProtoField.uint64("vrio.message.incarnation", "Incarnation", HEX),
     features = ProtoField.uint64("vrio.features", "Features", HEX),
     bundles = ProtoField.bool("vrio.features.bundles", "Bundles", 64, nil, 0x01),
+    packets = ProtoField.bool("vrio.features.packets", "Packets", 64, nil, 0x02),
     client_queue = ProtoField.uint8("vrio.client_queue", "Queue of the client", DEC),
     session_queue = ProtoField.uint8("vrio.session_queue", "Queue of the session", DEC),
     version_min = ProtoField.uint8("vrio.version_min", "Oldest version", DEC),
@@ -124,6 +141,10 @@ local f = {
         "vrio.device_flags.zeros", "Discarded blocks read as zeros", 32, nil, 0x10),
     write_zeros = ProtoField.bool(
         "vrio.device_flags.write_zeros", "Write of zeros", 32, nil, 0x20),
+    nic = ProtoField.bool("vrio.device_flags.nic", "NIC", 32, nil, 0x40),
+    link_up = ProtoField.bool("vrio.device_flags.link_up", "Link is up", 32, nil, 0x80),
+    mac = ProtoField.ether("vrio.mac", "Address"),
+    mtu = ProtoField.uint16("vrio.mtu", "MTU", DEC),
     capacity_bytes = ProtoField.uint64("vrio.capacity_bytes", "Capacity", DEC),
     block_bytes = ProtoField.uint32("vrio.block_bytes", "Block size", DEC),
     physical_block_bytes = ProtoField.uint32(
@@ -187,6 +208,12 @@ local LAYOUTS = {
     ENDING = { { 0, 8, f.life }, { 8, 8, f.number }, { 16, 2, f.code }, { 18, 6 } },
 }
 LAYOUTS.ATTACHED = LAYOUTS.DEVICE
+-- A DEVICE or ATTACHED that is a NIC.
+local NIC = {
+    { 0, 2, f.device }, { 2, 2, f.index }, { 4, 2, f.count }, { 6, 2 },
+    { 8, 4, f.list_version }, { 12, 4, f.device_flags }, { 16, 8, f.epoch },
+    { 24, 6, f.mac }, { 30, 2, f.mtu }, { 32, 8 }, { 40, 64, f.name }, { 104, 32 },
+}
 
 -- The clear part of HELLO and WELCOME, and all of a CHALLENGE.
 local GREETING_BYTES = 40
@@ -219,7 +246,7 @@ local SIZES = {
 }
 -- Kinds outside of sessions. An ENDING can be both.
 local OUTSIDE = { HELLO = true, CHALLENGE = true, WELCOME = true }
-local WITH_BODY = { REQUEST = true, ANSWER = true, BUSY = true }
+local WITH_BODY = { REQUEST = true, ANSWER = true, BUSY = true, PACKET = true }
 
 local REQUEST_BODY = {
     { 0, 2, f.device }, { 2, 2, f.slot }, { 4, 8, f.epoch }, { 12, 4, f.sequence },
@@ -232,6 +259,17 @@ local ANSWER_BODY = {
     { 28, 8, f.segments }, { 36, 1, f.status }, { 37, 1, f.state }, { 38, 2, f.slot_limit },
     { 40, 4, f.held_ns }, { 44, 4, f.devices_version }, { 48, 4 },
 }
+local PACKET_BODY = {
+    { 0, 2, f.device }, { 2, 2 }, { 4, 8, f.epoch }, { 12, 8, f.packet_sequence },
+    { 20, 4, f.offset_bytes }, { 24, 4, f.packet_bytes }, { 28, 24 },
+}
+-- The virtio header of a packet.
+local PACKET_HEADER = {
+    { 0, 1, f.packet_flags }, { 1, 1, f.packet_offload }, { 2, 2, f.packet_headers },
+    { 4, 2, f.packet_part }, { 6, 2, f.packet_start }, { 8, 2, f.packet_place },
+    { 10, 2, f.packet_buffers },
+}
+local PACKET_HEADER_BYTES = 12
 -- The first bytes of a part of a BUNDLE.
 local PART = { { 0, 1, f.part_kind }, { 1, 1 }, { 2, 2, f.part_payload_bytes } }
 -- The range of a DISCARD or WRITE_ZEROES.
@@ -241,12 +279,15 @@ local RANGE = { { 0, 8, f.range_sector }, { 8, 4, f.range_sectors }, { 12, 4, f.
 local BITS = {
     [f.phase] = { f.phase_key },
     [f.flags] = { f.fua, f.ask, f.replay },
-    [f.features] = { f.bundles },
-    [f.device_flags] = { f.present, f.read_only, f.cache, f.discard, f.zeros, f.write_zeros },
+    [f.features] = { f.bundles, f.packets },
+    [f.device_flags] = {
+        f.present, f.read_only, f.cache, f.discard, f.zeros, f.write_zeros, f.nic, f.link_up,
+    },
+    [f.packet_flags] = { f.packet_partial, f.packet_valid },
 }
 -- Texts end with the first zero; bytes have no order.
 local TEXTS = { [f.name] = true, [f.serial] = true }
-local BYTES = { [f.client] = true }
+local BYTES = { [f.client] = true, [f.mac] = true }
 
 -- The first frame of each request of this capture, by session, slot and sequence.
 local requests = {}
@@ -355,9 +396,27 @@ local function answer_line(pinfo, tree, session, body, payload_bytes)
         outcome, payload_bytes, body:range(20, 4):le_uint())
 end
 
+local function packet_line(body, payload_bytes)
+    return string.format("dev %d seq %s len %d, %d bytes at %d",
+        body:range(0, 2):le_uint(), tostring(body:range(12, 8):le_uint64()),
+        body:range(24, 4):le_uint(), payload_bytes, body:range(20, 4):le_uint())
+end
+
+-- Adds the payload of a PACKET: the first segment begins with the virtio header.
+local function add_packet(tree, body, payload)
+    local is_first = body:range(20, 4):le_uint() == 0
+    if not is_first or payload:len() <= PACKET_HEADER_BYTES then
+        tree:add(f.data, payload)
+        return
+    end
+    add_layout(tree, PACKET_HEADER, payload:range(0, PACKET_HEADER_BYTES))
+    tree:add(f.data, payload:range(PACKET_HEADER_BYTES, payload:len() - PACKET_HEADER_BYTES))
+end
+
 -- Adds the payload of a frame with a body.
 local function add_data(tree, kind, body, payload)
     if payload:len() == 0 then return end
+    if kind == "PACKET" then return add_packet(tree, body, payload) end
     local type = body:range(36, 4):le_uint()
     local is_range = TYPES[type] == "DISCARD" or TYPES[type] == "WRITE_ZEROES"
     if kind == "REQUEST" and is_range and payload:len() == 16 then
@@ -416,7 +475,9 @@ local function add_control(tree, kind, payload)
     if OUTSIDE[kind] then
         size = add_greeting(tree, kind, payload)
     else
-        add_layout(tree, LAYOUTS[kind], payload)
+        local is_nic = LAYOUTS[kind] == LAYOUTS.DEVICE
+            and payload:range(12, 4):le_uint() % 0x80 >= 0x40
+        add_layout(tree, is_nic and NIC or LAYOUTS[kind], payload)
     end
     if payload:len() > size then
         add_reserved(tree, payload:range(size, payload:len() - size))
@@ -447,8 +508,12 @@ local function check_counter(tree, kind, tvb)
     if is_wrong then tree:add_proto_expert_info(e.counter) end
 end
 
--- Adds the body of a REQUEST, ANSWER or BUSY, and returns its line.
+-- Adds the body of a REQUEST, ANSWER, BUSY or PACKET, and returns its line.
 local function add_body(tree, pinfo, kind, session, body, payload_bytes)
+    if kind == "PACKET" then
+        add_layout(tree:add(vrio, body, "Packet"), PACKET_BODY, body)
+        return packet_line(body, payload_bytes)
+    end
     local item = tree:add(vrio, body, kind == "REQUEST" and "Request" or "Answer")
     add_layout(item, kind == "REQUEST" and REQUEST_BODY or ANSWER_BODY, body)
     return kind == "REQUEST" and request_line(pinfo, session, body, payload_bytes)
@@ -462,7 +527,8 @@ local function add_parts(tree, pinfo, session, payload)
         local left = payload:len() - at
         local bytes = left >= PART_BYTES + BODY_BYTES and payload:range(at + 2, 2):le_uint()
         local kind = bytes and KINDS[payload:range(at, 1):uint()]
-        if not bytes or left < PART_BYTES + BODY_BYTES + bytes or not WITH_BODY[kind] then
+        local is_part = WITH_BODY[kind] and kind ~= "PACKET"
+        if not bytes or left < PART_BYTES + BODY_BYTES + bytes or not is_part then
             tree:add_proto_expert_info(e.part, string.format("No part at %d of the payload", at))
             tree:add(f.data, payload:range(at, left))
             return string.format("%d parts, and %d bytes that are none", count, left)

@@ -10,7 +10,7 @@ use crate::{shell, tools};
 
 /// In the order of docs/bench.md.
 const EXPERIMENTS: &str = "local-block translation nested vf-cost nvme-vf guest-cost \
-    fresh-writes shares remote-block remote-figures net-switch";
+    fresh-writes shares stages remote-block remote-figures net-switch";
 
 /// The packages that ship. Who else builds in release mode names them, too: another choice of
 /// packages has other features of third parties, and so another build of every crate.
@@ -54,13 +54,13 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<()> {
 /// peers it lacks.
 fn install_peers(arguments: &[String]) {
     let has = |option: &str| arguments.iter().any(|argument| argument == option);
-    let of_remote_block =
-        arguments.first().is_none_or(|first| first.starts_with('-') || first == "remote-block");
+    let selected = |experiment| {
+        arguments.first().is_none_or(|first| first.starts_with('-') || first == experiment)
+    };
     let without = ["--tiny", "--no-peer", "--against", "--help"].into_iter().any(has);
-    if of_remote_block
-        && !without
-        && let Err(error) = tools::ensure(tools::OF_BENCHES)
-    {
+    let peers = tools::OF_BENCHES.iter().filter(|(experiment, _)| selected(experiment));
+    let peers: Vec<_> = peers.map(|(_, peer)| *peer).collect();
+    if !without && let Err(error) = tools::ensure(&peers) {
         eprintln!("    a peer is missing: {error:#}");
     }
 }

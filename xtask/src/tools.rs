@@ -49,9 +49,12 @@ pub const OF_TESTS: &[Tool] = &[
     },
 ];
 
-/// The programs that experiments compare with, beside those that they fetch on their own.
-pub const OF_BENCHES: &[Tool] =
-    &[Tool { program: "nbdkit", package: "nbdkit", purpose: "a peer of remote-block" }];
+/// The programs that experiments need for their peers, beside those that they fetch on their own,
+/// with the name of the experiment.
+pub const OF_BENCHES: &[(&str, Tool)] = &[
+    ("remote-block", Tool::new("nbdkit", "nbdkit", "a peer of remote-block")),
+    ("stages", Tool::new("cryptsetup", "cryptsetup-bin", "the header of a peer of stages")),
+];
 
 /// Installs the missing tools, and prints their names.
 pub fn ensure(tools: &[Tool]) -> Result<()> {

@@ -38,6 +38,10 @@ impl OwnWork {
     pub(super) fn of(ns: u64, clock: &Clock) -> Self {
         let ns_per_step =
             (0..5).map(|_| Self::time(Self::TRIAL_STEPS, clock)).fold(f64::INFINITY, f64::min);
+        Self::at(ns, ns_per_step)
+    }
+
+    fn at(ns: u64, ns_per_step: f64) -> Self {
         let steps = (ns as f64 / ns_per_step).round() as u64;
         Self { steps, ns: steps as f64 * ns_per_step }
     }
@@ -176,9 +180,10 @@ mod tests {
 
     #[test]
     fn own_work_grows_with_the_requested_time() {
-        let clock = Clock::new();
-        assert_eq!(OwnWork::of(0, &clock).steps, 0);
-        let (little, much) = (OwnWork::of(100, &clock), OwnWork::of(100_000, &clock));
-        assert!(little.steps > 0 && much.steps > little.steps, "{little:?}, {much:?}");
+        let steps = [0, 100, 100_000].map(|ns| OwnWork::at(ns, 2.5).steps);
+        assert_eq!(steps, [0, 40, 40_000]);
+        assert_eq!(OwnWork::at(101, 2.5).ns, 100.0);
+        // A step takes less than a second on any machine.
+        assert!(OwnWork::of(1_000_000_000, &Clock::new()).steps > 0);
     }
 }

@@ -47,8 +47,9 @@ struct AddArguments {
     /// The name of the device.
     device: String,
     /// The socket to serve it on: of vhost-user, or of vfio-user for NVMe. A device that is
-    /// exported to a client has none.
-    #[arg(required_unless_present = "client")]
+    /// exported to a client has none, nor have ports of a switch but for NICs of this host's
+    /// guests.
+    #[arg(required_unless_present_any = ["client", "switch"])]
     path: Option<PathBuf>,
     /// The volume to serve, through a virtual function of its own.
     #[arg(
@@ -64,10 +65,10 @@ struct AddArguments {
     /// A store of the configuration, instead of a volume.
     #[arg(long, value_name = "NAME", conflicts_with = "iohost")]
     store: Option<String>,
-    /// An IOhost that has the disk, instead of a volume.
+    /// An IOhost that has the disk, instead of a volume; or that has the other end of a remote-net.
     #[arg(long, value_name = "NAME")]
     iohost: Option<String>,
-    /// The name of the disk at the IOhost, if it is another one.
+    /// The name of the disk, or of the NIC, at the IOhost, if it is another one.
     #[arg(long, value_name = "NAME", requires = "iohost")]
     remote_device: Option<String>,
     /// A sidecore that serves the device; repeat the option for several.
@@ -125,6 +126,15 @@ fn device(client: &Client, add: AddArguments) -> Result<NewDevice> {
     };
     device.0.extend(add.keys.0);
     let device = device.with("sidecores", add.sidecores);
+    if let Some(iohost) = &add.iohost
+        && device.0.contains_key("switch")
+    {
+        let device = device.with("iohost", iohost.as_str());
+        return Ok(match add.remote_device {
+            Some(nic) => device.with("device", nic),
+            None => device,
+        });
+    }
     if let Some(iohost) = add.iohost {
         let mut device = device.of_iohost(&iohost, &add.remote_device.unwrap_or(add.device));
         if let Some(Value::Object(remote)) = device.0.get_mut("remote") {
@@ -156,6 +166,20 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_remote_nic_has_an_iohost_and_no_socket() {
+        let command = AddArguments::augment_args(clap::Command::new("add"));
+        let given = "add far --front-end remote-net --switch one --iohost io1 --remote-device nic1";
+        let matches = command.try_get_matches_from(given.split(' ')).unwrap();
+        let add = AddArguments::from_arg_matches(&matches).unwrap();
+        let made = device(&Client::new(Path::new("/nowhere")).unwrap(), add).unwrap();
+        let expected = [("iohost", "io1"), ("device", "nic1"), ("switch", "one"), ("name", "far")];
+        for (key, value) in expected {
+            assert_eq!(made.0[key], value, "{key}");
+        }
+        assert!(!made.0.contains_key("remote") && !made.0.contains_key("socket"));
+    }
 
     #[test]
     fn a_disk_of_an_iohost_may_have_stages_and_no_other_flag_of_a_volume() {

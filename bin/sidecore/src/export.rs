@@ -14,6 +14,7 @@ use crate::disk::{Disk, REQUEST_BYTES, TemporaryDevice};
 use crate::image::{self, Segment};
 use crate::interrupt::Interrupt;
 use crate::progress::Progress;
+use crate::salvage::Offline;
 use crate::units::bytes;
 use crate::{print, print_json, qemu, volume, worker};
 
@@ -22,21 +23,23 @@ use crate::{print, print_json, qemu, volume, worker};
 pub(crate) struct Arguments {
     /// The volume or snapshot. A volume is exported as it is at this moment; guests may continue to
     /// write.
-    volume: String,
+    pub(crate) volume: String,
     /// The image to make.
-    image: PathBuf,
+    pub(crate) image: PathBuf,
     /// The image's format, by qemu-img's name for it (qcow2, vmdk, vdi, ...).
     #[arg(long, value_name = "FORMAT", default_value = "raw")]
-    format: String,
+    pub(crate) format: String,
     /// Replace an existing image.
     #[arg(long)]
-    force: bool,
+    pub(crate) force: bool,
     /// Also detect zeros in the volume, and leave holes for them.
     #[arg(long)]
-    skip_zeroes: bool,
+    pub(crate) skip_zeroes: bool,
     /// The directory of a temporary raw image; by default $TMPDIR, or the image's directory.
     #[arg(long, value_name = "DIRECTORY")]
-    temporary: Option<PathBuf>,
+    pub(crate) temporary: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) offline: Offline,
 }
 
 /// The snapshot to export. An export of a volume makes a temporary one, so that the image shows one
@@ -173,7 +176,7 @@ fn copy_volume(
     Ok((report.size_bytes, copied))
 }
 
-fn check_target(path: &Path, force: bool) -> Result<()> {
+pub(crate) fn check_target(path: &Path, force: bool) -> Result<()> {
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error).with_context(|| format!("{} cannot be looked at", path.display())),

@@ -6,7 +6,8 @@ use sidecore_control::config::keys::{self, FormatSpec, Key, Kind};
 use sidecore_control::config::size;
 
 /// Keys of a device for which `device add` has arguments of another form.
-const DEVICE_APART: &[&str] = &["name", "socket", "store", "sidecore", "sidecores"];
+const DEVICE_APART: &[&str] =
+    &["name", "socket", "store", "sidecore", "sidecores", "iohost", "device"];
 
 /// Keys of a volume for which `device add` has arguments of another form.
 const VOLUME_APART: &[&str] = &["controller", "volume", "size", "quota", "read_only"];
@@ -70,7 +71,7 @@ fn iohost_keys() -> impl Iterator<Item = &'static Key> {
 }
 
 fn serve_keys() -> impl Iterator<Item = &'static Key> {
-    once(keys::serve().chain(keys::front_ends()), SERVE_APART)
+    once(keys::serve().chain(keys::front_ends_of_disks()), SERVE_APART)
 }
 
 fn volume_keys() -> impl Iterator<Item = &'static Key> {

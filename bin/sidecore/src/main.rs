@@ -1,5 +1,5 @@
-//! The command line: `sidecore list|stats|top|device|stage|volume|controller|remote|net|luks|check|
-//! plan|keep`. See docs/sidecore.md.
+//! The command line: `sidecore list|stats|top|device|stage|volume|schedule|controller|remote|net|
+//! luks|check|plan|keep|own|replay`. See docs/sidecore.md.
 #![forbid(unsafe_code)]
 
 mod bound;
@@ -22,6 +22,9 @@ mod progress;
 mod qemu;
 mod remote;
 mod repair;
+mod replay;
+mod salvage;
+mod schedule;
 mod stage;
 mod stats;
 mod table;
@@ -61,7 +64,7 @@ const AFTER_HELP: &str = "\
 Exit codes:
   0  done
   1  no daemon answers, or something else went wrong; the message says what to do
-  2  a check found faults, or the command line is wrong
+  2  a check found faults, a replay differences, or the command line is wrong
 `keep` ends with the exit code of its command.
 
 Examples:
@@ -77,6 +80,7 @@ Examples:
   sidecore device add vd7 /run/sidecore/vd7.sock --volume guest7
   sidecore stage add vd7 delay delay_us=100    while its guest uses it
   sidecore controller show                     space, translation, functions, events
+  sidecore replay vd0.recording /run/sidecore/vd7.sock    reads only, without --write
   sidecore plan --example > rack.toml          then: sidecore plan rack.toml
   sidecore keep -- sidecored --config disks.toml    SIGHUP restarts it, and guests stay connected
 ";
@@ -107,6 +111,8 @@ enum Command {
     Stage(stage::Arguments),
     /// Make, copy, change, check, import and export volumes.
     Volume(volume::Arguments),
+    /// Show the schedules of snapshots, run them now, and replace them.
+    Schedule(schedule::Arguments),
     /// Show controllers, and manage what concerns all volumes of a controller.
     Controller(controller::Arguments),
     /// Show links and remote devices, and manage the clients that use devices of this host.
@@ -115,6 +121,10 @@ enum Command {
     Net(net::Arguments),
     /// Make and check headers of encrypted disks.
     Luks(luks::Arguments),
+    /// Give the requests of a recording to a device again, and compare results and data.
+    ///
+    /// Only reads and flushes, unless --write is given.
+    Replay(replay::Arguments),
     /// Check a configuration without starting anything, and list all faults.
     Check {
         /// The configuration file.
@@ -155,11 +165,18 @@ fn main() -> ExitCode {
         }
         Command::Luks(arguments) => luks::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),
+        Command::Replay(arguments) => match replay::run(&arguments) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
         Command::List { json } => list::run(&arguments.socket, json),
         Command::Stats(stats) => with(&arguments.socket, |client| stats::run(client, &stats)),
         Command::Top { interval } => with(&arguments.socket, |client| top::run(client, interval)),
         Command::Device(device) => with(&arguments.socket, |client| device::run(client, device)),
         Command::Stage(stage) => with(&arguments.socket, |client| stage::run(client, stage)),
+        Command::Schedule(schedule) => {
+            with(&arguments.socket, |client| schedule::run(client, schedule))
+        }
         Command::Net(net) => with(&arguments.socket, |client| net::run(client, net)),
         Command::Remote(remote) => with(&arguments.socket, |client| remote::run(client, remote)),
         Command::Controller(controller) => controller::run(&arguments.socket, controller),

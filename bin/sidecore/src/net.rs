@@ -203,11 +203,35 @@ fn list(switches: &[SwitchReport]) -> String {
             ]);
         }
     }
-    table.render()
+    table.render() + &failures(switches)
+}
+
+/// The failures of stages, each with its remedy.
+fn failures(switches: &[SwitchReport]) -> String {
+    let mut text = String::new();
+    for port in switches.iter().flat_map(|switch| &switch.ports) {
+        let Some(failure) = &port.failure else { continue };
+        let (stage, message) = failure.split_once(": ").unwrap_or((failure, ""));
+        let name = &port.name;
+        let drops = "the port drops all frames until";
+        let consequence = match stage {
+            "capture" => "it has ended".to_owned(),
+            "firewall" => format!("{drops} `sidecore net rules {name} --set FILE`"),
+            "limit" => format!("{drops} `sidecore net limits {name} --set LIMIT` or `--clear`"),
+            _ => format!("{drops} `sidecore net faults {name} --set FAULTS`"),
+        };
+        text.push_str(&format!("{name}: its {stage} has panicked ({message}): {consequence}\n"));
+    }
+    text
+}
+
+fn is_capture(failure: &str) -> bool {
+    failure.starts_with("capture:")
 }
 
 fn state(port: &PortReport) -> String {
     let state = match (port.is_blocked, port.is_up) {
+        _ if port.failure.as_ref().is_some_and(|failure| !is_capture(failure)) => "failed",
         (true, _) => "blocked",
         (false, true) => "up",
         (false, false) => "down",
@@ -270,4 +294,33 @@ fn drops(switches: &[SwitchReport], port: &str) -> Result<String> {
         }
     }
     Ok(table.render())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(name: &str, failure: Option<&str>) -> PortReport {
+        let failure = failure.map(str::to_owned);
+        PortReport { name: name.to_owned(), is_up: true, failure, ..PortReport::default() }
+    }
+
+    #[test]
+    fn a_failed_stage_is_listed_with_its_remedy() {
+        let ports = vec![
+            port("fine", None),
+            port("closed", Some("firewall: index out of bounds: 7")),
+            port("open", Some("capture: a bug")),
+        ];
+        let switch = SwitchReport { name: "lan".to_owned(), ports, ..SwitchReport::default() };
+        let text = list(&[switch]);
+        let row = |name: &str| text.lines().find(|line| line.contains(name)).unwrap().to_owned();
+        assert!(row("fine").contains(" up "), "{text}");
+        assert!(row("closed").contains(" failed "), "{text}");
+        assert!(row("open").contains(" up "), "{text}");
+        let ends: Vec<&str> = text.lines().skip(4).collect();
+        let closed = "closed: its firewall has panicked (index out of bounds: 7): the port drops \
+                      all frames until `sidecore net rules closed --set FILE`";
+        assert_eq!(ends, [closed, "open: its capture has panicked (a bug): it has ended"]);
+    }
 }

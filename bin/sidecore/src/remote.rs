@@ -215,6 +215,7 @@ fn list(remote: &RemoteReport, now: SystemTime) -> String {
         parts.push(iohosts(&remote.iohosts));
         parts.push(devices(&remote.iohosts, now));
     }
+    parts.extend(nics(remote, now));
     if !remote.serves.is_empty() {
         parts.push(serves(&remote.serves));
     }
@@ -381,6 +382,41 @@ fn devices(iohosts: &[IohostReport], now: SystemTime) -> String {
     table.render() + &notes
 }
 
+/// The NICs of clients, and those of this host at IOhosts, if there are any.
+fn nics(remote: &RemoteReport, now: SystemTime) -> Option<String> {
+    let mut table = Table::new(&["NIC", "FAR-END", "AS", "STATE", ">SINCE", "MAC", ">MTU"]);
+    let mut count = 0_usize;
+    for client in &remote.clients {
+        for nic in &client.nics {
+            table.row([
+                nic.device.clone(),
+                format!("client {}", client.name),
+                nic.device.clone(),
+                nic.state.clone(),
+                ago(nic.since_unix_s, now),
+                nic.mac.clone(),
+                nic.mtu.to_string(),
+            ]);
+            count = count.saturating_add(1);
+        }
+    }
+    for iohost in &remote.iohosts {
+        for nic in &iohost.nics {
+            table.row([
+                nic.device.clone(),
+                format!("iohost {}", iohost.name),
+                nic.nic.clone(),
+                nic.state.clone(),
+                ago(nic.since_unix_s, now),
+                nic.mac.clone().unwrap_or_default(),
+                nic.mtu.map_or_else(String::new, |mtu| mtu.to_string()),
+            ]);
+            count = count.saturating_add(1);
+        }
+    }
+    (count > 0).then(|| table.render())
+}
+
 /// Refused devices that are shown by their names, of each pattern.
 const REFUSED_SHOWN: usize = 8;
 
@@ -448,7 +484,8 @@ mod tests {
 
     use serde_json::json;
     use sidecore_control::report::{
-        ExecutorCounts, ExecutorReport, RefusedDeviceReport, RemoteDeviceReport,
+        ExecutorCounts, ExecutorReport, ExportedNicReport, RefusedDeviceReport, RemoteDeviceReport,
+        RemoteNicReport,
     };
 
     use super::*;
@@ -494,6 +531,42 @@ mod tests {
         for line in ["sidecore drain", "sidecore drain vm1 --iohost io1"] {
             assert!(parse(line).is_err(), "{line}");
         }
+    }
+
+    #[test]
+    fn a_list_shows_the_nics_of_both_sides() {
+        let now = UNIX_EPOCH + Duration::from_secs(1_000);
+        let exported = ExportedNicReport {
+            device: "nic-c".to_owned(),
+            state: "up".to_owned(),
+            since_unix_s: 990,
+            mac: "52:54:00:00:00:03".to_owned(),
+            mtu: 9000,
+        };
+        let used = RemoteNicReport {
+            device: "far".to_owned(),
+            nic: "nic-d".to_owned(),
+            state: "away".to_owned(),
+            ..RemoteNicReport::default()
+        };
+        let name = "vmhost1".to_owned();
+        let client = ClientReport { name, nics: vec![exported], ..ClientReport::default() };
+        let name = "io2".to_owned();
+        let iohost = IohostReport { name, nics: vec![used], ..IohostReport::default() };
+        let (clients, iohosts) = (vec![client], vec![iohost]);
+        let mut remote = RemoteReport { clients, iohosts, ..RemoteReport::default() };
+        let text = list(&remote, now);
+        let rows: Vec<Vec<_>> =
+            text.lines().map(|line| line.split_whitespace().collect()).collect();
+        for row in [
+            "NIC FAR-END AS STATE SINCE MAC MTU",
+            "nic-c client vmhost1 nic-c up 10 s 52:54:00:00:00:03 9000",
+            "far iohost io2 nic-d away",
+        ] {
+            assert!(rows.contains(&row.split(' ').collect()), "{row}{text}");
+        }
+        (remote.clients[0].nics, remote.iohosts[0].nics) = (Vec::new(), Vec::new());
+        assert!(!list(&remote, now).contains("FAR-END"));
     }
 
     #[test]

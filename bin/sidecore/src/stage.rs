@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::Subcommand;
 use serde_json::Value;
 use sidecore_control::config::keys::{self, Kind};
-use sidecore_control::report::{StageChange, StagesReport};
+use sidecore_control::report::{RecordingCounts, RecordingReport, StageChange, StagesReport};
 use sidecore_control::{Client, NewStage};
 
 use crate::table::Table;
@@ -56,6 +56,7 @@ pub(crate) fn run(client: &Client, arguments: Arguments) -> Result<()> {
         Command::Add { device, stage, keys, position } => {
             let new = new_stage(&stage, &keys).map_err(anyhow::Error::msg)?;
             let added = client.add_stage(&device, &new.with("position", position))?;
+            warn(&client.stages(&device)?, added.position);
             show("added", &added, json)
         }
         Command::Remove { device, stage } => {
@@ -83,6 +84,15 @@ fn show(what: &str, change: &StageChange, json: bool) -> Result<()> {
     Ok(print(&format!("{what}: \"{word}\" at position {position} of \"{device}\"; {pause}\n"))?)
 }
 
+/// Warns of a stage that was added and does not do what it is for.
+fn warn(stages: &StagesReport, position: usize) {
+    let added = stages.stages.iter().find(|stage| stage.position == position);
+    let recording = added.and_then(|stage| stage.recording.as_ref());
+    if let Some(problem) = recording.and_then(|recording| recording.problem.as_ref()) {
+        eprintln!("sidecore: {problem}; remove the stage");
+    }
+}
+
 fn list(stages: &StagesReport) -> String {
     let mut table = Table::new(&[">POSITION", "STAGE", "FROM", "SETTINGS"]);
     for stage in &stages.stages {
@@ -90,7 +100,24 @@ fn list(stages: &StagesReport) -> String {
         let cells = [stage.position.to_string(), stage.word.clone(), from.to_owned()];
         table.row(cells.into_iter().chain([stage.settings.join(" ")]));
     }
-    table.render()
+    let lines = stages.stages.iter().filter_map(|stage| {
+        let recording = stage.recording.as_ref()?;
+        Some(format!("{}: {}\n", stage.position, state(recording)))
+    });
+    let lines: String = lines.collect();
+    table.render() + if lines.is_empty() { "" } else { "\n" } + &lines
+}
+
+/// A recording in a line.
+fn state(recording: &RecordingReport) -> String {
+    let RecordingReport { file, file_bytes, is_full, problem, counts } = recording;
+    if let Some(problem) = problem {
+        return problem.clone();
+    }
+    let ended = if *is_full { ", which has its largest size and takes no more" } else { "" };
+    let RecordingCounts { recorded, dropped } = counts;
+    let size = units::bytes(*file_bytes);
+    format!("{recorded} requests recorded, {dropped} missing, in {file} ({size}){ended}")
 }
 
 /// The stage of this type, with its keys as they were written.
@@ -103,7 +130,7 @@ fn new_stage(word: &str, keys: &[String]) -> Result<NewStage, String> {
         if stage.0.contains_key(key) {
             return Err(format!("`{key}` is there twice, or is not a key; write each key once"));
         }
-        let value = if is_path(word, key) {
+        let value = if is_path(word, key) && !is_name_of_recording(word, value) {
             // The daemon has another working directory.
             let path = std::path::absolute(value).map_err(|error| format!("`{key}`: {error}"))?;
             let path = path.into_os_string().into_string();
@@ -114,6 +141,11 @@ fn new_stage(word: &str, keys: &[String]) -> Result<NewStage, String> {
         stage = stage.with(key, value);
     }
     Ok(stage)
+}
+
+/// Whether a path is the bare name of a recording: a file in the daemon's directory of them.
+fn is_name_of_recording(word: &str, value: &str) -> bool {
+    word == "record" && !value.contains('/')
 }
 
 /// Whether the key of stages of this type is the path of a file.
@@ -144,6 +176,11 @@ mod tests {
         let here = std::env::current_dir().unwrap().join("disk.luks");
         let header = new("encrypt", &["header=disk.luks"]).unwrap();
         assert_eq!(header["header"], here.to_str().unwrap());
+        let record = new("record", &["file=a.recording"]).unwrap();
+        assert_eq!(record["file"], "a.recording");
+        let record = new("record", &["file=./a.recording"]).unwrap();
+        let here = std::env::current_dir().unwrap().join("a.recording");
+        assert_eq!(record["file"], here.to_str().unwrap());
         assert!(new("delay", &["100"]).unwrap_err().contains("`100` is not KEY=VALUE"));
         for keys in [&["delay_us=1", "delay_us=2"][..], &["type=fault"]] {
             assert!(new("delay", keys).unwrap_err().contains("twice"), "{keys:?}");

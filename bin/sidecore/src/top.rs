@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use sidecore_control::Client;
-use sidecore_control::report::{DeviceReport, MeterReport, QueueCounters, SidecoreReport, Stats};
+use sidecore_control::report::{
+    DeviceReport, MeterReport, QueueCounters, SidecoreReport, StageStats, Stats,
+};
 
 use crate::print;
 use crate::table::Table;
@@ -43,6 +45,10 @@ fn render(before: &Stats, now: &Stats, devices: &[DeviceReport]) -> String {
     if !now.meters.is_empty() {
         text.push('\n');
         text.push_str(&meters(&before.meters, &now.meters, elapsed_ns).render());
+    }
+    if !now.stages.is_empty() {
+        text.push('\n');
+        text.push_str(&stages(&before.stages, &now.stages, elapsed_ns).render());
     }
     text
 }
@@ -143,6 +149,47 @@ fn meters(before: &[MeterReport], now: &[MeterReport], elapsed_ns: u64) -> Table
     table
 }
 
+/// The cost of stages: the share of a core, and the time of a request, without the stores.
+fn stages(before: &[StageStats], now: &[StageStats], elapsed_ns: u64) -> Table {
+    let mut table = Table::new(&[
+        "DEVICE",
+        ">POSITION",
+        "STAGE",
+        ">REQ/s",
+        ">CORE%",
+        ">NS/REQ",
+        ">LONG TURNS",
+        ">LONGEST us",
+    ]);
+    let fresh = StageStats::default();
+    let key = |stage: &StageStats| (stage.device.clone(), stage.position, stage.word.clone());
+    for stage in now {
+        // A stage that was opened again since then counts from zero.
+        let is_older = |old: &&StageStats| {
+            key(old) == key(stage) && old.counts.requests <= stage.counts.requests
+        };
+        let old = before.iter().find(is_older).unwrap_or(&fresh);
+        let requests = stage.counts.requests.saturating_sub(old.counts.requests);
+        let busy_ns = stage.counts.busy_ns.saturating_sub(old.counts.busy_ns);
+        let each = match (requests, stage.has_failed) {
+            (_, true) => "failed".to_owned(),
+            (0, false) => "-".to_owned(),
+            _ => format!("{:.0}", share(busy_ns, requests)),
+        };
+        table.row([
+            stage.device.clone(),
+            stage.position.to_string(),
+            stage.word.clone(),
+            short(per_second(requests, elapsed_ns)),
+            format!("{:.1}", share(busy_ns, elapsed_ns) * 100.0),
+            each,
+            stage.counts.long_turns.to_string(),
+            micros(stage.longest_turn_ns as f64),
+        ]);
+    }
+    table
+}
+
 fn per_second(count: u64, elapsed_ns: u64) -> f64 {
     share(count, elapsed_ns) * 1e9
 }
@@ -155,7 +202,7 @@ fn share(part: u64, whole: u64) -> f64 {
 mod tests {
     use super::*;
     use sidecore_control::report::{
-        DeviceStats, Latency, LatencyCounts, MeterCounts, QueueCounts, ReactorCounts,
+        DeviceStats, Latency, LatencyCounts, MeterCounts, QueueCounts, ReactorCounts, StageCounts,
     };
 
     fn sample(uptime_ns: u64, turns: u64, busy_ns: u64, latencies: &[(u64, u64)]) -> Stats {
@@ -172,6 +219,7 @@ mod tests {
             sidecores: vec![sidecore],
             devices: vec![DeviceStats { name: "vd0".to_owned(), queues: vec![queue] }],
             meters: Vec::new(),
+            stages: Vec::new(),
         }
     }
 
@@ -199,6 +247,38 @@ mod tests {
         let meter: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
         assert_eq!(meter, ["disk", "10", "0", "0", "0", "2.1", "0.0", "5MiB", "0B", "0"], "{text}");
         assert!(!render(&sample(1, 0, 0, &[]), &sample(2, 0, 0, &[]), &[]).contains("METER"));
+    }
+
+    #[test]
+    fn a_stage_has_its_cost_in_the_interval() {
+        let with = |uptime_ns, requests, busy_ns, has_failed| {
+            let counts = StageCounts { requests, busy_ns, long_turns: 3, ..StageCounts::default() };
+            let (device, word) = ("vd0".to_owned(), "delay".to_owned());
+            let longest_turn_ns = 1_500_000;
+            let stage = StageStats {
+                device,
+                position: 1,
+                word,
+                has_failed,
+                longest_turn_ns,
+                recording: None,
+                counts,
+            };
+            Stats { stages: vec![stage], ..sample(uptime_ns, 0, 0, &[]) }
+        };
+        let row = |before: &Stats, now: &Stats| -> Vec<String> {
+            let text = render(before, now, &[]);
+            text.lines().last().unwrap().split_whitespace().map(str::to_owned).collect()
+        };
+        let (before, now) =
+            (with(0, 10, 1_000, false), with(2_000_000_000, 4_010, 200_001_000, false));
+        let shown = row(&before, &now);
+        assert_eq!(shown, ["vd0", "1", "delay", "2.00k", "10.0", "50000", "3", "1500"]);
+        // Opened again.
+        let shown = row(&now, &with(4_000_000_000, 2, 2_000, false));
+        assert_eq!(shown[3..6], ["1", "0.0", "1000"]);
+        assert_eq!(row(&now, &with(4_000_000_000, 4_010, 200_001_000, true))[5], "failed");
+        assert!(!render(&sample(1, 0, 0, &[]), &sample(2, 0, 0, &[]), &[]).contains("STAGE"));
     }
 
     #[test]

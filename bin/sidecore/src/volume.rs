@@ -12,7 +12,7 @@ use sidecore_control::{Client, CreateVolume, ExtentsQuery, Volumes, offline};
 use crate::pick::{self, OnController};
 use crate::table::Table;
 use crate::units::{bytes, count, percent, time};
-use crate::{FAULTS, export, import, print, print_json, repair};
+use crate::{FAULTS, export, import, print, print_json, repair, salvage};
 
 /// The arguments of `sidecore volume`.
 pub(crate) type Arguments = OnController<Command>;
@@ -120,6 +120,11 @@ pub(crate) fn run(socket: &std::path::Path, arguments: Arguments) -> Result<Exit
     }
     if let Command::Repair(arguments) = &command {
         return repair::run(arguments, json);
+    }
+    if let Command::Export(arguments) = &command
+        && let Some(path) = &arguments.offline.path
+    {
+        return salvage::run(path, arguments, json);
     }
     let client = Client::new(socket)?;
     let controller = pick::controller(&client, controller.as_deref())?;

@@ -15,10 +15,12 @@ use std::time::{Duration, Instant};
 use sidecore_linux::HeldSignals;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, ParseError, Targets};
 use tracing_subscriber::fmt::format::{Format, FormatEvent, FormatFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormattedFields};
+use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// The most lines on one topic that are written one after the other.
 const BURST: u32 = 20;
@@ -79,18 +81,23 @@ impl Limit {
 }
 
 impl Log {
-    /// Starts the log. Lines below `info` appear only on the operator's request, and are not
-    /// limited.
+    /// Starts the log, with the levels in `RUST_LOG`. Lines below `info` appear only on the
+    /// operator's request, and are not limited.
     pub fn start() -> Self {
-        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+        let (levels, refused) = levels(&std::env::var("RUST_LOG").unwrap_or_default());
         let (alarm, alarmed) = sync_channel(1);
         let log = Self { limits: Arc::default(), alarm };
-        let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+        let builder = tracing_subscriber::fmt().with_writer(io::stderr);
+        let builder = builder.with_max_level(LevelFilter::TRACE);
         // A line that cannot be written (a full disk, a closed pipe) would cause a complaint on the
         // same standard error, by a macro that panics if it cannot write: in a sidecore, for
         // instance.
         let builder = builder.with_ansi(io::stderr().is_terminal()).log_internal_errors(false);
-        builder.event_format(Limited { log: log.clone(), inner: Format::default() }).init();
+        let limited = Limited { log: log.clone(), inner: Format::default() };
+        builder.event_format(limited).finish().with(levels).init();
+        if let Some(refused) = refused {
+            tracing::warn!("RUST_LOG is left out, the level is info: {refused}");
+        }
         let reporter = log.clone();
         // The new thread inherits the held signals: signals to end are for threads that handle
         // them.
@@ -144,6 +151,19 @@ impl Log {
     fn limits(&self) -> MutexGuard<'_, HashMap<u64, Limit>> {
         // A limit is consistent at each panic.
         self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The levels that this value of `RUST_LOG` asks for; `info`, with the reason, if the value cannot
+/// be read.
+fn levels(wanted: &str) -> (Targets, Option<ParseError>) {
+    let usual = Targets::new().with_default(LevelFilter::INFO);
+    if wanted.trim().is_empty() {
+        return (usual, None);
+    }
+    match wanted.trim().parse() {
+        Ok(levels) => (levels, None),
+        Err(error) => (usual, Some(error)),
     }
 }
 
@@ -243,5 +263,18 @@ mod tests {
             log.admits(topic, now, String::new);
         }
         assert!(log.limits().len() <= TOPICS_MAX + 1);
+    }
+    #[test]
+    fn levels_are_by_part_and_usual_ones_stand_in_for_nonsense() {
+        let enables = |wanted, target: &str, level| levels(wanted).0.would_enable(target, &level);
+        for wanted in ["", " ", "part=warn=info", "warn,part=loud"] {
+            assert!(enables(wanted, "part", Level::INFO), "{wanted:?}");
+            assert!(!enables(wanted, "part", Level::DEBUG), "{wanted:?}");
+            assert_eq!(levels(wanted).1.is_some(), !wanted.trim().is_empty(), "{wanted:?}");
+        }
+        let wanted = "warn,sidecore_vhost_user=debug";
+        assert!(enables(wanted, "sidecore_vhost_user::server", Level::DEBUG));
+        assert!(enables(wanted, "sidecored", Level::WARN));
+        assert!(!enables(wanted, "sidecored", Level::INFO));
     }
 }

@@ -139,6 +139,7 @@ fn run(config: &Config, mut service: Service) -> Result<ExitCode> {
     let assembly = Arc::new(assembly.inspect_err(|_| service.export(exported))?);
     assembly.serve_late()?;
     assembly.serve_patterns()?;
+    assembly.serve_schedules()?;
     let (events, received) = mpsc::channel();
     let api = {
         let (assembly, events) = (Arc::clone(&assembly), events.clone());

@@ -6,7 +6,7 @@ mod common;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 use sidecore_control::report::DeviceState;
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Slot, Status};
 use sidecore_kit::guest::{complete, complete_all};
@@ -195,6 +195,14 @@ fn the_host_whose_guest_started_last_and_writes_is_the_only_one_that_writes() {
     assert!(read(queue, slot, 1, BLOCK) == data(1, 6, BLOCK));
 }
 
+/// Stops a daemon, with all of its threads: the signal alone is sent before the last one stops.
+fn pause(daemon: &Daemon) {
+    daemon.child.signal(Signal::STOP).unwrap();
+    let pid = Pid::from_child(&daemon.child);
+    let stopped = waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED).unwrap();
+    assert!(stopped.is_some_and(|status| status.stopped()));
+}
+
 /// Kills the IOhost's daemon, and waits until a VMhost has noticed that, with so many requests that
 /// have no answer.
 fn lose(iohost: &mut Daemon, vmhost: &Daemon, in_flight: u64) {
@@ -220,7 +228,7 @@ fn a_guest_that_stops_while_the_iohost_is_away_moves_with_all_of_its_writes_once
     let slots: Vec<Slot> = (0..3).map(|_| queue.take_slot().unwrap()).collect();
     // Answered, and covered by no flush.
     write(queue, slots[0], 1, data(1, 1, BLOCK));
-    iohost.child.signal(Signal::STOP).unwrap();
+    pause(&iohost);
     submit(queue, slots[1], 2, data(2, 1, BLOCK));
     submit(queue, slots[2], 3, data(3, 1, BLOCK));
     queue.publish().unwrap();
@@ -259,7 +267,7 @@ fn a_vmm_that_ends_while_the_iohost_is_away_leaves_a_device_for_the_next_one() {
     let slots: Vec<Slot> = (0..2).map(|_| queue.take_slot().unwrap()).collect();
     write(queue, slots[0], 1, data(1, 1, BLOCK));
     write(queue, slots[0], 2, data(2, 1, BLOCK));
-    iohost.child.signal(Signal::STOP).unwrap();
+    pause(&iohost);
     submit(queue, slots[1], 2, data(2, 2, BLOCK));
     queue.publish().unwrap();
     lose(&mut iohost, &source, 1);
@@ -274,4 +282,47 @@ fn a_vmm_that_ends_while_the_iohost_is_away_leaves_a_device_for_the_next_one() {
     assert!([1, 2].iter().any(|round| second == data(2, *round, BLOCK)), "a torn write");
     assert!(writes(queue, slot, 3));
     flush(queue, slot);
+}
+
+/// The VMM is killed while the IOhost is away, and its guest is started at the other VMhost,
+/// without a migration. The first VMhost finds the IOhost last, and disturbs the guest in nothing.
+#[test]
+fn a_guest_whose_vmm_was_killed_while_the_iohost_was_away_starts_elsewhere_and_keeps_its_writes() {
+    let (shared, mut iohost, [source, destination]) = hosts();
+    let config = self::iohost(shared.path());
+    let mut guest = connect(&source);
+    let queue = guest.queue(0).unwrap();
+    let slots: Vec<Slot> = (0..2).map(|_| queue.take_slot().unwrap()).collect();
+    // Answered, and covered by no flush.
+    write(queue, slots[0], 1, data(1, 1, BLOCK));
+    pause(&iohost);
+    submit(queue, slots[1], 2, data(2, 1, BLOCK));
+    queue.publish().unwrap();
+    lose(&mut iohost, &source, 1);
+    drop(guest);
+    let device = |host: &Daemon| host.client().remote().unwrap().iohosts[0].devices[0].clone();
+    wait::until("its unanswered write is given up", SOON, || device(&source).in_flight == 0);
+    assert_eq!(device(&source).kept_writes, 1, "an IOhost that lives on would flush it");
+    pause(&source);
+    let _iohost = Daemon::start(iohost.directory, &config);
+    let mut guest = connect(&destination);
+    let queue = guest.queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    for index in 1..=2 {
+        write(queue, slot, index, data(index, 2, BLOCK));
+    }
+    flush(queue, slot);
+    source.child.signal(Signal::CONT).unwrap();
+    wait::until("the source has a session", SOON, || {
+        let report = source.client().remote().unwrap();
+        let connected = report.iohosts.iter().all(|iohost| iohost.state == "connected");
+        connected && device(&source).ready && device(&source).kept_writes == 0
+    });
+    for index in 1..=2 {
+        assert!(read(queue, slot, index, BLOCK) == data(index, 2, BLOCK), "block {index}");
+    }
+    assert!(writes(queue, slot, 3), "the destination has lost the disk");
+    let metrics = source.client().metrics(false).unwrap();
+    let abandoned = "sidecore_iohost_abandoned_writes_total{iohost=\"io1\"} 1";
+    assert!(metrics.contains(abandoned), "{metrics}");
 }

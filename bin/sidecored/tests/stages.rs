@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use common::Daemon;
 use rustix::process::Signal;
-use sidecore_control::report::StageChange;
+use sidecore_control::report::{DeviceReport, DeviceState, StageChange};
 use sidecore_control::{Client, ClientError, NewStage};
 use sidecore_driver::{
     BlkClient, BlkQueue, ClientOptions, Notify, NvmeClient, NvmeOptions, NvmeQueue, Queue, Status,
@@ -375,6 +375,99 @@ fn stages_act_from_their_addition_to_their_removal() {
     let mut blk = guest::connect(&daemon.directory.path().join("blk.sock"));
     assert_eq!(guest::write(&mut blk, 0, 1), Status::IoError);
     assert_eq!(guest::write(&mut blk, 8, 1), Status::Ok);
+}
+
+fn device(client: &Client, name: &str) -> DeviceReport {
+    client.devices().unwrap().into_iter().find(|device| device.name == name).unwrap()
+}
+
+/// The metric of a stage that has failed.
+fn has_failed(client: &Client, device: &str) -> bool {
+    let name = format!("sidecore_stage_failed{{device=\"{device}\",position=\"1\",");
+    client
+        .metrics(false)
+        .unwrap()
+        .lines()
+        .any(|line| line.starts_with(&name) && line.ends_with(" 1"))
+}
+
+/// A stage that panics fails its device, and not the one beside it on the same sidecores, until it
+/// is removed.
+fn panics<Q: Queue, R: Queue>(client: &Client, (name, queue): (&str, &mut Q), beside: &mut R) {
+    let stage = NewStage::new("fault").with("panic_every", 2);
+    client.add_stage(name, &stage).unwrap();
+    assert!(time(queue).1, "the first of two");
+    for _ in 0..3 {
+        assert!(!time(queue).1);
+        assert!(time(beside).1);
+    }
+    let report = device(client, name);
+    let reason = format!(
+        "all requests fail: stage \"fault\" has failed, it has panicked: planned by \
+         `panic_every`; remove it with `sidecore stage remove {name} 1`"
+    );
+    assert_eq!((report.state, report.reason), (DeviceState::Broken, Some(reason)));
+    let failure = client.stages(name).unwrap().stages[0].failure.clone().unwrap();
+    assert_eq!(failure, "it has panicked: planned by `panic_every`");
+    assert!(has_failed(client, name));
+    assert!(client.stats().unwrap().stages.iter().any(|stage| stage.has_failed));
+    client.remove_stage(name, "fault").unwrap();
+    assert!(time(queue).1 && time(beside).1);
+    let report = device(client, name);
+    assert_eq!((report.state, report.reason), (DeviceState::Running, None));
+    assert!(!has_failed(client, name));
+}
+
+#[test]
+fn a_stage_that_panics_fails_its_device_alone() {
+    let mut daemon = start();
+    let (mut blk, mut nvme) = (blk(daemon.directory.path()), nvme(daemon.directory.path()));
+    let client = daemon.client();
+    for index in 0..2 {
+        let (blk, nvme) = (blk.queue(index).unwrap(), nvme.queue(index).unwrap());
+        panics(&client, ("blk", blk), nvme);
+        panics(&client, ("fn", nvme), blk);
+    }
+    // Another queue of the device fails, too, and the device stops all the same.
+    client.add_stage("blk", &NewStage::new("fault").with("panic_every", 1)).unwrap();
+    assert!(!time(blk.queue(0).unwrap()).1 && !time(blk.queue(1).unwrap()).1);
+    drop((blk, nvme));
+    daemon.signal(Signal::TERM);
+    let (status, log) = daemon.wait();
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(log.contains("a stage has failed"), "{log}");
+}
+
+#[test]
+fn a_stage_that_takes_long_is_named_with_its_cost() {
+    let mut daemon = start();
+    let mut blk = blk(daemon.directory.path());
+    let client = daemon.client();
+    client.add_stage("blk", &delay(1)).unwrap();
+    let stall = NewStage::new("fault").with("stall_every", 1).with("position", 2);
+    client.add_stage("blk", &stall).unwrap();
+    for index in [0, 1, 1] {
+        assert!(time(blk.queue(index).unwrap()).1);
+    }
+    let stages = client.stats().unwrap().stages;
+    let of = |word: &str| {
+        stages.iter().find(|stage| stage.device == "blk" && stage.word == word).unwrap()
+    };
+    let (fault, delay) = (of("fault"), of("delay"));
+    assert!(!fault.has_failed && fault.position == 2, "{fault:?}");
+    assert_eq!((fault.counts.requests, fault.counts.long_turns), (3, 3), "{fault:?}");
+    assert!(fault.longest_turn_ns >= 2_000_000 && fault.counts.busy_ns >= 6_000_000, "{fault:?}");
+    assert_eq!(delay.counts.requests, 3);
+    // Another thread may have taken its core; three times is something else.
+    assert!(delay.counts.long_turns < 3, "{delay:?}");
+    let metrics = client.metrics(false).unwrap();
+    let name = "sidecore_stage_long_turns_total{device=\"blk\",position=\"2\",stage=\"fault\"} 3";
+    assert!(metrics.lines().any(|line| line == name), "{metrics}");
+    drop(blk);
+    daemon.signal(Signal::TERM);
+    let (status, log) = daemon.wait();
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(log.contains("a stage has taken over a millisecond of a turn"), "{log}");
 }
 
 #[test]

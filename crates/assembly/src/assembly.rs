@@ -3,6 +3,7 @@
 mod end;
 mod parts;
 mod patterns;
+mod schedules;
 mod stages;
 
 use std::collections::BTreeSet;
@@ -26,6 +27,7 @@ use crate::report::{
     ClosedControllerReport, DeviceReport, DeviceState, MeterReport, RemoteReport, SidecoreReport,
     Stats, SwitchReport,
 };
+use crate::schedules::Schedules;
 use crate::spec::{DeviceSpec, Spec, StoreSpec};
 use crate::stores::Progress;
 use crate::switches::{Capture, Trace};
@@ -41,6 +43,7 @@ pub struct Assembly {
     /// Filled at the end.
     given_up: Mutex<Vec<GivenUp>>,
     patterns: Mutex<Patterns>,
+    schedules: Arc<Schedules>,
 }
 
 impl Assembly {
@@ -66,6 +69,8 @@ impl Assembly {
     /// them, unless a socket cannot be made.
     pub fn take_over(spec: &Spec, left: &mut Vec<LeftDevice>) -> Result<Self, AssemblyError> {
         check(spec)?;
+        let controllers = spec.controllers.iter().map(|controller| controller.name.as_str());
+        Schedules::check(&spec.schedules, controllers)?;
         if let Some(device) = spec.devices.iter().find(|it| it.front_end.number().is_some()) {
             // Before the first thread, because threads inherit it.
             sidecore_linux::prepare_ublk_memory().map_err(|error| AssemblyError::Kernel {
@@ -79,8 +84,10 @@ impl Assembly {
         let (started_at, lists) = (clock.now(), Lists::new(&clock, spec));
         let graph = Graph::new(clock.clone(), lists.clone());
         let (given_up, patterns) = (Mutex::default(), Mutex::default());
+        let schedules = Arc::new(Schedules::new(&lists, &spec.schedules));
+        let sidecores = Vec::new();
         let mut assembly =
-            Self { clock, started_at, sidecores: Vec::new(), lists, graph, given_up, patterns };
+            Self { clock, started_at, sidecores, lists, graph, given_up, patterns, schedules };
         assembly.graph().left.append(left);
         if let Err(error) = assembly.come_up(spec) {
             left.append(&mut assembly.graph().left);
@@ -310,6 +317,8 @@ impl Assembly {
         let disks = self.lists.all_disks();
         let mut devices: Vec<_> = disks.iter().map(|disk| disk.stats()).collect();
         self.sort(&mut devices, |device| &device.name);
+        let mut stages: Vec<_> = disks.iter().flat_map(|disk| disk.stage_stats()).collect();
+        self.sort(&mut stages, |stage| &stage.device);
         Stats {
             uptime_ns: now.since(self.started_at).0,
             interval_ns: None,
@@ -320,6 +329,7 @@ impl Assembly {
                 .collect(),
             devices,
             meters: MeterReport::all(disks.iter().flat_map(|disk| disk.meters())),
+            stages,
         }
     }
 

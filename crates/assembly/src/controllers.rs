@@ -1,5 +1,7 @@
 //! The controllers of an assembly: opened with their stores, and managed while they run.
 
+mod scheduled;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
@@ -69,6 +71,11 @@ impl Controllers {
             Some((entry.spec.name.clone(), part))
         };
         self.entries().iter().filter_map(part).collect()
+    }
+
+    /// The names of all controllers, open or not.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.entries().iter().map(|entry| entry.spec.name.clone()).collect()
     }
 
     /// The controllers that are open.
@@ -436,6 +443,7 @@ impl ControllerHandle {
         size_bytes: u64,
         quota_bytes: Option<u64>,
     ) -> Result<VolumeReport, OperationError> {
+        scheduled::check_name(name)?;
         let created = self.controller.create_volume(name, size_bytes, quota_bytes)?;
         self.notify(VolumeChange::Listed);
         Ok(self.report_of(&created))
@@ -447,6 +455,7 @@ impl ControllerHandle {
         volume: &str,
         name: &str,
     ) -> Result<VolumeReport, OperationError> {
+        scheduled::check_name(name)?;
         let created = self.controller.snapshot_volume(volume, name)?;
         self.notify(VolumeChange::Listed);
         Ok(self.report_of(&created))
@@ -455,6 +464,7 @@ impl ControllerHandle {
     /// Creates a writable copy of the present contents of a volume or snapshot, without copying
     /// blocks.
     pub fn clone_volume(&self, origin: &str, name: &str) -> Result<VolumeReport, OperationError> {
+        scheduled::check_name(name)?;
         let created = self.controller.clone_volume(origin, name)?;
         self.notify(VolumeChange::Listed);
         Ok(self.report_of(&created))
@@ -484,6 +494,7 @@ impl ControllerHandle {
 
     /// Renames a volume, also while it is served.
     pub fn rename_volume(&self, volume: &str, name: &str) -> Result<VolumeReport, OperationError> {
+        scheduled::check_name(name)?;
         let renamed = self.controller.rename_volume(volume, name)?;
         self.notify(VolumeChange::Renamed { from: volume, to: name });
         Ok(self.report_of(&renamed))
@@ -558,6 +569,7 @@ impl ControllerHandle {
     ) -> Result<Arc<dyn BlockDevice>, OperationError> {
         match (self.controller.volume(&spec.volume), spec.size_bytes) {
             (Err(ControllerError::NoSuchVolume(_)), Some(size_bytes)) => {
+                scheduled::check_name(&spec.volume)?;
                 self.controller.create_volume(&spec.volume, size_bytes, spec.quota_bytes)?;
                 tracing::info!(
                     controller = self.spec.name,

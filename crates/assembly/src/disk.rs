@@ -72,7 +72,11 @@ impl Disk {
             FrontEndSpec::Vrio(own) => Box::new(Vrio::new(spec, own, store, remote)),
             FrontEndSpec::Ublk(own) => Box::new(Ublk::new(spec, own, (store, outlives), serving)),
             // A NIC has no store, see `Disk::nic`.
-            FrontEndSpec::VirtioNet(_) | FrontEndSpec::Tap(_) | FrontEndSpec::Ethernet(_) => {
+            FrontEndSpec::VirtioNet(_)
+            | FrontEndSpec::Tap(_)
+            | FrontEndSpec::Ethernet(_)
+            | FrontEndSpec::VrioNet(_)
+            | FrontEndSpec::RemoteNet(_) => {
                 let name = spec.name.clone();
                 return Err(AssemblyError::Device { name, why: "a NIC has no store" });
             }
@@ -253,6 +257,7 @@ impl Disk {
         let offline = || "the host of its physical function has taken it offline".to_owned();
         let reason = self.front_end.lost_sidecore().map(lost);
         let reason = reason.or_else(|| self.front_end.is_offline().then(offline)).or(broken);
+        let reason = reason.or_else(|| self.failed_stage());
         let queues_running = self.front_end.running_count();
         let state = match &reason {
             Some(_) => DeviceState::Broken,
@@ -304,7 +309,8 @@ impl Disk {
         let fallback = self.store.upgrade().and_then(|store| store.fallback());
         let meters = self.meters();
         let problems = meters.iter().filter_map(|meter| meter.problem());
-        fallback.into_iter().chain(loss).chain(self.front_end.warning()).chain(problems).collect()
+        let warnings = fallback.into_iter().chain(loss).chain(self.front_end.warning());
+        warnings.chain(problems).chain(self.stage_problems()).collect()
     }
 
     /// The meters on the way of the device's requests.

@@ -2,6 +2,7 @@
 
 mod interface;
 mod nvme;
+mod remote_port;
 mod socket;
 mod ublk;
 mod virtio_blk;
@@ -24,6 +25,7 @@ use sidecore_peer::Disconnect;
 
 pub(crate) use interface::Interface;
 pub(crate) use nvme::{Nvme, NvmeParts, NvmeThreads};
+pub(crate) use remote_port::RemotePort;
 pub(crate) use socket::Place;
 pub(crate) use ublk::{Ublk, remove_ublk_remnants};
 pub(crate) use virtio_blk::VirtioBlk;

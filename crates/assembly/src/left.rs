@@ -44,6 +44,22 @@ struct ExportedDevice {
     /// Empty unless the device is a port of a switch. Versions without it ignore it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     stations: Vec<LearntStation>,
+    /// As above, and empty unless the port has a firewall with connections.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    connections: String,
+}
+
+/// The state of a port of a switch. Its fields are those of [`ExportedDevice`]: all that a device
+/// without a client leaves.
+#[derive(Default, Serialize, Deserialize)]
+pub(crate) struct PortState {
+    /// The stations that were learnt on it.
+    #[serde(default)]
+    pub stations: Vec<LearntStation>,
+    /// The [connections](sidecore_stage_firewall::Snapshot) of its firewall, as text; empty if
+    /// there are none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub connections: String,
 }
 
 /// A station that a switch has learnt on a device's port.
@@ -56,36 +72,24 @@ pub(crate) struct LearntStation {
     pub silent_s: u64,
 }
 
-/// The field of [`ExportedDevice`] with stations: all that a device without a client leaves.
-#[derive(Serialize, Deserialize)]
-struct Stations {
-    #[serde(default)]
-    stations: Vec<LearntStation>,
-}
-
 impl LeftDevice {
     /// Packs the client of a device, with its subsystem's state if the device is an NVMe function.
     /// `None`, and a line in the log, if the state cannot be written.
     pub(crate) fn pack(name: &str, socket: Snapshot, known: SubsystemState) -> Option<Self> {
-        Self::pack_all(name, socket, known, Vec::new())
+        Self::pack_all(name, socket, known, PortState::default())
     }
 
-    /// As [`pack`](Self::pack), of a NIC with the stations that were learnt on its port.
-    pub(crate) fn pack_nic(
-        name: &str,
-        socket: Snapshot,
-        stations: Vec<LearntStation>,
-    ) -> Option<Self> {
-        Self::pack_all(name, socket, SubsystemState::default(), stations)
+    /// As [`pack`](Self::pack), of a NIC with the state of its port.
+    pub(crate) fn pack_nic(name: &str, socket: Snapshot, port: PortState) -> Option<Self> {
+        Self::pack_all(name, socket, SubsystemState::default(), port)
     }
 
-    /// Packs the stations that were learnt on the port of a device without a client; `None` if
-    /// there are none.
-    pub(crate) fn pack_stations(name: &str, stations: Vec<LearntStation>) -> Option<Self> {
-        if stations.is_empty() {
+    /// Packs the state of the port of a device without a client; `None` if there is none.
+    pub(crate) fn pack_port(name: &str, port: &PortState) -> Option<Self> {
+        if port.stations.is_empty() && port.connections.is_empty() {
             return None;
         }
-        let state = serde_json::to_vec(&Stations { stations }).ok()?;
+        let state = serde_json::to_vec(port).ok()?;
         Some(Self { name: name.to_owned(), state, fds: Vec::new() })
     }
 
@@ -93,10 +97,12 @@ impl LeftDevice {
         name: &str,
         socket: Snapshot,
         known: SubsystemState,
-        stations: Vec<LearntStation>,
+        port: PortState,
     ) -> Option<Self> {
         let Snapshot { state, fds } = socket;
-        let exported = ExportedDevice { version: VERSION, socket: state, known, stations };
+        let PortState { stations, connections } = port;
+        let exported =
+            ExportedDevice { version: VERSION, socket: state, known, stations, connections };
         match serde_json::to_vec(&exported) {
             Ok(state) => Some(Self { name: name.to_owned(), state, fds }),
             Err(error) => {
@@ -117,10 +123,9 @@ impl LeftDevice {
         serde_json::from_slice(&self.state).map(|part: Part| part.known).unwrap_or_default()
     }
 
-    /// The stations that were learnt on the device's port; none if they cannot be read.
-    pub(crate) fn stations(&self) -> Vec<LearntStation> {
-        let stations = serde_json::from_slice(&self.state);
-        stations.map(|read: Stations| read.stations).unwrap_or_default()
+    /// The state of the device's port; an empty one if it cannot be read.
+    pub(crate) fn port(&self) -> PortState {
+        serde_json::from_slice(&self.state).unwrap_or_default()
     }
 
     /// Unpacks the client. A client whose state cannot be read is disconnected, and the log has the

@@ -1,19 +1,22 @@
 //! Work on a controller's store without a daemon: on the file or block device itself, with the same
 //! claim as a store's, so that no other program uses it meanwhile.
 
+mod export;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sidecore_block::BlockDevice;
+use sidecore_block::{BlockDevice, StageError};
 use sidecore_controller::PhysicalDisk;
 use sidecore_linux::{FileError, FileOptions, FileStore};
-use sidecore_volume::{FormatError, OpenError, OpenOptions, Volumes};
+use sidecore_volume::{FormatError, OpenError, OpenOptions, VolumeError, Volumes};
 
 use crate::controllers::format_options;
 use crate::convert;
-use crate::report::{CheckReport, RepairReport};
+use crate::report::{CheckReport, LossReport, RepairReport};
 
 pub use crate::spec::FormatSpec;
+pub use export::{EncryptedImage, OfflineVolume, ReadOptions, Unlock};
 
 /// Why a store could not be formatted, checked or repaired.
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +71,80 @@ pub enum OfflineError {
         /// The path of the file.
         path: PathBuf,
     },
-    /// The file holds no volumes that could be checked.
+    /// An export would lack changes that only the log of a dead daemon has.
+    #[error(
+        "{}: its daemon has not ended in order, so its last answered changes may be in its log \
+         alone: start the daemon, which replays the log, and end it in order; or export without \
+         these changes with --accept-loss",
+        path.display()
+    )]
+    UnreplayedExport {
+        /// The path of the file.
+        path: PathBuf,
+    },
+    /// The stage that decrypts the file cannot be opened.
+    #[error("{}: {error}", path.display())]
+    Stage {
+        /// The path of the file.
+        path: PathBuf,
+        /// The reason of the stage.
+        error: StageError,
+    },
+    /// The file holds no volumes, unless it is encrypted.
+    #[error("{}: {error}; say --header and --key-file if it is encrypted", path.display())]
+    Encrypted {
+        /// The path of the file.
+        path: PathBuf,
+        /// The reason for the refusal.
+        error: OpenError,
+    },
+    /// There is no such volume.
+    #[error("{}: there is no volume \"{volume}\"; there are {}", path.display(), quoted(there))]
+    NoVolume {
+        /// The path of the file.
+        path: PathBuf,
+        /// The name that was asked for.
+        volume: String,
+        /// The names that there are.
+        there: Vec<String>,
+    },
+    /// The volume is damaged.
+    #[error(
+        "{}: volume \"{volume}\" is damaged: {}; say --partial to export the rest",
+        path.display(),
+        lost(losses)
+    )]
+    Damaged {
+        /// The path of the file.
+        path: PathBuf,
+        /// The name of the volume.
+        volume: String,
+        /// The parts whose place is unknown.
+        losses: Vec<LossReport>,
+    },
+    /// Two volumes claim the same blocks.
+    #[error(
+        "{}: volume \"{volume}\" is damaged, and two volumes claim the same blocks: `sidecore \
+         volume repair` of a copy says which, and lets you choose",
+        path.display()
+    )]
+    Rivals {
+        /// The path of the file.
+        path: PathBuf,
+        /// The name of the volume.
+        volume: String,
+    },
+    /// The mapping of the volume cannot be read.
+    #[error("{}: volume \"{volume}\": {error}", path.display())]
+    Volume {
+        /// The path of the file.
+        path: PathBuf,
+        /// The name of the volume.
+        volume: String,
+        /// The reason.
+        error: VolumeError,
+    },
+    /// The file holds no volumes that could be checked or exported.
     #[error("{}: {error}", path.display())]
     Open {
         /// The path of the file.
@@ -82,6 +158,32 @@ fn remedy(error: &FormatError) -> &'static str {
     match error {
         FormatError::NotBlank(_) => " (--force overwrites its contents)",
         _ => "",
+    }
+}
+
+/// The most names or losses of a message.
+const LISTED: usize = 10;
+
+fn quoted(names: &[String]) -> String {
+    let mut list: Vec<String> =
+        names.iter().take(LISTED).map(|name| format!("\"{name}\"")).collect();
+    if names.len() > LISTED {
+        list.push("others".to_owned());
+    }
+    if list.is_empty() { "none".to_owned() } else { list.join(", ") }
+}
+
+fn lost(losses: &[LossReport]) -> String {
+    let show = |loss: &LossReport| {
+        let [length, offset] = [loss.size_bytes, loss.offset_bytes].map(sidecore_keys::size::show);
+        format!("{length} from {offset} on ({})", loss.why)
+    };
+    let list: Vec<String> = losses.iter().take(LISTED).map(show).collect();
+    let more = losses.len().saturating_sub(list.len());
+    let more = if more > 0 { format!(", and {more} more") } else { String::new() };
+    match list.is_empty() {
+        true => "its record cannot be read, or nothing of it is lost".to_owned(),
+        false => format!("what was written in {}{more} is lost", list.join(", ")),
     }
 }
 

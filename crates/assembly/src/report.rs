@@ -9,6 +9,7 @@ mod meter;
 mod net;
 mod remote;
 mod repair;
+mod schedule;
 mod stages;
 mod trace;
 
@@ -31,11 +32,12 @@ pub use net::{
     CaptureReport, FirewallReport, PortReport, RuleReport, StationReport, SwitchReport, WireReport,
 };
 pub use remote::{
-    ClientReport, ExecutorReport, ExportReport, IohostReport, LinkReport, RefusedDeviceReport,
-    RemoteDeviceReport, RemoteReport, ServeReport,
+    ClientReport, ExecutorReport, ExportReport, ExportedNicReport, IohostReport, LinkReport,
+    RefusedDeviceReport, RemoteDeviceReport, RemoteNicReport, RemoteReport, ServeReport,
 };
 pub use repair::{LossReport, RepairReport, RivalsReport};
-pub use sidecore_block::{MeterCounts, QueueCounts};
+pub use schedule::{HeldReport, ScheduleReport, ScheduledVolumeReport};
+pub use sidecore_block::{MeterCounts, QueueCounts, RecordingCounts, StageCounts};
 pub use sidecore_controller::{FunctionStats, HypervisorCounts};
 pub use sidecore_extent::TranslationCounts;
 pub use sidecore_link::LinkCounts;
@@ -47,7 +49,7 @@ pub use sidecore_stage_firewall::{RuleCounts, TableCounts};
 pub use sidecore_stage_wire::WireCounts;
 pub use sidecore_telemetry::{Counts, Latency, LatencyCounts};
 pub use sidecore_vrio::VrioCounts;
-pub use stages::{StageChange, StageReport, StagesReport};
+pub use stages::{RecordingReport, StageChange, StageReport, StageStats, StagesReport};
 pub use trace::{DropReport, DropWay, FlowReport};
 
 /// All counters. They are read while sidecores run: two counters may be a few requests apart.
@@ -66,6 +68,9 @@ pub struct Stats {
     /// The meters in front of stores that devices lead to, by their names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub meters: Vec<MeterReport>,
+    /// The stages of devices, in the order in which a request meets them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<StageStats>,
 }
 
 impl Stats {
@@ -208,6 +213,8 @@ show_counts! {
     QueueCounters: counts of QueueCounts,
     ControllerReport: counts of HypervisorCounts,
     MeterReport: counts of MeterCounts,
+    StageStats: counts of StageCounts,
+    RecordingReport: counts of RecordingCounts,
     FunctionReport: stats of FunctionStats,
 }
 
@@ -216,8 +223,8 @@ show_counts! {
 pub struct DeviceReport {
     /// The device's name in the configuration.
     pub name: String,
-    /// The guest's view: `virtio-blk`, `nvme` or `virtio-net`; or `vrio`, `ublk`, `tap` or
-    /// `ethernet`.
+    /// The guest's view: `virtio-blk`, `nvme` or `virtio-net`; or `vrio`, `vrio-net`,
+    /// `remote-net`, `ublk`, `tap` or `ethernet`.
     pub front_end: String,
     /// The name of the device's store; empty for a NIC.
     pub store: String,

@@ -86,6 +86,20 @@ impl ServedBlk {
         is_missed
     }
 
+    /// The VMM is gone, and with it the guest.
+    pub(crate) fn user_gone(&self) {
+        let store = self.store();
+        let Some(store) = store.as_ref().filter(|_| !self.device.options().read_only) else {
+            return;
+        };
+        let was_missed = store.loss().is_some();
+        store.user_gone();
+        // A loss that was accepted was another one, of an earlier guest.
+        if !was_missed && store.loss().is_some() {
+            self.loss_accepted.store(false, Ordering::Relaxed);
+        }
+    }
+
     /// Drops the store. No queue can be started afterwards.
     pub(crate) fn close(&self) {
         *self.store() = None;
@@ -317,5 +331,77 @@ impl VirtioDevice for ServedBlk {
         } else {
             self.store().as_ref()?.loss()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sidecore_block::{BlockChannel, Geometry, NullStore};
+    use sidecore_reactor::CoreContext;
+    use sidecore_virtio::blk::BlkOptions;
+
+    use super::*;
+
+    /// A store that may have lost writes: of an earlier process, or of its last user.
+    #[derive(Default)]
+    struct Lossy {
+        is_lost: AtomicBool,
+        is_shared: bool,
+    }
+
+    impl BlockDevice for Lossy {
+        fn geometry(&self) -> Geometry {
+            Geometry::new(1 << 20, 512)
+        }
+
+        fn open_channel(
+            &self,
+            core: &CoreContext,
+            depth: usize,
+        ) -> io::Result<Box<dyn BlockChannel>> {
+            NullStore::new(self.geometry()).open_channel(core, depth)
+        }
+
+        fn loss(&self) -> Option<String> {
+            self.is_lost.load(Ordering::Relaxed).then(|| "lost".to_owned())
+        }
+
+        fn user_gone(&self) {
+            self.is_lost.fetch_or(self.is_shared, Ordering::Relaxed);
+        }
+    }
+
+    fn served(store: &Arc<Lossy>, read_only: bool) -> ServedBlk {
+        let options = BlkOptions { read_only, ..BlkOptions::default() };
+        let device = BlkDevice::new("disk", options, store.geometry());
+        let store = Arc::clone(store) as Arc<dyn BlockDevice>;
+        ServedBlk::new(device, store, IdleMode::Poll, 256, std::iter::empty())
+    }
+
+    #[test]
+    fn a_loss_is_accepted_for_the_guest_that_it_concerns() {
+        let store = Arc::new(Lossy { is_shared: true, ..Lossy::default() });
+        let disk = served(&store, false);
+        assert!(!disk.accept_loss());
+        disk.user_gone();
+        assert!(disk.loss().is_some());
+        assert!(disk.accept_loss() && disk.loss().is_none());
+        // The guest connects again, and the next loss is another one.
+        store.is_lost.store(false, Ordering::Relaxed);
+        disk.user_gone();
+        assert!(disk.loss().is_some());
+        // One of an earlier process lasts, and so does its acceptance.
+        let store = Arc::new(Lossy { is_lost: AtomicBool::new(true), ..Lossy::default() });
+        let disk = served(&store, false);
+        assert!(disk.accept_loss());
+        disk.user_gone();
+        assert!(disk.loss().is_none());
+    }
+
+    #[test]
+    fn a_guest_that_could_not_write_has_left_nothing() {
+        let store = Arc::new(Lossy { is_shared: true, ..Lossy::default() });
+        served(&store, true).user_gone();
+        assert!(store.loss().is_none());
     }
 }

@@ -12,6 +12,7 @@ mod link;
 mod net;
 mod remote;
 mod rules;
+mod schedule;
 mod stage;
 mod store;
 
@@ -23,16 +24,21 @@ pub use device::{
 pub use link::{
     LINK, LinkKind, LinkSpec, MemoryLinkSpec, PacketLinkSpec, REMOTE_PORT, UdpLinkSpec, XdpLinkSpec,
 };
-pub use net::{EthernetSpec, QUEUE_PAIRS_MAX, SWITCH, SwitchSpec, TapSpec, VirtioNetSpec};
+pub use net::{
+    EthernetSpec, QUEUE_PAIRS_MAX, RemoteNetSpec, SWITCH, SwitchSpec, TapSpec, VirtioNetSpec,
+    VrioNetSpec,
+};
 pub use remote::{
     CLIENT, CLIENT_NAME_MAX, ClientSpec, DEVICE_IN_PATH, IOHOST, IohostSpec,
     REMOTE_DEVICE_NAME_MAX, RemoteKind, RemotePart, RemoteSpec, SERVE, ServeSpec,
 };
 pub use rules::{is_mode, is_name, is_socket_path};
+pub use schedule::{SCHEDULE, ScheduleSpec};
 pub use sidecore_keys::{FromValue, Key, Kind, Value, Values, Variant, size};
 pub use sidecore_linux::{FileOptions, HostFileOptions};
 pub use sidecore_nvme::Interrupts;
 pub use sidecore_reactor::IdleMode;
+pub use sidecore_schedule::Keep;
 pub use sidecore_units::{CoreId, Nanos, Sector};
 pub use sidecore_volume::Owner;
 pub use stage::{STAGE, StageOfMany, StageSpec};
@@ -61,8 +67,12 @@ pub struct Spec {
     pub stores: Vec<StoreSpec>,
     /// Each divides a store into volumes.
     pub controllers: Vec<ControllerSpec>,
+    /// The snapshots that are made of their volumes. The first one that fits a volume has it.
+    pub schedules: Vec<ScheduleSpec>,
     /// The directory of this host's key, and of those of its clients.
     pub key_directory: PathBuf,
+    /// The directory of recordings of stages that are added at run time.
+    pub recording_directory: PathBuf,
     /// The file that keeps the sizes of devices of IOhosts for the next process; `None` keeps none.
     pub remote_state: Option<PathBuf>,
     /// The epoch in which `sidecore own` lets this process serve. A controller whose store another

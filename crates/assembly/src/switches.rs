@@ -17,7 +17,7 @@ use sidecore_net::{
     FrameStage, PortConfig, PortId, PortStats, StagePlace, Switch, SwitchError, SwitchOptions,
     SwitchUnit,
 };
-use sidecore_reactor::IdleMode;
+use sidecore_reactor::{IdleMode, caught};
 use sidecore_sidecore::{Handle, NotStarted, Sidecore, Stopped};
 use sidecore_telemetry::CounterSet;
 use sidecore_units::Nanos;
@@ -81,6 +81,14 @@ type Stage = Option<Box<dyn FrameStage>>;
 
 fn invalid(why: String) -> OperationError {
     OperationError::new(ErrorKind::Invalid, why)
+}
+
+/// Frees a stage that has left the port of this name. Its code may panic, as it has before if the
+/// stage has failed.
+fn free(port: &str, stage: Stage) {
+    if let Err(message) = caught(|| drop(stage)) {
+        tracing::error!(port, "a stage of a port has panicked as it was dropped: {message}");
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -271,7 +279,7 @@ impl RunningSwitch {
         let id = found.id;
         // This thread frees the old stage, whose memory may be large.
         let old = self.ask(move |unit| unit.switch_mut().set_stage(id, place, stage));
-        drop(old.ok_or_else(gone)?.map_err(|_| gone())?);
+        free(port, old.ok_or_else(gone)?.map_err(|_| gone())?);
         if let Some(port) = lock(&self.ports).iter_mut().find(|port| port.id == id) {
             note(port, shown);
         }
@@ -294,8 +302,12 @@ impl RunningSwitch {
         let tables = move |unit: &mut SwitchUnit| {
             let switch = unit.switch_mut();
             switch.refresh();
-            let states: Vec<(bool, bool)> =
-                ids.iter().map(|id| (switch.is_up(*id), switch.is_blocked(*id))).collect();
+            let failure = |id| {
+                let failure = switch.failure(id)?;
+                Some(format!("{}: {}", failure.place.word(), failure.message))
+            };
+            let state = |id: &PortId| (switch.is_up(*id), switch.is_blocked(*id), failure(*id));
+            let states: Vec<_> = ids.iter().map(state).collect();
             (states, switch.stations().collect::<Vec<_>>())
         };
         let seen = if asks { self.ask(tables) } else { None };
@@ -314,17 +326,19 @@ impl RunningSwitch {
             })
             .collect();
         stations.sort_by(|one, other| (one.vlan, &one.mac).cmp(&(other.vlan, &other.mac)));
-        let states = states.into_iter().chain(std::iter::repeat((false, false)));
-        let ports = ports.iter().zip(states).map(|(port, (is_up, is_blocked))| PortReport {
-            name: port.name.clone(),
-            is_up,
-            is_blocked,
-            counters: port.stats.counts(),
-            firewall: port.firewall.report(),
-            limits: port.limits.clone(),
-            wire: port.wire.report(),
-            capture: port.capture.report(),
-        });
+        let states = states.into_iter().chain(std::iter::repeat((false, false, None)));
+        let ports =
+            ports.iter().zip(states).map(|(port, (is_up, is_blocked, failure))| PortReport {
+                name: port.name.clone(),
+                is_up,
+                is_blocked,
+                failure,
+                counters: port.stats.counts(),
+                firewall: port.firewall.report(),
+                limits: port.limits.clone(),
+                wire: port.wire.report(),
+                capture: port.capture.report(),
+            });
         SwitchReport {
             name: self.spec.name.clone(),
             sidecore: self.spec.sidecore.clone(),

@@ -44,14 +44,17 @@ fn spec(directory: &Path) -> Spec {
 /// Sends a frame with this number from the one NIC to the other.
 fn pass(from: &mut NetClient, to: &mut NetClient, stations: [u8; 2], number: u8) {
     let [sender, receiver] = stations.map(|station| [0x52, 0x54, 0, 0, 0, station]);
-    let frame = [&receiver[..], &sender, &[0x88, 0xb5], &[number; 50]].concat();
+    pass_frame(from, to, &[&receiver[..], &sender, &[0x88, 0xb5], &[number; 50]].concat());
+}
+
+fn pass_frame(from: &mut NetClient, to: &mut NetClient, frame: &[u8]) {
     let (from, to) = (from.pair(0).unwrap(), to.pair(0).unwrap());
-    assert!(from.send(&PacketHeader::default(), &frame).unwrap());
+    assert!(from.send(&PacketHeader::default(), frame).unwrap());
     from.publish().unwrap();
     let (mut got, end) = (Vec::new(), Instant::now() + SOON);
     while to.receive(&mut got).unwrap().is_none() {
         to.wait(SOON).unwrap();
-        assert!(Instant::now() < end, "frame {number} does not come");
+        assert!(Instant::now() < end, "{frame:?} does not come");
     }
     to.publish().unwrap();
     assert_eq!(got, frame);
@@ -92,6 +95,63 @@ fn frames_pass_before_and_after_restarts() {
     let learnt: Vec<_> = stations.iter().filter(|station| !station.is_fixed).collect();
     assert_eq!((stations.len(), learnt.len()), (3, 1));
     assert_eq!((learnt[0].mac.as_str(), learnt[0].port.as_str()), ("52:54:00:00:00:09", "nic3"));
+}
+
+/// A datagram of UDP between the first two stations.
+fn datagram([from, to]: [u8; 2], ports: [u16; 2]) -> Vec<u8> {
+    let [sender, receiver] = [from, to].map(|station| [0x52, 0x54, 0, 0, 0, station]);
+    let ip = [0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, from, 10, 0, 0, to];
+    let [source, target] = ports.map(u16::to_be_bytes);
+    [&receiver[..], &sender, &[8, 0], &ip, &source, &target, &[0, 12, 0, 0], &[7; 18]].concat()
+}
+
+#[test]
+fn established_connections_live_through_restarts() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut spec = spec(directory.path());
+    let FrontEndSpec::VirtioNet(two) = &mut spec.devices[1].front_end else { unreachable!() };
+    two.rules = ["ct state established accept", "from accept", "to ip daddr 10.0.0.2 drop"]
+        .map(str::to_owned)
+        .into();
+    let mut assembly = Assembly::start(&spec).unwrap();
+    let connect = |station: usize| {
+        let options = NetClientOptions { packed: station == 2, ..NetClientOptions::default() };
+        NetClient::connect(&spec.devices[station - 1].socket, &options).unwrap()
+    };
+    let (mut one, mut two) = (connect(1), connect(2));
+    // The guest with the rules asks.
+    pass_frame(&mut two, &mut one, &datagram([2, 1], [4000, 53]));
+    for restart in 0..3 {
+        let mut left = assembly.hand_over();
+        drop(assembly);
+        let has_connections =
+            |left: &LeftDevice| String::from_utf8_lossy(&left.state).contains("17 1 from ");
+        assert_eq!(left.iter().filter(|left| has_connections(left)).count(), 1);
+        assembly = Assembly::take_over(&spec, &mut left).unwrap();
+        // A stranger's, which is dropped, and the answer behind it.
+        let (stranger, answer) = (datagram([1, 2], [53, 4001]), datagram([1, 2], [53, 4000]));
+        assert!(one.pair(0).unwrap().send(&PacketHeader::default(), &stranger).unwrap());
+        pass_frame(&mut one, &mut two, &answer);
+        let counters = assembly.switches(true)[0].ports[1].counters.clone();
+        assert_eq!((counters.out_frames, counters.dropped_rule_out), (1, 1), "{restart}");
+    }
+    // A state that is not as daemons write it: the guest goes on, its connections do not.
+    let mut left = assembly.hand_over();
+    drop(assembly);
+    for left in &mut left {
+        let state = String::from_utf8(std::mem::take(&mut left.state)).unwrap();
+        left.state = state.replace("17 1 from ", "17 1 by ").into_bytes();
+    }
+    assembly = Assembly::take_over(&spec, &mut left).unwrap();
+    let counters = || assembly.switches(true)[0].ports[1].counters.clone();
+    let answer = datagram([1, 2], [53, 4000]);
+    let pair = one.pair(0).unwrap();
+    assert!(pair.send(&PacketHeader::default(), &answer).unwrap());
+    pair.publish().unwrap();
+    wait::until("the drop", SOON, || counters().dropped_rule_out == 1);
+    pass_frame(&mut two, &mut one, &datagram([2, 1], [4000, 53]));
+    pass_frame(&mut one, &mut two, &answer);
+    assert_eq!((counters().out_frames, counters().dropped_rule_out), (1, 1));
 }
 
 /// The report of the interface, and of its port.

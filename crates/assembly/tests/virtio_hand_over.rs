@@ -7,10 +7,13 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use sidecore_assembly::report::DeviceState;
-use sidecore_assembly::spec::{FileOptions, Sector, SidecoreSpec, Spec, StoreKind, StoreSpec};
+use sidecore_assembly::spec::{
+    FileOptions, Sector, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec,
+};
 use sidecore_assembly::{Assembly, LeftDevice};
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Notify, Status};
 use sidecore_kit::{guest, wait};
+use sidecore_stage_fault::{Affected, Fault, FaultPlan, FaultRule, When};
 
 use common::{PATIENCE, device, until};
 
@@ -110,6 +113,37 @@ fn a_guest_reads_its_writes_over_restarts() {
         queue.release_slot(slot);
         drop(assembly);
     }
+}
+
+/// The next daemon opens the stage again.
+#[test]
+fn a_disk_whose_stage_has_panicked_is_handed_over() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut spec = spec(directory.path());
+    let (affected, when) = (Affected::Reads, When::EveryNth(2));
+    let rules = vec![FaultRule { affected, when, fault: Fault::Panic }];
+    spec.stores[0].stages = vec![StageSpec::Fault(FaultPlan { seed: 0, rules })];
+    let mut assembly = Assembly::start(&spec).unwrap();
+    let options = ClientOptions { huge_pages: false, ..ClientOptions::default() };
+    let mut client = BlkClient::connect(&spec.devices[0].socket, &options).unwrap();
+    for byte in 1..=3 {
+        assert_eq!(guest::write(&mut client, 8, byte), Status::Ok);
+        assert_eq!(guest::read(&mut client, 8), byte);
+        let queue = client.queue(0).unwrap();
+        for _ in 0..2 {
+            let slot = queue.take_slot().unwrap();
+            queue.submit_read(slot, Sector(8), PAGE as u32).unwrap();
+            assert_eq!(guest::complete(queue).status, Status::IoError);
+            queue.release_slot(slot);
+        }
+        let report = &assembly.devices()[0];
+        assert_eq!(report.state, DeviceState::Broken);
+        let reason = report.reason.as_ref().unwrap();
+        assert!(reason.ends_with("restart the daemon, which opens it again"), "{reason}");
+        assembly = restart(assembly, &spec);
+        assert_eq!(assembly.devices()[0].state, DeviceState::Running);
+    }
+    assert_eq!(client.status().unwrap() & 4, 4, "DRIVER_OK");
 }
 
 /// The guest would see a device with other properties: its client is disconnected, and may connect

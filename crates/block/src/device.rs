@@ -8,7 +8,7 @@ use sidecore_memory::GuestMemory;
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
-use crate::{Batch, BoundsError, Mapped, Meter};
+use crate::{Batch, BoundsError, Mapped, Meter, StageAccount};
 
 /// The size and the alignment rules of a store. They do not change while the store is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,8 +108,21 @@ pub trait BlockDevice: Send + Sync {
         None
     }
 
+    /// Its user is gone for good and reads no answer: a VMM has closed its connection, or ended. A
+    /// guest may be started elsewhere now, so a store that other hosts write to as well makes
+    /// sure that nothing of this user comes late. Requests in flight may fail, and so do further
+    /// writes, until the next channel is opened. Never waits. [`contain`](crate::contain()) passes
+    /// it by each stage, which so needs not.
+    fn user_gone(&self) {}
+
     /// The meters on the way of its requests. A stage adds its own to those of the store behind it.
     fn meters(&self) -> Vec<Arc<Meter>> {
+        Vec::new()
+    }
+
+    /// The accounts of the stages on the way of its requests, in that order.
+    /// [`contain`](crate::contain()) answers for each stage, which so needs not.
+    fn stages(&self) -> Vec<Arc<StageAccount>> {
         Vec::new()
     }
 }

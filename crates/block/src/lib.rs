@@ -46,6 +46,7 @@
     )
 )]
 
+mod contain;
 mod device;
 mod error;
 mod filter;
@@ -54,11 +55,15 @@ mod limits;
 mod mapped;
 mod meter;
 mod null;
+mod observe;
 mod ram;
+mod recording;
 mod request;
 mod stage;
 mod stats;
+mod sums;
 
+pub use contain::{StageAccount, StageCounts, contain};
 pub use device::{BlockChannel, BlockDevice, Geometry, Next, Readiness};
 pub use error::{BlockError, BoundsError};
 pub use filter::FilterChannel;
@@ -67,7 +72,9 @@ pub use limits::{Gate, Limit, Limits};
 pub use mapped::Mapped;
 pub use meter::{Meter, MeterCounts, MeterStats};
 pub use null::NullStore;
+pub use observe::{Observe, Observer, OpenedObserver, observe};
 pub use ram::RamStore;
+pub use recording::{Recording, RecordingCounts, RecordingState, RecordingStats};
 pub use request::{Batch, BlockRequest, Detour, Operation, Tag, dropped_tags};
-pub use stage::{OpenedStage, Stage, StageError};
+pub use stage::{OpenedStage, Stage, StageError, open_stage};
 pub use stats::{QueueCounts, QueueStats};

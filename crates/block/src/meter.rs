@@ -2,8 +2,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use sidecore_telemetry::{CounterSet as _, counters};
+use sidecore_telemetry::counters;
 
+use crate::sums::Sums;
 use crate::{BlockRequest, Operation};
 
 counters! {
@@ -68,24 +69,8 @@ pub struct Meter {
 
 #[derive(Debug, Default)]
 struct State {
-    channels: Vec<Arc<MeterStats>>,
-    /// The counts of the channels that are closed.
-    closed: MeterCounts,
+    channels: Sums<MeterStats>,
     problem: Option<String>,
-}
-
-impl State {
-    /// Keeps the counts of the closed channels, whose counters have no other owner.
-    fn forget_closed(&mut self) {
-        let Self { channels, closed, .. } = self;
-        channels.retain_mut(|channel| match Arc::get_mut(channel) {
-            Some(stats) => {
-                stats.add_to(closed);
-                false
-            }
-            None => true,
-        });
-    }
 }
 
 impl Meter {
@@ -104,23 +89,13 @@ impl Meter {
     /// The counters for one more channel. Their last owner but the meter is the channel.
     #[must_use]
     pub fn open_channel(&self) -> Arc<MeterStats> {
-        let channel = Arc::<MeterStats>::default();
-        let mut state = self.lock();
-        state.forget_closed();
-        state.channels.push(Arc::clone(&channel));
-        channel
+        self.lock().channels.open()
     }
 
     /// The counts of now.
     #[must_use]
     pub fn counts(&self) -> MeterCounts {
-        let mut state = self.lock();
-        state.forget_closed();
-        let mut sum = state.closed.clone();
-        for channel in &state.channels {
-            channel.add_to(&mut sum);
-        }
-        sum
+        self.lock().channels.counts()
     }
 
     /// Why the counts are not recorded as the meter was set up to, if they are not.
@@ -194,10 +169,10 @@ mod tests {
         for _ in 0..2 {
             assert_eq!((meter.counts().reads, meter.counts().bytes_read), (2, 12));
         }
-        assert_eq!(meter.lock().channels.len(), 1);
+        assert_eq!(meter.lock().channels.open.len(), 1);
         second.count(&[request(Operation::Read, 1, Ok(()))]);
         drop(second);
         assert_eq!((meter.counts().reads, meter.counts().bytes_read), (3, 13));
-        assert!(meter.lock().channels.is_empty());
+        assert!(meter.lock().channels.open.is_empty());
     }
 }

@@ -1,5 +1,6 @@
 //! One request on its way to a store and back.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sidecore_memory::Segments;
@@ -43,6 +44,11 @@ impl Operation {
 
 static DROPPED_TAGS: AtomicU64 = AtomicU64::new(0);
 
+thread_local! {
+    /// See [`Tag::abandon`]. A tag that is dropped knows no context but its thread.
+    static ABANDONS: Cell<bool> = const { Cell::new(false) };
+}
+
 /// How many tags were dropped instead of being completed, in this process: a
 /// request was lost. Zero, or there is a bug.
 #[must_use]
@@ -77,13 +83,24 @@ impl Tag {
         std::mem::forget(self);
         bits
     }
+
+    /// Drops the requests of a stage that has panicked. Their true tags are kept elsewhere.
+    pub(crate) fn abandon(drop_requests: impl FnOnce()) {
+        ABANDONS.set(true);
+        drop_requests();
+        ABANDONS.set(false);
+    }
 }
 
 impl Drop for Tag {
     fn drop(&mut self) {
+        // A panic unwinds a stage, whose requests are answered (`contain`), or ends its thread.
+        if ABANDONS.get() || std::thread::panicking() {
+            return;
+        }
         DROPPED_TAGS.fetch_add(1, Ordering::Relaxed);
         debug_assert!(
-            std::thread::panicking(),
+            false,
             "the request tagged {:#x} was dropped instead of being completed",
             self.0
         );

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sidecore_keys::{Key, Values};
 
-use crate::BlockDevice;
+use crate::{BlockDevice, contain};
 
 /// The specification of a stage. It is all that the configuration, the control API, reports and the
 /// manual need to know.
@@ -23,6 +23,11 @@ pub trait Stage: Sized {
     /// or go once there are some.
     const TRANSFORMS: bool = false;
 
+    /// Whether the stage only looks at requests: [`open`](Self::open) calls
+    /// [`observe`](crate::observe()), which contains its panics at less cost than
+    /// [`contain`](crate::contain()) does for other stages.
+    const OBSERVES: bool = false;
+
     /// The stage with these values of its keys. Each value is one that its key allows.
     fn from_values(values: &Values) -> Self;
 
@@ -34,6 +39,17 @@ pub trait Stage: Sized {
     /// # Errors
     /// A file that the stage needs cannot be used, or the device below does not fit the stage.
     fn open(&self, store: &str, below: Arc<dyn BlockDevice>) -> OpenedStage;
+}
+
+/// Opens a stage of the store called `store` in front of `below`, with its panics contained.
+///
+/// # Errors
+/// The stage's, or its panic.
+pub fn open_stage<S: Stage>(stage: &S, store: &str, below: Arc<dyn BlockDevice>) -> OpenedStage {
+    if S::OBSERVES {
+        return stage.open(store, below);
+    }
+    contain(S::WORD, store, below, |below| stage.open(store, below))
 }
 
 /// The device that a stage has made, or why it could not.

@@ -11,6 +11,7 @@ mod ports;
 mod remote;
 mod requests;
 mod routes;
+mod schedules;
 mod stages;
 mod stream;
 mod trace;
@@ -52,6 +53,7 @@ pub use requests::{
     CaptureQuery, CreateVolume, ExtentsQuery, MetricsQuery, Named, Place, Prune, Quota, Resize,
     Share, TraceQuery,
 };
+pub use schedules::{NewSchedule, NewSchedules, Schedules};
 pub use stages::NewStage;
 
 /// The answer to `GET /v1/devices`.
@@ -107,6 +109,7 @@ pub(crate) const SWITCHES_PATH: &str = "/v1/switches";
 pub(crate) const PORTS_PATH: &str = "/v1/ports";
 pub(crate) const STATS_PATH: &str = "/v1/stats";
 pub(crate) const CONTROLLERS_PATH: &str = "/v1/controllers";
+pub(crate) const SCHEDULES_PATH: &str = "/v1/schedules";
 pub(crate) const REMOTE_PATH: &str = "/v1/remote";
 pub(crate) const OPENAPI_PATH: &str = "/openapi.json";
 pub(crate) const METRICS_PATH: &str = "/metrics";
@@ -328,7 +331,7 @@ async fn prometheus(
         &source.devices(),
         &controllers,
         &source.remote(),
-        &source.switches(false),
+        (&source.switches(false), &source.schedules()),
         query.per_queue == 1,
     );
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], page))
@@ -341,6 +344,7 @@ async fn unknown(uri: Uri) -> Refusal {
         SWITCHES_PATH,
         STATS_PATH,
         CONTROLLERS_PATH,
+        SCHEDULES_PATH,
         REMOTE_PATH,
         METRICS_PATH,
         OPENAPI_PATH,

@@ -5,13 +5,14 @@
 
 mod controllers;
 mod remote;
+mod schedules;
 mod switches;
 
 use std::fmt::{self, Write as _};
 
 use sidecore_assembly::report::{
-    ControllerReport, DeviceReport, DeviceState, QueueCounters, RemoteReport, SidecoreReport,
-    Stats, SwitchReport,
+    ControllerReport, DeviceReport, DeviceState, QueueCounters, RecordingReport, RemoteReport,
+    ScheduleReport, SidecoreReport, StageStats, Stats, SwitchReport,
 };
 use sidecore_telemetry::{Counts, HistogramMetric, Kind, Metric, Value};
 
@@ -54,6 +55,29 @@ const DEVICES: &[Metric<DeviceReport>] = &[
     ),
 ];
 
+const STAGES: &[Metric<StageStats>] = &[
+    gauge(
+        "failed",
+        "1 if the stage has failed, by a panic for instance: all requests of its disk fail.",
+        |stage| Value::Whole(stage.has_failed.into()),
+    ),
+    gauge(
+        "longest_turn_seconds",
+        "The longest time that the stage took of a turn; 0 if that was never over a millisecond.",
+        |stage| Value::seconds(stage.longest_turn_ns),
+    ),
+];
+
+const RECORDINGS: &[Metric<RecordingReport>] = &[
+    gauge("file_bytes", "Size of the file of the recording.", |it| Value::Whole(it.file_bytes)),
+    gauge("full", "1 if the file has its largest size: no more requests are recorded.", |it| {
+        Value::Whole(it.is_full.into())
+    }),
+    gauge("failed", "1 if the file cannot be written: `sidecore list` has the reason.", |it| {
+        Value::Whole(it.problem.is_some().into())
+    }),
+];
+
 const STATE_HELP: &str = "1 for the state that the disk is in, 0 for the others: `waiting` (no \
                           VMM), `connected` (a VMM, and no queue started), `running`, `broken`, \
                           `opening` (its store does not answer yet), `refused` (its store could \
@@ -72,7 +96,7 @@ pub(crate) fn render(
     devices: &[DeviceReport],
     controllers: &[ControllerReport],
     remote: &RemoteReport,
-    switches: &[SwitchReport],
+    (switches, schedules): (&[SwitchReport], &[ScheduleReport]),
     per_queue: bool,
 ) -> String {
     let mut page = Page(String::new());
@@ -97,9 +121,11 @@ pub(crate) fn render(
         page.queues(stats);
     }
     page.meters(stats);
+    page.stages(stats);
     page.controllers(controllers);
     page.remote(remote);
     page.switches(switches);
+    page.schedules(schedules);
     page.0
 }
 
@@ -218,6 +244,23 @@ impl Page {
         let meters = stats.meters.iter();
         let labelled = meters.map(|meter| (vec![("meter", meter.name.as_str())], &meter.counts));
         self.counts("sidecore_meter_", labelled);
+    }
+
+    fn stages(&mut self, stats: &Stats) {
+        let positions: Vec<(String, &StageStats)> =
+            stats.stages.iter().map(|stage| (stage.position.to_string(), stage)).collect();
+        let labelled = positions.iter().map(|(position, stage)| {
+            let (device, word) = (stage.device.as_str(), stage.word.as_str());
+            (vec![("device", device), ("position", position.as_str()), ("stage", word)], *stage)
+        });
+        self.metrics("sidecore_stage_", STAGES, labelled.clone());
+        let counts = labelled.clone().map(|(labels, stage)| (labels, &stage.counts));
+        self.counts("sidecore_stage_", counts);
+        let recordings =
+            labelled.filter_map(|(labels, stage)| Some((labels, stage.recording.as_ref()?)));
+        self.metrics("sidecore_recording_", RECORDINGS, recordings.clone());
+        let counts = recordings.map(|(labels, recording)| (labels, &recording.counts));
+        self.counts("sidecore_recording_", counts);
     }
 
     /// Writes a histogram of latencies, and the longest latency, for each of `things`.

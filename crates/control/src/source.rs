@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use sidecore_assembly::report::{
-    ClosedControllerReport, DeviceReport, RemoteReport, StageChange, StagesReport, Stats,
-    SwitchReport,
+    ClosedControllerReport, DeviceReport, RemoteReport, ScheduleReport, StageChange, StagesReport,
+    Stats, SwitchReport,
 };
-use sidecore_assembly::spec::{DeviceSpec, RemoteKind, RemotePart, StoreSpec};
+use sidecore_assembly::spec::{DeviceSpec, RemoteKind, RemotePart, ScheduleSpec, StoreSpec};
 use sidecore_assembly::{
     AddedStage, Assembly, AssemblyError, Capture, ControllerHandle, OperationError, Trace,
 };
@@ -31,6 +31,18 @@ pub trait Source: Send + Sync + 'static {
 
     /// Returns the links, the clients and the IOhosts as of now.
     fn remote(&self) -> RemoteReport;
+
+    /// Returns the schedules of snapshots.
+    fn schedules(&self) -> Vec<ScheduleReport>;
+
+    /// Replaces all schedules of snapshots.
+    ///
+    /// # Errors
+    /// Two have one name, or a controller does not exist; nothing has changed then.
+    fn set_schedules(&self, schedules: Vec<ScheduleSpec>) -> Result<(), AssemblyError>;
+
+    /// Makes the snapshots that are due now, and deletes those that have expired.
+    fn run_schedules(&self) -> Vec<ScheduleReport>;
 
     /// Returns the switches with the counters of their ports; with `asks` also what only their
     /// sidecores know, which waits for them.
@@ -182,6 +194,18 @@ impl Source for Assembly {
 
     fn closed_controllers(&self) -> Vec<ClosedControllerReport> {
         Self::closed_controllers(self)
+    }
+
+    fn schedules(&self) -> Vec<ScheduleReport> {
+        Self::schedules(self)
+    }
+
+    fn set_schedules(&self, schedules: Vec<ScheduleSpec>) -> Result<(), AssemblyError> {
+        Self::set_schedules(self, schedules)
+    }
+
+    fn run_schedules(&self) -> Vec<ScheduleReport> {
+        Self::run_schedules(self)
     }
 
     fn switches(&self, asks: bool) -> Vec<SwitchReport> {

@@ -6,17 +6,20 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::json;
-use sidecore_assembly::spec::{DeviceSpec, RemoteKind, RemotePart, SocketAccess, StoreSpec};
+use sidecore_assembly::spec::{
+    DeviceSpec, RemoteKind, RemotePart, ScheduleSpec, SocketAccess, StoreSpec,
+};
 use sidecore_assembly::{
     AddedStage, AssemblyError, Capture, ControllerHandle, ErrorKind, OperationError, Trace,
 };
 use sidecore_control::report::{
     ClosedControllerReport, DeviceReport, DeviceState, DeviceStats, QueueCounters, QueueCounts,
-    ReactorCounts, RemoteReport, SidecoreReport, StageChange, StageReport, StagesReport, Stats,
-    SwitchReport,
+    ReactorCounts, RemoteReport, ScheduleReport, ScheduledVolumeReport, SidecoreReport,
+    StageChange, StageReport, StagesReport, Stats, SwitchReport,
 };
 use sidecore_control::{
-    Api, BindError, CaptureQuery, Client, ClientError, NewStage, Socket, Source, TraceQuery,
+    Api, BindError, CaptureQuery, Client, ClientError, NewSchedule, NewSchedules, NewStage, Socket,
+    Source, TraceQuery,
 };
 
 struct StandIn;
@@ -41,6 +44,7 @@ impl Source for StandIn {
             sidecores: vec![sidecore],
             devices: vec![DeviceStats { name: "vd0".to_owned(), queues: vec![queue()] }],
             meters: Vec::new(),
+            stages: Vec::new(),
         }
     }
 
@@ -81,6 +85,27 @@ impl Source for StandIn {
 
     fn remote(&self) -> RemoteReport {
         RemoteReport::default()
+    }
+
+    fn schedules(&self) -> Vec<ScheduleReport> {
+        let schedule = ScheduleReport { name: "s".to_owned(), ..ScheduleReport::default() };
+        vec![ScheduleReport { volumes: vec![ScheduledVolumeReport::default()], ..schedule }]
+    }
+
+    fn set_schedules(&self, schedules: Vec<ScheduleSpec>) -> Result<(), AssemblyError> {
+        let kept: Vec<String> = schedules.iter().map(|spec| spec.keep.to_string()).collect();
+        assert_eq!(kept, ["2 daily"]);
+        let [ScheduleSpec { name, controller: Some(controller), .. }] = &schedules[..] else {
+            return Ok(());
+        };
+        let (user, name) = (format!("schedule \"{name}\""), controller.clone());
+        Err(AssemblyError::Unknown { user, kind: "controller", name })
+    }
+
+    fn run_schedules(&self) -> Vec<ScheduleReport> {
+        let mut schedules = self.schedules();
+        schedules[0].made = 1;
+        schedules
     }
 
     fn switches(&self, _: bool) -> Vec<SwitchReport> {
@@ -167,6 +192,8 @@ impl Source for StandIn {
             word: "delay".to_owned(),
             is_live: true,
             settings: vec!["delay_us=5".to_owned()],
+            failure: None,
+            recording: None,
         };
         Ok(StagesReport { device: device.to_owned(), stages: vec![stage] })
     }
@@ -249,6 +276,31 @@ fn the_client_reads_the_reports_of_the_source() {
     assert!(client.metrics(true).unwrap().contains(of_queue));
     drop(api);
     assert!(!path.exists());
+}
+
+#[test]
+fn schedules_are_shown_run_and_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control.sock");
+    let _api = serve(&path);
+    let client = Client::new(&path).unwrap();
+    assert_eq!(client.schedules().unwrap(), StandIn.schedules());
+    assert_eq!(client.run_schedules().unwrap()[0].made, 1);
+    let schedule = |controller: Option<&str>, keep: &str| {
+        let keys = json!({
+            "name": "s", "controller": controller, "volumes": ["vm*"], "keep": keep,
+        });
+        NewSchedules { schedules: vec![NewSchedule(keys.as_object().unwrap().clone())] }
+    };
+    client.set_schedules(&schedule(None, "2 daily")).unwrap();
+    let said = |new: NewSchedules| match client.set_schedules(&new) {
+        Err(ClientError::Denied { status, why }) => (status, why),
+        other => panic!("{other:?}"),
+    };
+    let (status, why) = said(schedule(Some("pond"), "2 daily"));
+    assert_eq!((status, why.contains("names controller \"pond\"")), (400, true), "{why}");
+    let (status, why) = said(schedule(None, "2 dayly"));
+    assert_eq!((status, why.contains("\"dayly\" is no period")), (400, true), "{why}");
 }
 
 #[test]

@@ -88,6 +88,16 @@ fn check_volumes(socket: &Path) {
                 200,
                 "\"name\":\"pool\",\"store\":\"below\"",
             ),
+            (
+                "PUT /v1/schedules".to_owned(),
+                "{\"schedules\":[{\"name\":\"s\",\"volumes\":[\"*\"],\"keep\":\"2 daily\"}]}",
+                204,
+                "",
+            ),
+            ("GET /v1/schedules".to_owned(), "", 200, "\"keep\":\"2 daily\""),
+            ("POST /v1/schedules/run".to_owned(), "", 200, "\"failures\":0"),
+            ("PUT /v1/schedules".to_owned(), "{\"schedules\":[]}", 204, ""),
+            ("PUT /v1/schedules".to_owned(), "{}", 400, "missing field"),
             ("GET /v1/controllers/pond".to_owned(), "", 404, "there are \\\"pool\\\""),
             (
                 format!("POST {volumes}"),

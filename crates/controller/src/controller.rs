@@ -341,6 +341,11 @@ impl Controller {
         self.hypervisor.state().volumes.uuid()
     }
 
+    /// Adds an event for the operator, who reads it in the report and in the log.
+    pub fn note(&self, what: String) {
+        self.hypervisor.events.note(self.name(), what);
+    }
+
     /// The controller's state and counters at this moment.
     #[must_use]
     pub fn report(&self) -> ControllerReport {

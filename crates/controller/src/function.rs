@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 
-use sidecore_block::{BlockChannel, BlockDevice, Gate, Geometry, Meter};
+use sidecore_block::{BlockChannel, BlockDevice, Gate, Geometry, Meter, StageAccount};
 use sidecore_extent::{FunctionId, TreeRoot};
 use sidecore_reactor::CoreContext;
 
@@ -206,5 +206,9 @@ impl BlockDevice for VirtualFunction {
 
     fn meters(&self) -> Vec<Arc<Meter>> {
         self.ports.store.meters()
+    }
+
+    fn stages(&self) -> Vec<Arc<StageAccount>> {
+        self.ports.store.stages()
     }
 }

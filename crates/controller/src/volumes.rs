@@ -121,6 +121,41 @@ impl Controller {
         self.info(id)
     }
 
+    /// As [`snapshot_volume`](Self::snapshot_volume), of the volume with this number, whatever its
+    /// name is by now, and with the caller's time, in seconds since 1970.
+    ///
+    /// # Errors
+    /// As [`snapshot_volume`](Self::snapshot_volume).
+    pub fn snapshot_volume_at(
+        &self,
+        origin: VolumeId,
+        snapshot: &str,
+        now_unix_s: u64,
+    ) -> Result<VolumeInfo, ControllerError> {
+        let disk = &mut self.disk()?;
+        let change = |state: &mut State| self.snapshot(state, origin, snapshot, now_unix_s, disk);
+        let (id, change) = self.change(change)?;
+        self.settle(change)?;
+        self.info(id)
+    }
+
+    /// Makes all changes durable that were made before this call, also those whose commit has
+    /// failed.
+    ///
+    /// # Errors
+    /// They cannot be made durable.
+    pub fn settle_changes(&self) -> Result<(), ControllerError> {
+        let ((), change) = self.change(|_| Ok(()))?;
+        self.settle(change)
+    }
+
+    /// Whether a volume is as it was when this snapshot of it was made: no block was written or
+    /// discarded since, and its size is the same.
+    #[must_use]
+    pub fn is_unchanged_since(&self, volume: VolumeId, snapshot: VolumeId) -> bool {
+        self.hypervisor.state().volumes.are_same(volume, snapshot)
+    }
+
     /// The first half of [`snapshot_volume`](Self::snapshot_volume): later writes go to other
     /// blocks; writes in flight may still be part of the snapshot.
     ///
@@ -135,10 +170,21 @@ impl Controller {
     ) -> Result<(VolumeId, Change), ControllerError> {
         self.change(|state| {
             let origin = find(state, name)?;
-            let id = state.volumes.snapshot(disk, origin, snapshot, now_unix_s)?;
-            self.forget(state, origin);
-            Ok(id)
+            self.snapshot(state, origin, snapshot, now_unix_s, disk)
         })
+    }
+
+    fn snapshot(
+        &self,
+        state: &mut State,
+        origin: VolumeId,
+        snapshot: &str,
+        now_unix_s: u64,
+        disk: &mut dyn Disk,
+    ) -> Result<VolumeId, ControllerError> {
+        let id = state.volumes.snapshot(disk, origin, snapshot, now_unix_s)?;
+        self.forget(state, origin);
+        Ok(id)
     }
 
     /// Makes a writable copy of a volume or snapshot, at once and without copying data.

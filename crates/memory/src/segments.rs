@@ -55,6 +55,13 @@ impl Segments {
         Self { memory: None, pieces: Vec::with_capacity(max_segments), max_segments, len_bytes: 0 }
     }
 
+    /// The number of pieces that the list can hold.
+    #[must_use]
+    #[inline]
+    pub const fn max_segments(&self) -> usize {
+        self.max_segments
+    }
+
     /// Empties the list and makes it refer to `memory`.
     #[inline]
     pub fn bind(&mut self, memory: &GuestMemory) {

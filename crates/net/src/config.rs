@@ -177,6 +177,9 @@ pub struct PortConfig {
     pub stations: usize,
     /// The limit for its frames to all ports; `None` for no limit.
     pub floods: Option<FloodLimit>,
+    /// The station that is [announced](crate::Switch::announce) to the rest of the network each
+    /// time that the port has come up, because its frames have come another way before.
+    pub announces: Option<MacAddress>,
 }
 
 impl PortConfig {
@@ -190,6 +193,7 @@ impl PortConfig {
             is_isolated: false,
             stations: 1024,
             floods: Some(FloodLimit { per_second: 10_000, burst: 1_000 }),
+            announces: None,
         }
     }
 
@@ -201,10 +205,9 @@ impl PortConfig {
 
     pub(crate) fn check(&self) -> Result<(), SwitchError> {
         self.vlans.check()?;
-        match &self.guard {
-            Some(guard) if !guard.mac.is_station() => Err(SwitchError::Mac { mac: guard.mac }),
-            _ => Ok(()),
-        }
+        let mut macs = self.guard.iter().map(|guard| guard.mac).chain(self.announces);
+        let wrong = macs.find(|mac| !mac.is_station());
+        wrong.map_or(Ok(()), |mac| Err(SwitchError::Mac { mac }))
     }
 }
 

@@ -1,5 +1,7 @@
 //! The head of a frame: the bytes that decisions are made on, in private memory.
 
+use std::net::Ipv4Addr;
+
 use sidecore_memory::{Part, Segments};
 use sidecore_spec_virtio::net::{PacketHeader, flag, gso};
 
@@ -98,18 +100,36 @@ impl Head {
     /// A whole frame by which a station asks for its own address (RFC 903), as QEMU announces a
     /// guest that has moved.
     pub fn rarp(station: MacAddress) -> Self {
-        /// From here on the frame is padded to the least size of Ethernet.
-        const RARP_BYTES: usize = 60;
         const REVERSE_REQUEST: &[u8] = &[0x80, 0x35, 0, 1, 8, 0, 6, 4, 0, 3];
-        let mut head = Self::new();
-        let frame = &mut head.bytes;
-        put(frame, ROOM_BYTES.saturating_add(ADDRESSES_BYTES), REVERSE_REQUEST);
+        let mut head = Self::own(station, REVERSE_REQUEST);
         // The sender is the target, and neither has a protocol address.
-        put(frame, ROOM_BYTES.saturating_add(22), &station.0);
-        put(frame, ROOM_BYTES.saturating_add(32), &station.0);
-        (head.read, head.len_bytes) = (RARP_BYTES, RARP_BYTES);
+        put(&mut head.bytes, ROOM_BYTES.saturating_add(22), &station.0);
+        put(&mut head.bytes, ROOM_BYTES.saturating_add(32), &station.0);
+        head.ether_type = 0x8035;
+        head
+    }
+
+    /// A whole frame by which a station announces that it has an IPv4 address (RFC 5227, 2.3).
+    pub fn arp(station: MacAddress, address: Ipv4Addr) -> Self {
+        const REQUEST: &[u8] = &[0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 1];
+        let mut head = Self::own(station, REQUEST);
+        // The address is that of the sender and of the target, whose Ethernet address is zero.
+        put(&mut head.bytes, ROOM_BYTES.saturating_add(22), &station.0);
+        put(&mut head.bytes, ROOM_BYTES.saturating_add(28), &address.octets());
+        put(&mut head.bytes, ROOM_BYTES.saturating_add(38), &address.octets());
+        head.ether_type = 0x0806;
+        head
+    }
+
+    /// A frame from a station to all, which begins with this type behind its addresses.
+    fn own(station: MacAddress, start: &[u8]) -> Self {
+        /// The least size of Ethernet, to which the frame is padded.
+        const FRAME_BYTES: usize = 60;
+        let mut head = Self::new();
+        put(&mut head.bytes, ROOM_BYTES.saturating_add(ADDRESSES_BYTES), start);
+        (head.read, head.len_bytes) = (FRAME_BYTES, FRAME_BYTES);
         (head.to, head.from) = (MacAddress::BROADCAST, station);
-        (head.ether_type, head.payload_at) = (0x8035, ETHERNET_BYTES);
+        head.payload_at = ETHERNET_BYTES;
         head
     }
 
@@ -232,6 +252,14 @@ impl Head {
         let is_tagged = ether_type == TYPE_TAG || ether_type == TYPE_SERVICE_TAG;
         let is_simple = between.are(addresses) && !is_tagged && !has_offload;
         is_simple.then_some((ether_type, payload))
+    }
+
+    /// Notes the meaning of a frame of the simplest kind, for those that look at it further.
+    #[inline]
+    pub fn set_simple(&mut self, to: MacAddress, from: MacAddress, ether_type: u16) {
+        self.packet = PacketHeader::default();
+        (self.to, self.from, self.tag) = (to, from, None);
+        (self.ether_type, self.payload_at) = (ether_type, ETHERNET_BYTES);
     }
 
     /// Writes the virtio header of a frame of the simplest kind, for a receiver that gets it in one

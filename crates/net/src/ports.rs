@@ -8,11 +8,12 @@ use sidecore_units::Nanos;
 use crate::config::{PORTS_MAX, QUEUES_MAX};
 use crate::floods::Floods;
 use crate::head::TAG_BYTES;
-use crate::held::HeldFrame;
+use crate::stages::{StageFailure, Stages};
+use crate::switch::Announcements;
 use crate::table::Key;
 use crate::{
-    Dropped, FrameStage, Frames, HeldFrames, Loan, PortConfig, PortKind, PortQueue, PortStats,
-    Properties, StageFrame, StagePlace, Verdict, Vlans, Way,
+    Dropped, FrameStage, Frames, Loan, PortConfig, PortKind, PortQueue, PortStats, Properties,
+    StageFrame, StagePlace, Vlans,
 };
 
 /// Names a port of a switch. It is invalid once the port is removed, for ever.
@@ -97,14 +98,19 @@ pub(crate) struct Port {
     /// Its queues.
     pub queues: Vec<u16>,
     pub blocked_until: Option<Nanos>,
+    /// The announcements of its station that are still to be sent.
+    pub announcements: Announcements,
     pub floods: Floods,
-    /// The stages of its frames, in the order of their places.
-    pub stages: Vec<(StagePlace, Box<dyn FrameStage>)>,
+    /// The stages of its frames.
+    pub stages: Stages,
     /// Whether one of them holds frames at times.
     pub holds: bool,
     /// Nothing but the tables decides on its frames: it is open and has no stages. The one test
     /// for a frame on its way.
     pub is_plain: bool,
+    /// Its frames may go in runs: it is open, and its stages neither hold frames nor are shown
+    /// their ends.
+    pub runs: bool,
 }
 
 impl Port {
@@ -119,89 +125,37 @@ impl Port {
         self.note_plain();
     }
 
-    /// Replaces the stage at this place, whose state a new one takes over. Returns the old one.
+    /// Replaces the stage at this place, whose state a new one takes over. Returns the old one, and
+    /// whether it has failed.
     pub fn set_stage(
         &mut self,
         place: StagePlace,
-        mut stage: Option<Box<dyn FrameStage>>,
-    ) -> Option<Box<dyn FrameStage>> {
-        let at = self.stages.partition_point(|(other, _)| *other < place);
-        let is_there = self.stages.get(at).is_some_and(|(other, _)| *other == place);
-        let mut old = is_there.then(|| self.stages.remove(at).1);
-        if let (Some(stage), Some(old)) = (&mut stage, &mut old) {
-            stage.inherit(old.as_mut());
-        }
-        if let Some(stage) = stage {
-            self.stages.insert(at, (place, stage));
-        }
-        self.holds = self.stages.iter_mut().any(|(_, stage)| stage.held().is_some());
+        stage: Option<Box<dyn FrameStage>>,
+    ) -> Option<(Box<dyn FrameStage>, bool)> {
+        let old = self.stages.set(place, stage);
+        self.holds = self.stages.hold();
         self.note_plain();
         old
     }
 
+    /// Goes on without a capture that has failed.
+    pub fn leave_out(&mut self, failure: StageFailure) {
+        self.stages.leave_out(failure);
+        self.holds = self.stages.hold();
+        self.note_plain();
+    }
+
     fn note_plain(&mut self) {
         self.is_plain = self.blocked_until.is_none() && self.stages.is_empty();
+        self.runs = self.blocked_until.is_none() && !self.holds && !self.stages.show();
     }
 
     /// Shows a frame to a capture, if there is one.
     pub fn show(&mut self, now: Nanos, frame: &StageFrame<'_>, drop: Option<Dropped>) {
-        if !matches!(self.stages.last(), Some((StagePlace::Capture, _))) {
-            return;
+        if self.stages.show() {
+            let tag = self.tag(frame.vlan, frame.head.tag);
+            self.stages.decided(now, &StageFrame { tag, ..*frame }, drop);
         }
-        let tag = self.tag(frame.vlan, frame.head.tag);
-        if let Some((_, stage)) = self.stages.last_mut() {
-            stage.decided(now, &StageFrame { tag, ..*frame }, drop);
-        }
-    }
-
-    /// Has the stages decide on a frame, those behind `behind` if it was held there. Returns
-    /// whether it goes on now.
-    ///
-    /// # Errors
-    /// A stage drops it.
-    pub fn pass_stages(
-        &mut self,
-        now: Nanos,
-        frame: &StageFrame<'_>,
-        behind: Option<StagePlace>,
-    ) -> Result<bool, Dropped> {
-        let way = frame.way();
-        for at in 0..self.stages.len() {
-            let at = match way {
-                Way::FromStation => at,
-                Way::ToStation => self.stages.len().wrapping_sub(at).wrapping_sub(1),
-            };
-            let Some((place, stage)) = self.stages.get_mut(at) else { break };
-            let is_behind = behind.is_none_or(|behind| match way {
-                Way::FromStation => *place > behind,
-                Way::ToStation => *place < behind,
-            });
-            if !is_behind {
-                continue;
-            }
-            match stage.frame(now, frame) {
-                Verdict::Pass => {}
-                Verdict::Held => return Ok(false),
-                Verdict::Drop(cause) => return Err(cause.dropped(way)),
-            }
-        }
-        Ok(true)
-    }
-
-    /// Takes the first frame that a stage has held until now. Returns the place of the stage, too.
-    pub fn take_held(&mut self, now: Nanos) -> Option<(StagePlace, Box<HeldFrame>)> {
-        self.stages.iter_mut().find_map(|(place, stage)| Some((*place, stage.held()?.due(now)?)))
-    }
-
-    /// When the next held frame goes on.
-    pub fn next_release(&self) -> Option<Nanos> {
-        self.stages.iter().filter_map(|(_, stage)| stage.next_release()).min()
-    }
-
-    /// The frames that the stage at this place holds.
-    pub fn held(&mut self, place: StagePlace) -> Option<&mut HeldFrames> {
-        let found = self.stages.iter_mut().find(|(other, _)| *other == place);
-        found.and_then(|(_, stage)| stage.held())
     }
 }
 

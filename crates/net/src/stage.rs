@@ -5,8 +5,9 @@ use std::any::Any;
 use sidecore_memory::Segments;
 use sidecore_units::Nanos;
 
+use crate::frames::BATCH;
 use crate::head::Head;
-use crate::{DropReason, HeldFrames, MacAddress};
+use crate::{DropReason, Frames, HeldFrames, MacAddress};
 
 /// The way of a frame through a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,6 +31,8 @@ pub enum DropCause {
     Lost,
     /// There are more than the port's limit permits.
     Limit,
+    /// A stage of the port has failed, and might have dropped it.
+    Failed,
 }
 
 /// A drop: its reason, and the rule that has decided on it.
@@ -65,6 +68,8 @@ impl DropCause {
             (Self::Lost, Way::ToStation) => DropReason::LostOut,
             (Self::Limit, Way::FromStation) => DropReason::Limit,
             (Self::Limit, Way::ToStation) => DropReason::LimitOut,
+            (Self::Failed, Way::FromStation) => DropReason::Failed,
+            (Self::Failed, Way::ToStation) => DropReason::FailedOut,
         }
     }
 }
@@ -97,6 +102,17 @@ pub enum StagePlace {
 impl StagePlace {
     /// The number of places.
     pub const COUNT: usize = 4;
+
+    /// The word for it in reports.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Wire => "wire",
+            Self::Limit => "limit",
+            Self::Firewall => "firewall",
+            Self::Capture => "capture",
+        }
+    }
 }
 
 /// A frame as a stage sees it: the private copy of its head. The rest is in memory that its sender
@@ -221,6 +237,136 @@ impl<'a> StageFrame<'a> {
     }
 }
 
+/// Frames that follow each other through a port by one way, and the decisions on them.
+///
+/// Each of them has the same two stations, no tag and no offload.
+#[derive(Debug)]
+pub struct StageRun<'a> {
+    way: Way,
+    vlan: u16,
+    frames: &'a Frames,
+    /// The place of its first frame.
+    first: usize,
+    sizes: &'a RunSizes,
+    /// The frames that a stage has stopped, as bits, and why.
+    stopped: u32,
+    verdicts: [Verdict; BATCH],
+}
+
+/// The frames of a run by their numbers.
+#[derive(Debug)]
+pub(crate) struct RunSizes {
+    /// The number of frames.
+    pub len: usize,
+    /// Their sizes at the receiver, with its virtio header.
+    pub sizes_bytes: [usize; BATCH],
+    pub header_bytes: usize,
+    /// As bits: frames that [repeat](StageRun::repeated) the one in front of them.
+    pub repeats: u32,
+}
+
+/// The verdicts on a run have a bit each.
+const _: () = assert!(BATCH == u32::BITS as usize);
+
+/// The bit of a frame.
+#[inline]
+const fn bit(number: usize) -> u32 {
+    1_u32.wrapping_shl(number as u32)
+}
+
+impl RunSizes {
+    pub const fn new(header_bytes: usize) -> Self {
+        Self { len: 0, sizes_bytes: [0; BATCH], header_bytes, repeats: 0 }
+    }
+
+    /// Adds a frame.
+    #[inline]
+    pub fn push(&mut self, len_bytes: usize, repeats: bool) {
+        if let Some(place) = self.sizes_bytes.get_mut(self.len) {
+            *place = self.header_bytes.wrapping_add(len_bytes);
+            self.repeats |= if repeats { bit(self.len) } else { 0 };
+            self.len = self.len.wrapping_add(1);
+        }
+    }
+
+    /// The bytes of so many frames from `first` on.
+    #[inline]
+    pub fn bytes(&self, first: usize, count: usize) -> usize {
+        let sizes = self.sizes_bytes.get(first..first.wrapping_add(count)).unwrap_or(&[]);
+        let sum = sizes.iter().fold(0_usize, |sum, size_bytes| sum.wrapping_add(*size_bytes));
+        sum.wrapping_sub(self.header_bytes.wrapping_mul(sizes.len()))
+    }
+}
+
+impl<'a> StageRun<'a> {
+    pub(crate) fn new(vlan: u16, frames: &'a Frames, first: usize, sizes: &'a RunSizes) -> Self {
+        let (way, verdicts) = (Way::FromStation, [Verdict::Pass; BATCH]);
+        Self { way, vlan, frames, first, sizes, stopped: 0, verdicts }
+    }
+
+    /// The number of frames, with those that a stage has stopped.
+    #[must_use]
+    #[inline]
+    pub const fn len(&self) -> usize {
+        self.sizes.len
+    }
+
+    /// Whether there are no frames.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.sizes.len == 0
+    }
+
+    /// The frame of this number, counted from 0; `None` if an earlier stage has stopped it.
+    #[must_use]
+    #[inline]
+    pub fn frame(&self, number: usize) -> Option<StageFrame<'a>> {
+        if number >= self.sizes.len || self.stopped & bit(number) != 0 {
+            return None;
+        }
+        let slot = self.frames.get(self.first.wrapping_add(number))?;
+        Some(StageFrame::new(self.way, self.vlan, &slot.head, &slot.segments))
+    }
+
+    /// How many frames behind this one have its [flow](crate::PlainFlow) and are
+    /// [steady](crate::PlainFlow::is_steady) as it is, with no other one and none that a stage has
+    /// stopped between them; and their bytes, without virtio headers.
+    #[must_use]
+    #[inline]
+    pub fn repeated(&self, number: usize) -> (usize, usize) {
+        let behind = number.wrapping_add(1);
+        let repeats = self.sizes.repeats & !self.stopped;
+        let count = repeats.checked_shr(behind as u32).unwrap_or(0).trailing_ones() as usize;
+        (count, self.sizes.bytes(behind, count))
+    }
+
+    /// Notes the decision on the frame of this number.
+    #[inline]
+    pub fn decide(&mut self, number: usize, verdict: Verdict) {
+        if verdict == Verdict::Pass {
+            return;
+        }
+        if let Some(place) = self.verdicts.get_mut(number) {
+            *place = verdict;
+            self.stopped |= bit(number);
+        }
+    }
+
+    /// The frames that were stopped until now, as bits.
+    pub(crate) const fn stopped(&self) -> u32 {
+        self.stopped
+    }
+
+    pub(crate) const fn verdicts(&self) -> [Verdict; BATCH] {
+        self.verdicts
+    }
+
+    /// Goes on to the stages of this way.
+    pub(crate) const fn set_way(&mut self, way: Way) {
+        self.way = way;
+    }
+}
+
 /// A stage of a port: a firewall, for instance. Frames from the station pass the stages in the
 /// order of their [places](StagePlace) after the switch has found out where they go; frames to the
 /// station pass those of their receiver in the reverse order, once, before they are delivered or
@@ -230,10 +376,23 @@ impl<'a> StageFrame<'a> {
 ///
 /// # Duties
 ///
-/// A stage neither allocates, locks nor waits for a frame.
+/// A stage neither allocates, locks nor waits for a frame. If it panics, only its held frames are
+/// asked for, and its port drops all frames until it is replaced or taken away
+/// ([`Switch::failure`]); a capture leaves its place, and the port goes on without it.
+///
+/// [`Switch::failure`]: crate::Switch::failure
 pub trait FrameStage: Any + Send {
     /// Decides on a frame.
     fn frame(&mut self, now: Nanos, frame: &StageFrame<'_>) -> Verdict;
+
+    /// Decides on the frames of a run, in their order, as [`frame`](Self::frame) does on each.
+    fn run(&mut self, now: Nanos, run: &mut StageRun<'_>) {
+        for number in 0..run.len() {
+            if let Some(frame) = run.frame(number) {
+                run.decide(number, self.frame(now, &frame));
+            }
+        }
+    }
 
     /// Sees a frame at its end in this port: it has gone on into the switch or to the station, or
     /// is dropped. The stage at [`StagePlace::Capture`] alone is shown frames.

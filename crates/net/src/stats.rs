@@ -176,6 +176,8 @@ reasons! {
         Fragment dropped_fragment = "dropped_fragment_total",
         /// Frames from the station dropped: above a rate limit of the port.
         Limit dropped_limit = "dropped_limit_total",
+        /// Frames from the station dropped: a stage of the port has failed.
+        Failed dropped_failed = "dropped_failed_total",
         /// Frames from the station dropped: lost on the port's wire, which was made a bad one.
         Lost dropped_lost = "dropped_lost_total",
         /// Frames from the station dropped: on a queue that the driver or its VMM has disabled.
@@ -202,6 +204,8 @@ reasons! {
         FragmentOut dropped_fragment_out = "dropped_fragment_out_total",
         /// Frames to the station dropped: above a rate limit of the port.
         LimitOut dropped_limit_out = "dropped_limit_out_total",
+        /// Frames to the station dropped: a stage of the port has failed.
+        FailedOut dropped_failed_out = "dropped_failed_out_total",
         /// Frames to the station dropped: lost on the port's wire, which was made a bad one.
         LostOut dropped_lost_out = "dropped_lost_out_total",
         /// Frames to the station dropped: to a queue that the driver or its VMM has disabled.

@@ -1,5 +1,6 @@
 //! The switch: a bridge that learns, with VLANs.
 
+mod announce;
 mod decide;
 mod drops;
 mod release;
@@ -9,21 +10,21 @@ mod turn;
 use std::any::Any;
 use std::sync::Arc;
 
-use sidecore_memory::Segments;
 use sidecore_units::Nanos;
 
 use crate::config::{PORT_QUEUES_MAX, PORTS_MAX, QUEUES_MAX};
 use crate::deliver::Copy;
 use crate::floods::Floods;
-use crate::head::Head;
 use crate::ports::{Lane, Port};
+use crate::stages::Stages;
 use crate::table::{Key, Table};
 use crate::trace::Running;
 use crate::{
-    DropReason, FrameStage, MacAddress, PortConfig, PortId, PortQueue, PortStats, Properties,
-    QueueId, QueueState, StagePlace, SwitchError, SwitchOptions,
+    FrameStage, MacAddress, PortConfig, PortId, PortQueue, PortStats, Properties, QueueId,
+    QueueState, StageFailure, StagePlace, SwitchError, SwitchOptions,
 };
 
+pub(crate) use announce::Announcements;
 pub use turn::WAIT_TURNS;
 
 /// The most events that are kept for the owner of the switch.
@@ -43,6 +44,13 @@ pub enum SwitchEvent {
         blocked: String,
         /// The other port.
         other: String,
+    },
+    /// A stage of a port has panicked.
+    StageFailed {
+        /// The port.
+        port: String,
+        /// The stage and its panic.
+        failure: StageFailure,
     },
     /// A blocked port is open again.
     Opened {
@@ -96,6 +104,8 @@ pub struct Switch {
     now: Nanos,
     /// When the switch last looked at what need not be looked at in every turn.
     looked_at: Nanos,
+    /// When the next station is announced.
+    next_announcement: Option<Nanos>,
     events: Vec<SwitchEvent>,
     traces: Vec<Running>,
 }
@@ -117,6 +127,7 @@ impl Switch {
             turn: 0,
             now: Nanos::ZERO,
             looked_at: Nanos::ZERO,
+            next_announcement: None,
             events: Vec::with_capacity(EVENTS_MAX),
             traces: Vec::new(),
         }
@@ -151,10 +162,12 @@ impl Switch {
             up: Vec::with_capacity(PORT_QUEUES_MAX),
             queues: Vec::with_capacity(PORT_QUEUES_MAX),
             blocked_until: None,
+            announcements: Announcements::default(),
             floods,
-            stages: Vec::with_capacity(StagePlace::COUNT),
+            stages: Stages::new(),
             holds: false,
             is_plain: true,
+            runs: true,
         };
         if let Some(place) = self.ports.get_mut(usize::from(index)) {
             *place = Some(port);
@@ -222,13 +235,39 @@ impl Switch {
         stage: Option<Box<dyn FrameStage>>,
     ) -> Result<Option<Box<dyn FrameStage>>, SwitchError> {
         self.port(port).ok_or(SwitchError::NoSuchPort)?;
+        // The frames of a stage that has failed are dropped with it.
+        self.note_failure(port.index);
         let found = self.ports.get_mut(usize::from(port.index)).and_then(Option::as_mut);
-        let mut old = found.ok_or(SwitchError::NoSuchPort)?.set_stage(place, stage);
-        if let Some(old) = &mut old {
-            self.release_all(port.index, place, old.as_mut());
-        }
+        let old = found.ok_or(SwitchError::NoSuchPort)?.set_stage(place, stage);
+        let old = old.map(|(mut old, has_failed)| {
+            if !has_failed {
+                self.release_all(port.index, place, old.as_mut());
+            }
+            old
+        });
+        self.note_failure(port.index);
         self.note_holders();
         Ok(old)
+    }
+
+    /// Runs `task` with the stage at a place of a port; `None` if there is none of this type, or it
+    /// has failed.
+    pub fn with_stage<S: FrameStage, T>(
+        &mut self,
+        port: PortId,
+        place: StagePlace,
+        task: impl FnOnce(&mut S) -> T,
+    ) -> Option<T> {
+        self.port(port)?;
+        let port = self.ports.get_mut(usize::from(port.index))?.as_mut()?;
+        port.stages.with(place, task)
+    }
+
+    /// The failure of a port's stage: until the stage is replaced or taken away, the port drops all
+    /// frames, or goes on without a capture.
+    #[must_use]
+    pub fn failure(&self, port: PortId) -> Option<&StageFailure> {
+        self.port(port)?.stages.failure()
     }
 
     /// Removes a port. Returns its queues, to which all frames were given back.
@@ -243,6 +282,7 @@ impl Switch {
         });
         let detached = detached.collect();
         self.drop_waiting(port.index);
+        self.note_failure(port.index);
         self.drop_held(port.index);
         self.traces.retain(|trace| trace.port != Some(port));
         self.table.forget(port.index, true);
@@ -290,6 +330,9 @@ impl Switch {
         if let Some(port) = port {
             port.queues.retain(|index| *index != queue.index);
             port.up.retain(|index| *index != queue.index);
+            if port.up.is_empty() {
+                port.announcements = Announcements::default();
+            }
         }
         self.drop_undecided(&lane);
         for index in 0..lane.frames.len() {
@@ -328,52 +371,6 @@ impl Switch {
         }
         self.refresh_state(queue.index);
         Some(answer)
-    }
-
-    /// Announces a station on a port to all others, as if it had sent a RARP of its own: after a
-    /// migration, the rest of the network learns where it is.
-    ///
-    /// # Errors
-    /// There is no such port, or the address is not that of a station.
-    pub fn announce(
-        &mut self,
-        now: Nanos,
-        port: PortId,
-        mac: MacAddress,
-    ) -> Result<(), SwitchError> {
-        let from = self.port(port).ok_or(SwitchError::NoSuchPort)?;
-        let Some(vlan) = from.config.vlans.untagged() else {
-            return Ok(());
-        };
-        let is_own = from.config.guard.as_ref().is_none_or(|guard| guard.mac == mac);
-        if !mac.is_station() || !is_own {
-            return Err(SwitchError::Mac { mac });
-        }
-        let stats = Arc::clone(&from.stats);
-        let limit = from.config.stations;
-        self.now = now;
-        self.table.learn(Key::new(mac, vlan), port.index, now, limit);
-        let mut head = Head::rarp(mac);
-        let none = Segments::with_capacity(0);
-        stats.in_frames.add(1);
-        stats.in_octets.add(head.len_bytes() as u64);
-        stats.in_group.add(1);
-        let targets = self.flood_targets(port.index, vlan);
-        if targets.is_empty() {
-            self.drop_frame(
-                port.index,
-                DropReason::NoDestination.into(),
-                vlan,
-                Some((&head, &none)),
-            );
-        }
-        for target in targets.iter() {
-            stats.in_copies.add(1);
-            // Announcements do not wait: they are repeated.
-            self.copy_to(target, vlan, &mut head, &none, true);
-        }
-        self.publish_all();
-        Ok(())
     }
 
     /// Notes a station that another switch has learnt on a port in its place, and that was silent
@@ -446,7 +443,7 @@ impl Switch {
     #[must_use]
     pub fn deadline(&self) -> Option<Nanos> {
         let queues = self.lanes.iter().flatten().filter_map(|lane| lane.queue.deadline());
-        queues.chain(self.next_release()).min()
+        queues.chain(self.next_release()).chain(self.next_announcement).min()
     }
 
     /// Removes all ports and their queues, to which all frames are given back.
@@ -516,12 +513,16 @@ impl Switch {
             return;
         };
         port.up.retain(|other| *other != index);
+        let was_down = port.up.is_empty();
         if is_up {
             port.up.push(index);
             port.up.sort_unstable();
-        } else if port.up.is_empty() {
+        } else if was_down {
             // Its stations may be reached by another way now.
             self.table.forget(owner, false);
+        }
+        if was_down {
+            self.note_station(owner, is_up);
         }
     }
 }

@@ -112,6 +112,14 @@ impl SwitchUnit {
                     "station {mac} of VLAN {vlan} moves to and fro between the ports {blocked} and \
                      {other}: {blocked} is blocked, remove the loop"
                 ),
+                SwitchEvent::StageFailed { port, failure } => tracing::error!(
+                    switch = self.name,
+                    port,
+                    stage = failure.place.word(),
+                    "a stage of a port has panicked{}: {}",
+                    failure.consequence(),
+                    failure.message
+                ),
                 SwitchEvent::Opened { port } => {
                     tracing::info!(switch = self.name, port, "the port is open again");
                 }

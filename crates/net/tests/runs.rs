@@ -3,11 +3,17 @@
 
 mod harness;
 
+use std::sync::{Arc, Mutex};
+
 use harness::{BROADCAST, Lan, Place, Random, frame, guard, mac, partial, plain, tagged};
 use sidecore_net::contract::{NIC, Received, WIRE};
-use sidecore_net::{PortConfig, PortCounts, Properties, VlanSet, Vlans};
+use sidecore_net::{
+    DropCause, FrameStage, PortConfig, PortCounts, Properties, StageFrame, StagePlace, Verdict,
+    VlanSet, Vlans, Way,
+};
 use sidecore_spec_virtio::net::PacketHeader;
 use sidecore_telemetry::CounterSet as _;
+use sidecore_units::Nanos;
 
 const SEEDS: u64 = 30;
 const STEPS: usize = 400;
@@ -23,7 +29,69 @@ struct Sending {
 /// Receive buffers offered in a step.
 type Offer = (usize, usize);
 
-fn lan(lends_each: bool, seed: u64) -> (Lan, Vec<Place>) {
+/// The frames that a stage was asked about: way, size and sum of their bytes.
+type Asked = Arc<Mutex<Vec<(Way, u16, usize, u64)>>>;
+
+/// A stage that drops some frames, which depends on their bytes and on how many came before.
+struct Picky {
+    asked: Asked,
+    count: u64,
+}
+
+impl FrameStage for Picky {
+    fn frame(&mut self, _: Nanos, frame: &StageFrame<'_>) -> Verdict {
+        let mut bytes = vec![0; frame.len_bytes()];
+        frame.copy(&mut bytes);
+        let sum = bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>();
+        let seen = (frame.way(), frame.vlan(), frame.payload().len(), sum);
+        self.asked.lock().unwrap().push(seen);
+        self.count += 1;
+        match (sum + self.count) % 9 {
+            0 => Verdict::Drop(DropCause::Limit),
+            1 => Verdict::Drop(DropCause::Headers),
+            _ => Verdict::Pass,
+        }
+    }
+
+    fn look(&mut self, _: Nanos) {}
+
+    fn inherit(&mut self, _: &mut dyn FrameStage) {}
+}
+
+/// A capture that shows nothing: frames of its port do not run.
+struct Idle;
+
+impl FrameStage for Idle {
+    fn frame(&mut self, _: Nanos, _: &StageFrame<'_>) -> Verdict {
+        Verdict::Pass
+    }
+
+    fn look(&mut self, _: Nanos) {}
+
+    fn inherit(&mut self, _: &mut dyn FrameStage) {}
+}
+
+/// Gives some ports stages, in most of the seeds. Returns what these are asked.
+fn add_stages(lan: &mut Lan, places: &[Place], runs: bool, seed: u64) -> Vec<Asked> {
+    let mut all = Vec::new();
+    for (number, place) in places.iter().enumerate() {
+        let stages = [StagePlace::Limit, StagePlace::Firewall];
+        for (bit, at) in (2 * number..).zip(stages) {
+            if seed.wrapping_mul(0x9e37_79b9) >> bit & 3 == 0 {
+                let asked = Asked::default();
+                let stage = Picky { asked: Arc::clone(&asked), count: 0 };
+                lan.switch.set_stage(place.port, at, Some(Box::new(stage))).unwrap();
+                all.push(asked);
+            }
+        }
+        if !runs {
+            lan.switch.set_stage(place.port, StagePlace::Capture, Some(Box::new(Idle))).unwrap();
+        }
+    }
+    all
+}
+
+fn lan(lends_each: bool, seed: u64) -> (Lan, Vec<Place>, Vec<Asked>) {
     let mut lan = Lan::new();
     let station = || PortConfig { floods: None, ..PortConfig::station() };
     let trunk = Vlans::Trunk { native: Some(1), allowed: [1, 5].into_iter().collect::<VlanSet>() };
@@ -40,7 +108,8 @@ fn lan(lends_each: bool, seed: u64) -> (Lan, Vec<Place>) {
         place.station.take_buffers();
         place.station.set_lends_each(lends_each);
     }
-    (lan, places.into())
+    let asked = add_stages(&mut lan, &places, lends_each, seed);
+    (lan, places.into(), asked)
 }
 
 fn sending(random: &mut Random, from: u8) -> Sending {
@@ -81,11 +150,11 @@ fn outcome(places: &[Place]) -> Vec<(Vec<Received>, usize, PortCounts)> {
 
 #[test]
 fn a_run_changes_no_fate() {
-    let (mut delivered, mut in_runs) = (0, 0);
+    let (mut delivered, mut in_runs, mut asked) = (0, 0, 0);
     for seed in 1..=SEEDS {
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let (mut runs, run_places) = lan(true, seed);
-        let (mut singles, single_places) = lan(false, seed);
+        let (mut runs, run_places, run_asked) = lan(true, seed);
+        let (mut singles, single_places, single_asked) = lan(false, seed);
         for step in 0..STEPS {
             let from = random.below(run_places.len());
             let count = random.of(&[0, 1, 3, 20, 50]);
@@ -108,13 +177,19 @@ fn a_run_changes_no_fate() {
                 assert_eq!(runs.turn(), singles.turn(), "seed {seed}, step {step}");
                 let (run, single) = (outcome(&run_places), outcome(&single_places));
                 assert_eq!(run, single, "seed {seed}, step {step}");
+                for (run, single) in run_asked.iter().zip(&single_asked) {
+                    let (run, single) = (run.lock().unwrap(), single.lock().unwrap());
+                    assert_eq!(*run, *single, "seed {seed}, step {step}");
+                }
                 delivered += run.iter().map(|(received, ..)| received.len()).sum::<usize>();
             }
         }
+        asked += run_asked.iter().map(|asked| asked.lock().unwrap().len()).sum::<usize>();
         in_runs += run_places.iter().map(|place| place.station.received_each()).sum::<usize>();
         assert!(single_places.iter().all(|place| place.station.received_each() == 0));
     }
     assert!(delivered > 40_000, "{delivered} frames were delivered");
+    assert!(asked > 20_000, "stages were asked about {asked}");
     assert!(in_runs > delivered / 8 && in_runs < delivered, "{in_runs} of {delivered} in runs");
 }
 

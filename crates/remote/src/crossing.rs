@@ -68,6 +68,11 @@ impl<T> Sender<T> {
             self.bell.ring();
         }
     }
+
+    /// Wakes the receiver if it sleeps, because something beside the messages has changed.
+    pub fn ring(&self) {
+        self.bell.ring();
+    }
 }
 
 impl<T> Drop for Sender<T> {

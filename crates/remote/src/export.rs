@@ -23,6 +23,7 @@ mod entry;
 mod executor;
 mod executors;
 mod helper;
+mod nics;
 mod sharing;
 mod slots;
 mod status;
@@ -39,6 +40,7 @@ use sidecore_units::Nanos;
 
 pub use executors::{SteeringCounts, SteeringStats};
 pub use helper::{Helper, HelperEnd, HelperSeed, helper};
+pub use nics::ExportedNic;
 pub use status::{DeviceStatus, ExportStatus, SessionStatus};
 pub use steering::{Assigned, ExecutorCounts, ExecutorStats, Load, OwnLoad};
 pub use tenure::Tenure;

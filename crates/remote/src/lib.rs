@@ -10,6 +10,7 @@
 //!
 //! * [`LinkPort`] is the port of both engines: frames of a link in, frames out, and a payload's one
 //!   copy between a frame and the data of its request.
+//! * [`RemoteNic`] is a NIC as a port of a switch, at either end.
 //! * [`client`] is the VMhost: a unit for a session with an IOhost, and stores of its devices.
 //!
 //! # Hostile peers
@@ -36,8 +37,10 @@ mod bell;
 pub mod client;
 mod crossing;
 pub mod export;
+mod nic;
 mod peers;
 mod port;
 
+pub use nic::{NicEnd, NicMonitor, NicState, RemoteNic, remote_nic};
 pub use peers::Peers;
 pub use port::{Arrived, LinkPort, Received, RequestData};

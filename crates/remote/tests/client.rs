@@ -172,6 +172,58 @@ fn an_iohost_that_dies_and_comes_back_has_every_answered_write() {
     assert_eq!(rig.iohost.stats().counts().device_waits, 5, "at the start, and four times");
 }
 
+/// The VMM of a guest is killed while its IOhost is away.
+#[test]
+fn an_iohost_that_comes_back_gets_nothing_of_a_user_that_is_gone_and_all_of_the_next_one() {
+    for is_local in [true, false] {
+        let entries = [entry(0, "disk1")];
+        let mut rig = Rig::new(11, Faults::default(), &entries);
+        let store = rig.open("disk1");
+        rig.add_queue(store, is_local, 32);
+        rig.write(0, 0, 1, 4096);
+        let write = |rig: &mut Rig| {
+            let request = rig.request(0, 2, Operation::Write, (8192, 4096), 0);
+            rig.queues[0].batch.push(request);
+        };
+        let disks = rig.kill(true);
+        write(&mut rig);
+        rig.run_for(MS);
+        assert!(rig.stores[store].loss().is_none() && rig.queues[0].completed.is_empty());
+        rig.stores[store].user_gone();
+        assert!(rig.stores[store].loss().is_some(), "at once, for a VMM that connects again");
+        assert_eq!(rig.wait(0), Err(BlockError::EIO), "nothing waits for its IOhost");
+        let missing = "1 of its last user, which is gone, were not flushed";
+        assert!(rig.stores[store].loss().unwrap().starts_with(missing));
+        write(&mut rig);
+        assert_eq!(rig.wait(0), Err(BlockError::EIO));
+        rig.revive(&entries, disks);
+        rig.run_until("a session", |rig| rig.status(store).is_none());
+        rig.run_for(MS);
+        let executed = rig.host.as_ref().unwrap().disks[0].executed;
+        assert_eq!(executed, [0, 1, 0, 0], "no more than before");
+        assert!(rig.stores[store].loss().unwrap().starts_with(missing), "they are missing");
+        assert_eq!(rig.iohost.vrio_stats().counts().abandoned, 1);
+        let next = rig.add_queue(store, is_local, 32);
+        rig.run_for(MS);
+        assert_eq!(rig.stores[store].loss(), None, "the next one relies on nothing");
+        let bytes = rig.write(next, 0, 3, 4096);
+        let disks = rig.kill(true);
+        rig.revive(&entries, disks);
+        assert!(rig.read(next, 0, 4096) == bytes, "its writes are kept as ever");
+    }
+}
+
+/// The IOhost lives on: it has the writes of a user that is gone, and flushes them.
+#[test]
+fn the_writes_of_a_user_that_is_gone_are_flushed_and_then_none_is_missing() {
+    let mut rig = Rig::with_disk(12, Faults::default());
+    let bytes = rig.write(0, 0, 1, 4096);
+    rig.stores[0].user_gone();
+    rig.run_until("a flush", |rig| rig.stores[0].loss().is_none());
+    assert!(rig.host.as_ref().unwrap().disks[0].durable[..4096] == bytes);
+    assert_eq!(rig.iohost.vrio_stats().counts().abandoned, 0);
+}
+
 #[test]
 fn requests_fail_after_the_time_that_was_set_and_not_before() {
     let fail_after = Nanos::from_millis(3_000);

@@ -26,6 +26,13 @@ keys! {
                 "N: one write in N finds no space left; 1 to 1000000";
             "short_every" => short_every: Option<u32> = None, Kind::Number(1, MILLION), "never",
                 "N: one read in N, and one write in N, moves no byte; 1 to 1000000";
+            "panic_every" => panic_every: Option<u32> = None, Kind::Number(1, MILLION), "never",
+                "N: the stage panics at one request in N, as a stage with a bug does: its device \
+                 [fails](stages.md#a-stage-that-fails), and no other; 1 to 1000000";
+            "stall_every" => stall_every: Option<u32> = None, Kind::Number(1, MILLION), "never",
+                "N: the stage takes two milliseconds of its sidecore at one request in N, as a \
+                 stage does that computes for too long ([shown](stages.md#the-time-of-a-stage)); 1 \
+                 to 1000000";
             "ranges" => ranges: Vec<(u64, u64)> = Vec::new(), Kind::Ranges, "none",
                 "bad sectors: pairs of first and last sector of 512 bytes, as in `[[0, 7], [64, \
                  64]]`; a request that touches one fails with an I/O error", are_in_a_store;
@@ -61,6 +68,8 @@ impl FaultKeys {
             (self.eio_every, Fault::Eio, [Affected::All].as_slice()),
             (self.enospc_every, Fault::NoSpace, &[Affected::Writes]),
             (self.short_every, Fault::Short, &[Affected::Reads, Affected::Writes]),
+            (self.panic_every, Fault::Panic, &[Affected::All]),
+            (self.stall_every, Fault::Stall, &[Affected::All]),
         ] {
             let Some(every) = every else { continue };
             let when = match self.seed {

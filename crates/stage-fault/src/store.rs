@@ -4,6 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use sidecore_block::{
     BlockChannel, BlockDevice, BlockError, BlockRequest, FilterChannel, Geometry, Meter, Operation,
@@ -19,7 +20,14 @@ pub enum Fault {
     NoSpace,
     /// No byte was moved ([`BlockError::Short`]).
     Short,
+    /// The stage itself panics, as one with a bug does.
+    Panic,
+    /// The stage takes a few milliseconds of its sidecore's time, and the request passes.
+    Stall,
 }
+
+/// The time that a stall takes.
+pub const STALL: Duration = Duration::from_millis(2);
 
 /// Which operations a rule is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,11 +192,20 @@ impl Dice {
         }
         Err(match first {
             None => return Ok(()),
+            Some(Fault::Stall) => {
+                let begun = Instant::now();
+                while begun.elapsed() < STALL {
+                    std::hint::spin_loop();
+                }
+                return Ok(());
+            }
             Some(Fault::Eio) => BlockError::EIO,
             Some(Fault::NoSpace) => BlockError::NoSpace,
             Some(Fault::Short) => {
                 BlockError::Short { done_bytes: 0, asked_bytes: request.len_bytes }
             }
+            #[allow(clippy::panic)] // as its plan says; stages are contained
+            Some(Fault::Panic) => panic!("planned by `panic_every`"),
         })
     }
 }

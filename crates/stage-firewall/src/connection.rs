@@ -69,15 +69,29 @@ impl Key {
         fold(mixed ^ seeds[1], rest ^ seeds[0])
     }
 
-    const fn protocol(&self) -> u8 {
+    pub const fn protocol(&self) -> u8 {
         (self.meta >> 16) as u8
     }
 
-    const fn is_of_fragments(&self) -> bool {
+    /// The addresses and ports of the two sides.
+    pub const fn sides(&self) -> [(u128, u16); 2] {
+        [(self.a, (self.ports >> 16) as u16), (self.b, self.ports as u16)]
+    }
+
+    pub const fn vlan(&self) -> u16 {
+        self.meta as u16
+    }
+
+    pub const fn is_ipv6(&self) -> bool {
+        self.meta & 0x0100_0000 != 0
+    }
+
+    pub const fn is_of_fragments(&self) -> bool {
         self.meta & 0x8000_0000 != 0
     }
 }
 
+#[inline]
 fn meta(packet: &Packet, vlan: u16, class: u32) -> u32 {
     let family = u32::from(packet.kind == kind::IPV6);
     u32::from(vlan) | u32::from(packet.protocol) << 16 | (class | family) << 24
@@ -102,60 +116,71 @@ mod flag {
     pub(super) const ANSWERED: u8 = 8;
     /// TCP's FIN or RST was seen.
     pub(super) const CLOSING: u8 = 16;
+    /// It is about TCP.
+    pub(super) const TCP: u8 = 32;
+    /// It is about the fragments of one packet.
+    pub(super) const FRAGMENTS: u8 = 64;
 }
 
-/// A connection, in a cache line of its own.
-#[derive(Clone, Debug, Default)]
-#[repr(align(64))]
-pub(crate) struct Connection {
-    key: Key,
-    seen: u32,
-    /// The set of rules that `rules` are of.
-    generation: u32,
-    /// For packets of the side that answers, and of the one that began: the number of the rule that
-    /// decided, plus one; zero if none has.
-    rules: [u16; 2],
-    flags: u8,
+/// How far a connection is, and when its last packet came. That of a free place is zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Life {
+    pub flags: u8,
+    pub seen: u32,
 }
 
-/// In place of a rule's number plus one: no rule matches.
-const NO_RULE: u16 = u16::MAX;
-
-impl Connection {
-    pub fn new(key: Key, way: Way, source_is_a: bool, now: u32) -> Self {
-        let from = if way == Way::FromStation { flag::FROM_STATION } else { 0 };
-        let first = if source_is_a { flag::FIRST_IS_A } else { 0 };
-        let flags = flag::USED | from | first;
-        Self { key, seen: now, generation: 0, rules: [0; 2], flags }
+impl Life {
+    /// The life of a connection that begins.
+    pub fn new(key: &Key, way: Way, source_is_a: bool, now: u32) -> Self {
+        let when = |is: bool, flag: u8| if is { flag } else { 0 };
+        let flags = flag::USED
+            | when(way == Way::FromStation, flag::FROM_STATION)
+            | when(source_is_a, flag::FIRST_IS_A)
+            | when(key.protocol() == TCP, flag::TCP)
+            | when(key.is_of_fragments(), flag::FRAGMENTS);
+        Self { flags, seen: now }
     }
 
-    #[inline]
-    pub fn has(&self, key: &Key) -> bool {
-        self.key == *key && self.flags & flag::USED != 0
+    pub const fn is_used(self) -> bool {
+        self.flags & flag::USED != 0
     }
 
-    pub const fn is_answered(&self) -> bool {
+    pub const fn is_answered(self) -> bool {
         self.flags & flag::ANSWERED != 0
     }
 
-    pub const fn is_closing(&self) -> bool {
+    pub const fn is_closing(self) -> bool {
         self.flags & flag::CLOSING != 0
     }
 
+    /// The life of a connection that was tracked elsewhere, and silent for so many seconds.
+    pub fn of_earlier(self, is_answered: bool, is_closing: bool, silent_s: u32) -> Self {
+        let answered = if is_answered { flag::ANSWERED } else { 0 };
+        let closing = if is_closing { flag::CLOSING } else { 0 };
+        let seen = self.seen.wrapping_sub(seconds(silent_s.into()));
+        Self { flags: self.flags | answered | closing, seen }
+    }
+
+    /// The seconds of its silence.
+    pub fn silent_s(self, now: u32) -> u32 {
+        let silent = u64::from(self.silence(now)) << 27;
+        u32::try_from(silent / 1_000_000_000).unwrap_or(u32::MAX)
+    }
+
     /// How long it was silent.
-    pub const fn silence(&self, now: u32) -> u32 {
+    pub const fn silence(self, now: u32) -> u32 {
         now.wrapping_sub(self.seen)
     }
 
     #[inline]
-    pub fn is_over(&self, now: u32) -> bool {
-        let limit = if self.key.is_of_fragments() {
+    pub fn is_over(self, now: u32) -> bool {
+        let limit = if self.flags & flag::FRAGMENTS != 0 {
             FRAGMENTS
         } else if self.is_closing() {
             CLOSING
         } else if !self.is_answered() {
             UNANSWERED
-        } else if self.key.protocol() == TCP {
+        } else if self.flags & flag::TCP != 0 {
             TCP_IDLE
         } else {
             OTHER_IDLE
@@ -167,29 +192,49 @@ impl Connection {
 
     /// Whether a packet with this key is of the side that began.
     #[inline]
-    pub const fn is_of_beginner(&self, source_is_a: bool) -> bool {
+    pub const fn is_of_beginner(self, source_is_a: bool) -> bool {
         (self.flags & flag::FIRST_IS_A != 0) == source_is_a
     }
 
     /// The way of packets of the side that began, or of the other one.
     #[inline]
-    pub fn way(&self, of_beginner: bool) -> Way {
+    pub fn way(self, of_beginner: bool) -> Way {
         let from_station = self.flags & flag::FROM_STATION != 0;
         if from_station == of_beginner { Way::FromStation } else { Way::ToStation }
     }
 
-    /// Notes a packet.
+    /// The life after a packet.
     #[inline]
-    pub fn note(&mut self, of_beginner: bool, tcp_flags: u8, now: u32) {
-        self.seen = now;
-        if !of_beginner && !self.is_answered() {
-            self.flags |= flag::ANSWERED;
-            // Packets of the side that began were new until now.
-            self.rules = [0; 2];
-        }
-        if tcp_flags & (tcp::FIN | tcp::RST) != 0 {
-            self.flags |= flag::CLOSING;
-        }
+    pub const fn after(self, of_beginner: bool, tcp_flags: u8, now: u32) -> Self {
+        let answered = if of_beginner { 0 } else { flag::ANSWERED };
+        let closing = if tcp_flags & (tcp::FIN | tcp::RST) == 0 { 0 } else { flag::CLOSING };
+        Self { flags: self.flags | answered | closing, seen: now }
+    }
+}
+
+/// The addresses of a connection and the decisions on its packets, in a cache line of its own.
+#[derive(Clone, Debug, Default)]
+#[repr(align(64))]
+pub(crate) struct Connection {
+    pub key: Key,
+    /// The set of rules that `rules` are of.
+    generation: u32,
+    /// For packets of the side that answers, and of the one that began: the number of the rule that
+    /// decided, plus one; zero if none has.
+    rules: [u16; 2],
+}
+
+/// In place of a rule's number plus one: no rule matches.
+const NO_RULE: u16 = u16::MAX;
+
+impl Connection {
+    pub const fn new(key: Key) -> Self {
+        Self { key, generation: 0, rules: [0; 2] }
+    }
+
+    /// Forgets the rules of both sides: packets of the side that began were new until now.
+    pub const fn forget_rules(&mut self) {
+        self.rules = [0; 2];
     }
 
     /// The rule that has decided on an earlier packet of this side, by the rules of this
@@ -230,16 +275,19 @@ mod tests {
     #[test]
     fn times_are_those_of_the_state() {
         let key = Key { meta: u32::from(TCP) << 16, ..Key::default() };
-        let mut connection = Connection::new(key, Way::FromStation, true, 100);
-        let ends = |connection: &Connection| {
-            let end = (0..u32::MAX / 2).find(|wait| connection.is_over(100 + wait)).unwrap();
+        let life = Life::new(&key, Way::FromStation, true, 100);
+        let ends = |life: Life| {
+            let end = (0..u32::MAX / 2).find(|wait| life.is_over(100 + wait)).unwrap();
             u64::from(end) * (1 << 27) / 1_000_000_000
         };
-        assert_eq!(ends(&connection), 30);
-        connection.note(false, 0, 100);
-        assert_eq!(ends(&connection), 7_440);
-        connection.note(true, tcp::FIN, 100);
-        assert_eq!(ends(&connection), 120);
-        assert!(!connection.is_over(99));
+        assert_eq!(ends(life), 30);
+        let answered = life.after(false, 0, 100);
+        assert_eq!(ends(answered), 7_440);
+        assert_eq!(ends(answered.after(true, tcp::FIN, 100)), 120);
+        assert!(!answered.is_over(99));
+        let other = Life::new(&Key::default(), Way::FromStation, true, 100);
+        assert_eq!(ends(other.after(false, 0, 100)), 180);
+        let fragments = Key { meta: u32::from(TCP) << 16 | 0x8000_0000, ..Key::default() };
+        assert_eq!(ends(Life::new(&fragments, Way::ToStation, false, 100)), 10);
     }
 }

@@ -33,9 +33,9 @@ counters! {
 
 impl RuleStats {
     #[inline]
-    pub(crate) fn count(&self, len_bytes: usize) {
-        self.frames.add(1);
-        self.bytes.add(len_bytes as u64);
+    pub(crate) fn count(&self, frames: usize, bytes: usize) {
+        self.frames.add(frames as u64);
+        self.bytes.add(bytes as u64);
     }
 }
 

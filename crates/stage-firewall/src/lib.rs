@@ -24,15 +24,20 @@
     )
 )]
 
+mod classes;
 mod connection;
 mod counts;
 mod firewall;
 mod packet;
 mod parse;
 mod rule;
+mod snapshot;
+#[cfg(test)]
+mod tests;
 mod tracker;
 
 pub use counts::{FirewallStats, RuleCounts, RuleStats, TableCounts, TableStats};
 pub use firewall::Firewall;
 pub use rule::{RULE_BYTES_MAX, RULES_MAX, RuleError, Rules};
+pub use snapshot::{SNAPSHOT_MAX, Snapshot, SnapshotError};
 pub use tracker::{CONNECTIONS_MAX, CONNECTIONS_MIN};

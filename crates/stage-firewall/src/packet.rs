@@ -1,6 +1,6 @@
 //! The facts of a frame that rules and connections are about.
 
-use sidecore_net::{DropCause, StageFrame};
+use sidecore_net::{DropCause, PlainFlow};
 
 const TYPE_IPV4: u16 = 0x0800;
 const TYPE_ARP: u16 = 0x0806;
@@ -120,7 +120,7 @@ impl Bytes<'_> {
 }
 
 impl Packet {
-    const fn of_kind(kind: u8, ether_type: u16) -> Self {
+    pub const fn of_kind(kind: u8, ether_type: u16) -> Self {
         Self {
             kind,
             ether_type,
@@ -137,14 +137,26 @@ impl Packet {
         }
     }
 
-    /// Reads the facts of a frame.
+    /// The facts of a frame with this flow.
+    #[inline]
+    pub fn plain(flow: &PlainFlow, tcp_flags: u8) -> Self {
+        let ether_type = flow.ether_type();
+        let kind = if ether_type == TYPE_IPV4 { kind::IPV4 } else { kind::IPV6 };
+        let mut packet = Self::of_kind(kind, ether_type);
+        packet.protocol = flow.protocol();
+        (packet.source, packet.target) = flow.addresses();
+        (packet.source_port, packet.target_port) = flow.ports();
+        (packet.has_ports, packet.tcp_flags) = (true, tcp_flags);
+        packet
+    }
+
+    /// Reads the facts of a frame of this type, from its payload.
     ///
     /// # Errors
     /// Headers that are wrong or not whole.
     #[inline]
-    pub fn read(frame: &StageFrame<'_>) -> Result<Self, DropCause> {
-        let payload = frame.payload();
-        match frame.ether_type() {
+    pub fn read(ether_type: u16, payload: &[u8]) -> Result<Self, DropCause> {
+        match ether_type {
             TYPE_IPV4 => Self::ipv4(payload),
             TYPE_IPV6 => Self::ipv6(payload),
             TYPE_ARP => Ok(Self::of_kind(kind::ARP, TYPE_ARP)),

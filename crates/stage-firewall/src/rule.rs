@@ -65,6 +65,11 @@ pub(crate) struct Prefix {
 impl Prefix {
     pub const ANY: Self = Self { bits: 0, mask: 0 };
 
+    /// The first and the last of the addresses; `None` if they are all addresses.
+    pub fn range(&self) -> Option<(u128, u128)> {
+        (self.mask != 0).then_some((self.bits, self.bits | !self.mask))
+    }
+
     #[inline]
     fn has(&self, address: u128) -> bool {
         (address ^ self.bits) & self.mask == 0
@@ -89,7 +94,7 @@ impl Rule {
     };
 
     #[inline]
-    fn matches(&self, packet: &Packet, way: u8, state: u8) -> bool {
+    pub fn matches(&self, packet: &Packet, way: u8, state: u8) -> bool {
         self.ways & way != 0
             && self.kinds & packet.kind != 0
             && self.states & state != 0
@@ -148,11 +153,19 @@ impl Rules {
         self.rules.iter().any(|rule| rule.states != state::ALL)
     }
 
-    /// The first rule that matches, and whether it accepts.
+    #[cfg(test)]
+    pub(crate) const fn of(rules: Vec<Rule>) -> Self {
+        Self { rules, texts: Vec::new() }
+    }
+
+    pub(crate) fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    /// Whether the rule at `at` matches.
     #[inline]
-    pub(crate) fn find(&self, packet: &Packet, way: u8, state: u8) -> Option<(u16, bool)> {
-        let at = self.rules.iter().position(|rule| rule.matches(packet, way, state))?;
-        Some((at as u16, self.accepts(at)))
+    pub(crate) fn matches(&self, at: usize, packet: &Packet, way: u8, state: u8) -> bool {
+        self.rules.get(at).is_some_and(|rule| rule.matches(packet, way, state))
     }
 
     #[inline]

@@ -3,10 +3,11 @@
 use sidecore_net::Way;
 use sidecore_units::Nanos;
 
-use crate::connection::{Connection, Key, ticks};
+use crate::connection::{Connection, Key, Life, ticks};
 use crate::counts::TableStats;
 use crate::packet::{Message, Packet, TCP, tcp};
 use crate::rule::state;
+use crate::snapshot::{self, Known};
 
 /// The fewest connections that a table may have.
 pub const CONNECTIONS_MIN: usize = 64;
@@ -22,14 +23,60 @@ const LOOK_BUCKETS: usize = 16;
 /// that has ended, was never answered, is closing, or was silent for longest.
 pub(crate) struct Tracker {
     seeds: [u64; 2],
-    /// Parts of the hash values, zero where a place is free.
-    tags: Box<[[u16; WAYS]]>,
+    buckets: Box<[Bucket]>,
     connections: Box<[[Connection; WAYS]]>,
     len: usize,
     /// The places of the last packets, by their ways: most packets follow one of their own.
     last: [Place; 2],
+    /// Changes with every change of the table but the times of packets.
+    version: u64,
     /// The next bucket to be looked at.
     look_at: usize,
+}
+
+/// The facts that a search compares, in one cache line.
+#[derive(Clone, Debug, Default)]
+#[repr(align(64))]
+struct Bucket {
+    /// Parts of the hash values, zero where a place is free.
+    tags: [u16; WAYS],
+    flags: [u8; WAYS],
+    seen: [u32; WAYS],
+}
+
+impl Bucket {
+    #[inline]
+    fn life(&self, way: usize) -> Option<Life> {
+        let (flags, seen) = (self.flags.get(way)?, self.seen.get(way)?);
+        Some(Life { flags: *flags, seen: *seen })
+    }
+
+    #[inline]
+    fn set(&mut self, way: usize, life: Life) {
+        let places = (self.flags.get_mut(way), self.seen.get_mut(way));
+        if let (Some(flags), Some(seen)) = places {
+            (*flags, *seen) = (life.flags, life.seen);
+        }
+    }
+
+    /// The place for another connection, and what its present one is worth: nothing if it is free,
+    /// one if that has ended.
+    #[inline]
+    fn worst(&self, now: u32) -> Option<(usize, u32)> {
+        let lives = self.tags.iter().zip(self.flags.iter().zip(&self.seen));
+        let worth = |(tag, (flags, seen)): (&u16, (&u8, &u32))| {
+            let life = Life { flags: *flags, seen: *seen };
+            match (life.is_answered(), life.is_closing()) {
+                _ if *tag == 0 => (0, 0),
+                _ if life.is_over(now) => (1, 0),
+                (false, _) => (2, u32::MAX.wrapping_sub(life.silence(now))),
+                (true, true) => (3, u32::MAX.wrapping_sub(life.silence(now))),
+                (true, false) => (4, u32::MAX.wrapping_sub(life.silence(now))),
+            }
+        };
+        let (way, (class, _)) = lives.map(worth).enumerate().min_by_key(|(_, worth)| *worth)?;
+        Some((way, class))
+    }
 }
 
 /// Where a connection is in the table.
@@ -39,6 +86,15 @@ pub(crate) struct Place {
     way: usize,
 }
 
+/// A connection that begins if its first packet is accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Beginning {
+    key: Key,
+    source_is_a: bool,
+    hash: u64,
+    tcp_flags: u8,
+}
+
 /// A packet's state, and its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
@@ -46,8 +102,7 @@ pub(crate) struct Seen {
     pub state: u8,
     /// Its connection, and whether it is of the side that began.
     pub place: Option<(Place, bool)>,
-    /// The key of a connection that begins if the packet is accepted.
-    pub begins: Option<(Key, bool)>,
+    pub begins: Option<Beginning>,
 }
 
 impl Seen {
@@ -63,21 +118,38 @@ impl Tracker {
         let buckets = (wanted / WAYS).next_power_of_two();
         Self {
             seeds: seeds.map(|seed| seed | 1),
-            tags: vec![[0; WAYS]; buckets].into(),
+            buckets: vec![Bucket::default(); buckets].into(),
             connections: vec![std::array::from_fn(|_| Connection::default()); buckets].into(),
             len: 0,
             last: [Place::default(); 2],
+            version: 0,
             look_at: 0,
         }
     }
 
     /// The most connections that it can have.
     pub fn capacity(&self) -> usize {
-        self.tags.len().saturating_mul(WAYS)
+        self.buckets.len().saturating_mul(WAYS)
     }
 
     pub const fn len(&self) -> usize {
         self.len
+    }
+
+    /// A number that stays the same while packets change nothing but the times of connections.
+    #[inline]
+    pub const fn version(&self) -> u64 {
+        self.version
+    }
+
+    #[inline]
+    fn touch(&mut self) {
+        self.version = self.version.wrapping_add(1);
+    }
+
+    #[inline]
+    fn life(&self, place: Place) -> Option<Life> {
+        self.buckets.get(place.bucket)?.life(place.way)
     }
 
     #[inline]
@@ -92,86 +164,86 @@ impl Tracker {
 
     #[inline]
     fn bucket(&self, hash: u64) -> (usize, u16) {
-        (hash as usize & self.tags.len().wrapping_sub(1), (hash >> 48) as u16 | 1)
+        (hash as usize & self.buckets.len().wrapping_sub(1), (hash >> 48) as u16 | 1)
+    }
+
+    /// The connection of the last packet of this way, if it has this key and has not ended.
+    #[inline]
+    fn find_last(&self, key: &Key, way: Way, now: u32) -> Option<(Place, Life)> {
+        let [from, to] = self.last;
+        let last = if way == Way::FromStation { from } else { to };
+        let life = self.life(last)?;
+        let is_it = life.is_used() && self.connection(last)?.key == *key && !life.is_over(now);
+        is_it.then_some((last, life))
     }
 
     /// Finds a connection that has not ended.
     #[inline]
-    fn find(&mut self, key: &Key, way: usize, now: u32) -> Option<Place> {
-        if let Some(last) = self.last.get(way).copied()
-            && let Some(connection) = self.connection(last)
-            && connection.has(key)
-            && !connection.is_over(now)
-        {
-            return Some(last);
-        }
-        let place = self.search(key)?;
-        if self.connection(place)?.is_over(now) {
+    fn find(&mut self, key: &Key, hash: u64, way: Way, now: u32) -> Option<(Place, Life)> {
+        let place = self.search(key, hash)?;
+        let life = self.life(place)?;
+        if life.is_over(now) {
             self.remove(place);
             return None;
         }
-        *self.last.get_mut(way)? = place;
-        Some(place)
+        let [from, to] = &mut self.last;
+        *if way == Way::FromStation { from } else { to } = place;
+        Some((place, life))
     }
 
     #[inline]
-    fn search(&self, key: &Key) -> Option<Place> {
-        let (bucket, tag) = self.bucket(key.hash(self.seeds));
-        let tags = self.tags.get(bucket)?;
-        let connections = self.connections.get(bucket)?;
-        let mut both = tags.iter().zip(connections);
-        let way = both.position(|(other, connection)| *other == tag && connection.has(key))?;
-        Some(Place { bucket, way })
+    fn search(&self, key: &Key, hash: u64) -> Option<Place> {
+        let (bucket, tag) = self.bucket(hash);
+        let tags = &self.buckets.get(bucket)?.tags;
+        let same = tags.iter().enumerate();
+        let mut same = same.fold(0_u32, |all, (way, other)| all | u32::from(*other == tag) << way);
+        while same != 0 {
+            let place = Place { bucket, way: same.trailing_zeros() as usize };
+            if self.connection(place)?.key == *key {
+                return Some(place);
+            }
+            same &= same.wrapping_sub(1);
+        }
+        None
     }
 
     pub fn remove(&mut self, place: Place) {
-        let tag = self.tags.get_mut(place.bucket).and_then(|tags| tags.get_mut(place.way));
-        if let Some(tag) = tag
-            && std::mem::take(tag) != 0
-        {
-            self.len = self.len.wrapping_sub(1);
-        }
-        if let Some(connection) = self.connection_mut(place) {
-            *connection = Connection::default();
+        self.touch();
+        if let Some(bucket) = self.buckets.get_mut(place.bucket) {
+            bucket.set(place.way, Life::default());
+            if bucket.tags.get_mut(place.way).is_some_and(|tag| std::mem::take(tag) != 0) {
+                self.len = self.len.wrapping_sub(1);
+            }
         }
     }
 
     /// Enters a connection, which is not there yet.
+    #[inline]
     pub fn insert(
         &mut self,
-        (key, source_is_a): (Key, bool),
+        begins: &Beginning,
         way: Way,
         now: Nanos,
         counts: &TableStats,
     ) -> Option<Place> {
         let now = ticks(now);
-        let (bucket, tag) = self.bucket(key.hash(self.seeds));
-        let connections = self.connections.get_mut(bucket)?;
-        let tags = self.tags.get_mut(bucket)?;
-        let worth = |(tag, connection): (&u16, &Connection)| match connection {
-            _ if *tag == 0 => (0, 0),
-            over if over.is_over(now) => (1, 0),
-            live => {
-                let class = match (live.is_answered(), live.is_closing()) {
-                    (false, _) => 2,
-                    (true, true) => 3,
-                    (true, false) => 4,
-                };
-                (class, u32::MAX.wrapping_sub(live.silence(now)))
-            }
-        };
-        let worths = tags.iter().zip(connections.iter()).map(worth).enumerate();
-        let (at, (class, _)) = worths.min_by_key(|(_, worth)| *worth)?;
+        let Beginning { key, source_is_a, hash, tcp_flags } = *begins;
+        self.touch();
+        let (at, tag) = self.bucket(hash);
+        let bucket = self.buckets.get_mut(at)?;
+        let (free, class) = bucket.worst(now)?;
         if class == 0 {
             self.len = self.len.wrapping_add(1);
         }
         if class >= 2 {
             counts.evicted.add(1);
         }
-        *tags.get_mut(at)? = tag;
-        *connections.get_mut(at)? = Connection::new(key, way, source_is_a, now);
+        *bucket.tags.get_mut(free)? = tag;
+        bucket.set(free, Life::new(&key, way, source_is_a, now).after(true, tcp_flags, now));
+        let place = Place { bucket: at, way: free };
+        *self.connection_mut(place)? = Connection::new(key);
         counts.opened.add(1);
-        Some(Place { bucket, way: at })
+        Some(place)
     }
 
     /// Finds out what a packet is to the connections, and notes it.
@@ -190,16 +262,22 @@ impl Tracker {
         }
         let tick = ticks(now);
         let (key, source_is_a) = Key::of(packet, vlan);
-        if let Some(place) = self.find(&key, usize::from(way == Way::ToStation), tick) {
-            let seen = self.see_known(packet, (place, source_is_a), way, tick);
-            if let Some(seen) = seen {
-                return seen;
-            }
+        if let Some(found) = self.find_last(&key, way, tick)
+            && let Some(seen) = self.see_known(packet, source_is_a, found, way, tick)
+        {
+            return seen;
+        }
+        let hash = key.hash(self.seeds);
+        if let Some(found) = self.find(&key, hash, way, tick)
+            && let Some(seen) = self.see_known(packet, source_is_a, found, way, tick)
+        {
+            return seen;
         }
         if begins_nothing(packet) {
             return Seen::only(state::INVALID);
         }
-        Seen { state: state::NEW, place: None, begins: Some((key, source_is_a)) }
+        let begins = Beginning { key, source_is_a, hash, tcp_flags: packet.tcp_flags };
+        Seen { state: state::NEW, place: None, begins: Some(begins) }
     }
 
     /// A packet of a connection that is in the table; `None` if it begins a new one.
@@ -207,18 +285,18 @@ impl Tracker {
     fn see_known(
         &mut self,
         packet: &Packet,
-        (place, source_is_a): (Place, bool),
+        source_is_a: bool,
+        (place, life): (Place, Life),
         way: Way,
         now: u32,
     ) -> Option<Seen> {
-        let connection = self.connection_mut(place)?;
-        let of_beginner = connection.is_of_beginner(source_is_a);
-        if connection.way(of_beginner) != way {
+        let of_beginner = life.is_of_beginner(source_is_a);
+        if life.way(of_beginner) != way {
             // The addresses of one side come from the other one.
             return Some(Seen::only(state::INVALID));
         }
         if packet.protocol == TCP && packet.tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN {
-            if connection.is_closing() {
+            if life.is_closing() {
                 // The ports are used again: this is another connection.
                 self.remove(place);
                 return None;
@@ -228,8 +306,15 @@ impl Tracker {
                 return Some(Seen::only(state::NEW));
             }
         }
-        connection.note(of_beginner, packet.tcp_flags, now);
-        let state = if connection.is_answered() { state::ESTABLISHED } else { state::NEW };
+        let after = life.after(of_beginner, packet.tcp_flags, now);
+        if after.flags != life.flags {
+            self.touch();
+            if !life.is_answered() && after.is_answered() {
+                self.connection_mut(place)?.forget_rules();
+            }
+        }
+        self.buckets.get_mut(place.bucket)?.set(place.way, after);
+        let state = if after.is_answered() { state::ESTABLISHED } else { state::NEW };
         Some(Seen { state, place: Some((place, of_beginner)), begins: None })
     }
 
@@ -244,12 +329,11 @@ impl Tracker {
     ) -> Seen {
         let related = packet.quoted(payload).is_some_and(|quoted| {
             let (key, source_is_a) = Key::of(&quoted, vlan);
-            let place = self.search(&key);
-            let connection = place.and_then(|place| self.connection(place));
-            connection.is_some_and(|connection| {
-                let of_beginner = connection.is_of_beginner(source_is_a);
-                !connection.is_over(ticks(now))
-                    && connection.way(of_beginner) != way
+            let place = self.search(&key, key.hash(self.seeds));
+            place.and_then(|place| self.life(place)).is_some_and(|life| {
+                let of_beginner = life.is_of_beginner(source_is_a);
+                !life.is_over(ticks(now))
+                    && life.way(of_beginner) != way
                     && quoted.source == packet.target
             })
         });
@@ -265,13 +349,13 @@ impl Tracker {
         (now, generation): (Nanos, u32),
     ) -> Option<Option<u16>> {
         let (key, source_is_a) = Key::of_fragments(packet, vlan, id);
-        let place = self.search(&key)?;
-        let connection = self.connection(place)?;
-        let is_of_it = connection.is_of_beginner(source_is_a) && connection.way(true) == way;
-        if !is_of_it || connection.is_over(ticks(now)) {
+        let place = self.search(&key, key.hash(self.seeds))?;
+        let life = self.life(place)?;
+        let is_of_it = life.is_of_beginner(source_is_a) && life.way(true) == way;
+        if !is_of_it || life.is_over(ticks(now)) {
             return None;
         }
-        connection.rule(true, generation)
+        self.connection(place)?.rule(true, generation)
     }
 
     /// Notes that the first fragment of a packet has passed by this rule.
@@ -283,14 +367,62 @@ impl Tracker {
         (now, generation): (Nanos, u32),
         counts: &TableStats,
     ) {
-        let key = Key::of_fragments(packet, vlan, id);
-        if let Some(place) = self.search(&key.0) {
+        let (key, source_is_a) = Key::of_fragments(packet, vlan, id);
+        let hash = key.hash(self.seeds);
+        if let Some(place) = self.search(&key, hash) {
             self.remove(place);
         }
-        let place = self.insert(key, way, now, counts);
+        let begins = Beginning { key, source_is_a, hash, tcp_flags: 0 };
+        let place = self.insert(&begins, way, now, counts);
         if let Some(connection) = place.and_then(|place| self.connection_mut(place)) {
             connection.set_rule(true, generation, rule);
         }
+    }
+
+    /// The connections that have not ended, up to `most`; those that were answered first.
+    pub fn connections(&self, now: u32, most: usize) -> Vec<Known> {
+        let mut all = Vec::new();
+        for is_answered in [true, false] {
+            let lives = self.buckets.iter().zip(&self.connections);
+            let lives = lives.flat_map(|(bucket, connections)| {
+                (0..WAYS).filter_map(|way| bucket.life(way)).zip(connections)
+            });
+            let lives = lives.filter(|(life, connection)| {
+                let is_right = life.is_used() && life.is_answered() == is_answered;
+                is_right && !life.is_over(now) && !connection.key.is_of_fragments()
+            });
+            let left = most.saturating_sub(all.len());
+            all.extend(
+                lives.take(left).map(|(life, connection)| known(life, &connection.key, now)),
+            );
+        }
+        all
+    }
+
+    /// Enters a connection that was tracked elsewhere, if its bucket has a place and it is neither
+    /// over nor known. Returns whether it was entered.
+    pub fn restore(&mut self, known: &Known, now: u32) -> bool {
+        let (key, source_is_a) = Key::of(&known.packet(), known.vlan);
+        let life = Life::new(&key, known.way, source_is_a, now);
+        let life = life.of_earlier(known.is_answered, known.is_closing, known.silent_s);
+        let hash = key.hash(self.seeds);
+        if life.is_over(now) || self.search(&key, hash).is_some() {
+            return false;
+        }
+        self.touch();
+        let (at, tag) = self.bucket(hash);
+        let Some(bucket) = self.buckets.get_mut(at) else { return false };
+        let Some((way, 0)) = bucket.worst(now) else { return false };
+        bucket.set(way, life);
+        let place = Place { bucket: at, way };
+        if let Some(free) = bucket.tags.get_mut(way) {
+            *free = tag;
+            self.len = self.len.wrapping_add(1);
+        }
+        if let Some(connection) = self.connection_mut(place) {
+            *connection = Connection::new(key);
+        }
+        true
     }
 
     /// Forgets connections that have ended, in a part of the table.
@@ -299,20 +431,32 @@ impl Tracker {
             return;
         }
         for _ in 0..LOOK_BUCKETS {
-            let bucket = self.look_at & self.tags.len().wrapping_sub(1);
+            let bucket = self.look_at & self.buckets.len().wrapping_sub(1);
             self.look_at = bucket.wrapping_add(1);
-            if self.tags.get(bucket).is_none_or(|tags| *tags == [0; WAYS]) {
-                continue;
-            }
             for way in 0..WAYS {
                 let place = Place { bucket, way };
-                let is_used = self.tags.get(bucket).and_then(|tags| tags.get(way)) != Some(&0);
-                let is_over = |of: &Connection| of.is_over(ticks(now));
-                if is_used && self.connection(place).is_some_and(is_over) {
+                let life = self.life(place).filter(|life| life.is_used());
+                if life.is_some_and(|life| life.is_over(ticks(now))) {
                     self.remove(place);
                 }
             }
         }
+    }
+}
+
+/// A connection of the table, for elsewhere.
+fn known(life: Life, key: &Key, now: u32) -> Known {
+    let [a, b] = key.sides().map(|(bits, port)| (snapshot::address(key.is_ipv6(), bits), port));
+    let (source, target) = if life.is_of_beginner(true) { (a, b) } else { (b, a) };
+    Known {
+        protocol: key.protocol(),
+        vlan: key.vlan(),
+        way: life.way(true),
+        is_answered: life.is_answered(),
+        is_closing: life.is_closing(),
+        silent_s: life.silent_s(now),
+        source,
+        target,
     }
 }
 

@@ -13,7 +13,7 @@ use sidecore_net::{
     DropReason, FrameStage, Guard, PortConfig, PortCounts, PortId, PortStats, StagePlace, Switch,
     SwitchOptions,
 };
-use sidecore_stage_firewall::{Firewall, FirewallStats, Rules};
+use sidecore_stage_firewall::{Firewall, FirewallStats, Rules, SNAPSHOT_MAX, Snapshot};
 use sidecore_telemetry::CounterSet as _;
 use sidecore_units::Nanos;
 
@@ -345,6 +345,103 @@ fn new_rules_judge_old_connections_at_once() {
     assert!(net.to(&answer));
     drop(net.switch.set_stage(net.port, StagePlace::Firewall, None).unwrap());
     assert!(net.to(&udp(A, B, 53, 4001)), "no firewall");
+}
+
+/// The connections that the firewall tracks, as text.
+fn tracked(net: &mut Net) -> String {
+    let (now, port) = (net.now, net.port);
+    let snapshot = |firewall: &mut Firewall| firewall.snapshot(now).to_string();
+    net.switch.with_stage(port, StagePlace::Firewall, snapshot).unwrap()
+}
+
+/// Gives the firewall connections of an earlier one. Returns how many it has entered.
+fn resume(net: &mut Net, text: &str) -> usize {
+    let (now, port, snapshot) = (net.now, net.port, Snapshot::parse(text).unwrap());
+    let resume = |firewall: &mut Firewall| firewall.resume(now, &snapshot);
+    net.switch.with_stage(port, StagePlace::Firewall, resume).unwrap()
+}
+
+#[test]
+fn connections_go_on_in_another_firewall() {
+    let mut old = Net::new(USUAL);
+    assert!(old.from(&udp(B, A, 4000, 53)) && old.to(&udp(A, B, 53, 4000)));
+    assert!(old.from(&udp6(B6, A6, 4000, 53)) && old.from(&echo(B, A, 8, 3)));
+    assert!(old.to(&tcp(A, B, 7, 22, SYN)) && old.from(&tcp(B, A, 22, 7, SYN | ACK)));
+    assert!(old.from(&tcp(B, A, 9, 80, SYN)) && old.to(&tcp(A, B, 80, 9, FIN | ACK)));
+    assert!(old.to(&udp(A, B, 53, 4000).fragment(9, 0, true)));
+    let text = tracked(&mut old);
+    assert_eq!(text.lines().count(), 1 + 5, "{text}");
+    assert!(text.contains("\n17 1 from answered 0 10.0.0.2 4000 10.0.0.1 53"), "{text}");
+    assert!(text.contains("\n6 1 from closing 0 10.0.0.2 9 10.0.0.1 80"), "{text}");
+    assert!(text.contains("\n17 1 from new 0 2001:db8::2 4000 2001:db8::1 53"), "{text}");
+
+    let mut net = Net::new(USUAL);
+    assert!(!net.to(&udp(A, B, 53, 4000)) && !net.to(&tcp(A, B, 80, 9, ACK)));
+    assert_eq!(resume(&mut net, &text), 5);
+    assert_eq!(resume(&mut net, &text), 0, "they are known");
+    assert_eq!(net.counts.table.connections.get(), 5);
+    assert!(net.to(&udp(A, B, 53, 4000)) && !net.to(&udp(A, B, 53, 4001)));
+    assert!(net.to(&udp6(A6, B6, 53, 4000)) && net.to(&echo(A, B, 0, 3)));
+    assert!(net.to(&tcp(A, B, 7, 22, ACK)) && net.to(&tcp(A, B, 80, 9, ACK)));
+    assert!(!net.from(&udp(A, B, 53, 4000)), "from the wrong side");
+    assert_eq!(net.hits()[0], 5);
+    assert_eq!(tracked(&mut net).lines().count(), 1 + 5);
+}
+
+#[test]
+fn times_go_on_in_another_firewall() {
+    let mut old = Net::new(USUAL);
+    assert!(old.from(&udp(B, A, 4000, 53)) && old.to(&udp(A, B, 53, 4000)));
+    assert!(old.from(&udp(B, A, 4001, 53)));
+    old.wait_s(25);
+    let text = tracked(&mut old);
+    assert!(text.contains("answered 24 ") || text.contains("answered 25 "), "{text}");
+    let mut net = Net::new(USUAL);
+    // Clocks of processes may begin anywhere.
+    net.now = Nanos::from_millis(5);
+    assert_eq!(resume(&mut net, &text), 2);
+    net.wait_s(7);
+    assert!(net.to(&udp(A, B, 53, 4000)) && !net.to(&udp(A, B, 53, 4001)), "one is over");
+    // Those that are over by now are no connections.
+    old.wait_s(6);
+    assert_eq!(tracked(&mut old).lines().count(), 1 + 1);
+    let over = "connections 1\n17 1 from answered 181 10.0.0.2 1 10.0.0.1 2";
+    assert_eq!(resume(&mut net, over), 0);
+}
+
+#[test]
+fn a_snapshot_takes_no_place_of_another_connection_and_bad_ones_are_refused() {
+    let line = |port: usize| format!("\n17 1 to new 0 10.0.0.1 {port} 10.0.0.2 22");
+    let text: String = (1..=1000).map(line).collect();
+    let mut net = Net::new(USUAL);
+    assert!(net.from(&udp(B, A, 4000, 53)));
+    let entered = resume(&mut net, &format!("connections 1{text}"));
+    assert!(entered < CONNECTIONS && entered > CONNECTIONS / 2, "{entered}");
+    assert_eq!(net.counts.table.connections.get(), entered as u64 + 1);
+    assert!(net.to(&udp(A, B, 53, 4000)), "the connection is there");
+    let refused = |text: &str| Snapshot::parse(text).unwrap_err().line;
+    assert_eq!((refused(""), refused("connections 2"), refused("connections 1\n\n")), (1, 1, 2));
+    let good = "17 1 to new 0 10.0.0.1 1 10.0.0.2 22";
+    assert_eq!(Snapshot::parse(&format!("connections 1\n{good}")).unwrap().len(), 1);
+    for (part, other) in [
+        ("17 ", "256 "),
+        ("17 1", "17 0"),
+        ("17 1", "17 4095"),
+        ("to", "over"),
+        ("new", "old"),
+        ("new 0", "new -1"),
+        ("new 0", "new 1000001"),
+        ("10.0.0.1", "10.0.0"),
+        ("10.0.0.1", "::1"),
+        (" 22", ""),
+        (" 22", " 65536"),
+        (" 22", " 22 1"),
+    ] {
+        let bad = format!("connections 1\n{good}\n{}", good.replacen(part, other, 1));
+        assert_eq!(refused(&bad), 3, "{bad}");
+    }
+    let many: String = (0..=SNAPSHOT_MAX).map(|port| line(port % 60_000)).collect();
+    assert_eq!(refused(&format!("connections 1{many}")), SNAPSHOT_MAX + 2);
 }
 
 #[test]

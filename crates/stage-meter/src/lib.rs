@@ -1,8 +1,8 @@
 //! A stage that counts requests and bytes, and writes records of them for billing.
 //!
 //! Each channel counts what has ended in counters that its sidecore alone writes. Reports and
-//! records read the sum over all channels. A request costs the stage two additions, and a batch one
-//! more call.
+//! records read the sum over all channels. A request costs two additions, and a batch one more
+//! call.
 //!
 //! # Records
 //!
@@ -25,11 +25,11 @@
 )]
 
 mod file;
+mod observer;
 mod recorder;
 mod stage;
-mod store;
 mod thread;
 
+pub use observer::MeterObserver;
 pub use recorder::{Names, Recorder};
 pub use stage::MeterStage;
-pub use store::MeterStore;

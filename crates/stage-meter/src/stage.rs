@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sidecore_block::{BlockDevice, Meter, OpenedStage, Stage, StageError};
+use sidecore_block::{BlockDevice, Meter, OpenedObserver, OpenedStage, Stage, StageError, observe};
 use sidecore_keys::{Key, Kind, Value, Values};
 
+use crate::observer::MeterObserver;
 use crate::recorder::{Names, Recorder};
-use crate::store::MeterStore;
 
 /// The seconds between two records unless told otherwise.
 const INTERVAL_S: u64 = 300;
@@ -61,6 +61,7 @@ impl Stage for MeterStage {
     ];
     // The filesystem of the records may not answer.
     const MAY_NOT_ANSWER: bool = true;
+    const OBSERVES: bool = true;
 
     fn from_values(values: &Values) -> Self {
         Self {
@@ -75,18 +76,25 @@ impl Stage for MeterStage {
     }
 
     fn open(&self, store: &str, below: Arc<dyn BlockDevice>) -> OpenedStage {
+        observe(Self::WORD, store, below, || self.observer(store))
+    }
+}
+
+impl MeterStage {
+    fn observer(&self, store: &str) -> OpenedObserver {
         let name = self.name.as_deref().unwrap_or(store);
         let meter = Arc::new(Meter::new(name));
         let Some(path) = &self.records else {
-            return Ok(Arc::new(MeterStore::new(below, meter)));
+            return Ok(Arc::new(MeterObserver::new(meter)));
         };
         let failed = |reason: String| StageError { stage: Self::WORD, reason };
         let names = Names { store: store.to_owned(), name: name.to_owned() };
         let recorder = Recorder::new(path.clone(), names, std::time::SystemTime::now());
         let recorder = recorder.map_err(|error| failed(format!("no random number: {error}")))?;
         let interval = Duration::from_secs(self.interval_s.unwrap_or(INTERVAL_S));
-        let store = MeterStore::recorded(below, meter, recorder, interval);
-        Ok(Arc::new(store.map_err(|error| failed(format!("no thread for its records: {error}")))?))
+        let observer = MeterObserver::recorded(meter, recorder, interval);
+        let failed = |error| failed(format!("no thread for its records: {error}"));
+        Ok(Arc::new(observer.map_err(failed)?))
     }
 }
 

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use sidecore_block::{BlockDevice, Geometry, Meter, MeterCounts, Operation, RamStore, Stage as _};
+use sidecore_block::{
+    BlockDevice, Geometry, Meter, MeterCounts, Operation, RamStore, Stage as _, observe,
+};
 use sidecore_block_contract::{Harness, check_at_each_depth, pattern};
-use sidecore_stage_meter::{MeterStage, MeterStore};
+use sidecore_stage_meter::{MeterObserver, MeterStage};
 
 fn ram() -> Arc<dyn BlockDevice> {
     Arc::new(RamStore::new(Geometry::new(4 << 20, 512)).unwrap())
@@ -18,7 +20,8 @@ fn meter_keeps_the_contract() {
 #[test]
 fn requests_of_all_channels_are_counted_when_they_have_ended() {
     let meter = Arc::new(Meter::new("disk"));
-    let device: Arc<dyn BlockDevice> = Arc::new(MeterStore::new(ram(), Arc::clone(&meter)));
+    let observer = Arc::new(MeterObserver::new(Arc::clone(&meter)));
+    let device = observe("meter", "disk", ram(), || Ok(observer)).unwrap();
     let mut one = Harness::new(&device, 8);
     one.store(0, &pattern(1, 8192));
     let mut two = Harness::new(&device, 1);

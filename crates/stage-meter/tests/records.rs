@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::Value;
-use sidecore_block::{BlockDevice, Geometry, Meter, NullStore, Operation, Stage as _};
+use sidecore_block::{BlockDevice, Geometry, Meter, NullStore, Operation, Stage as _, observe};
 use sidecore_block_contract::Harness;
-use sidecore_stage_meter::{MeterStage, MeterStore, Names, Recorder};
+use sidecore_stage_meter::{MeterObserver, MeterStage, Names, Recorder};
 
 fn at(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000 + seconds)
@@ -26,7 +26,8 @@ fn null() -> Arc<dyn BlockDevice> {
 /// The meter of a device, and the device's guest.
 fn metered() -> (Arc<Meter>, Harness) {
     let meter = Arc::new(Meter::new("db"));
-    let device: Arc<dyn BlockDevice> = Arc::new(MeterStore::new(null(), Arc::clone(&meter)));
+    let observer = Arc::new(MeterObserver::new(Arc::clone(&meter)));
+    let device = observe("meter", "disk", null(), || Ok(observer)).unwrap();
     (meter, Harness::new(&device, 8))
 }
 

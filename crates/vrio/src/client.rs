@@ -3,15 +3,18 @@
 mod bundle;
 mod device;
 mod entry;
+mod events;
 mod flush;
 mod given_up;
 mod hellos;
+mod nics;
 mod overlap;
 mod pings;
 mod replay;
 mod requests;
 mod session;
 mod slots;
+mod users;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,15 +25,16 @@ use sidecore_units::Nanos;
 
 use crate::channel::Channel;
 use crate::handshake::ClientHandshake;
+use crate::nic::Turns;
 use crate::port::{Peer, Plain, Port};
 use crate::round_trip::RoundTrip;
 use crate::wire::{
     AnswerBody, DEFAULT_FRAME_BYTES, DEVICE_NAME_BYTES, DeviceEntry, Ending, FEATURES, Frame, Kind,
-    ending,
+    PacketBody, ending,
 };
 use crate::{Neglected, Reason, Request, VrioStats};
 use device::Device;
-use entry::{Entry, Origin};
+use entry::Entry;
 use hellos::Hellos;
 use overlap::UnansweredWrites;
 use pings::{Keepalive, Telling, Widening};
@@ -151,7 +155,7 @@ pub enum Event {
     /// The list of devices has changed: see [`Client::listed`].
     Listed,
     /// A device that was [opened](Client::open) was attached, or its entry has changed: see
-    /// [`Client::device`].
+    /// [`Client::device`]. Or writes of it were [abandoned](Client::take_abandoned).
     Device(u16),
     /// A request ended.
     Completed {
@@ -208,6 +212,8 @@ struct Core {
     frame_bytes: u32,
     /// Several requests may share a frame in this session.
     has_bundles: bool,
+    /// There may be NICs in this session.
+    has_packets: bool,
     /// The number of the session, or of the one that is looked for.
     number: u64,
     /// Its HELLOs.
@@ -229,6 +235,11 @@ struct Core {
     /// Something has to be asked for: an entry of the list, or a device.
     is_asking: bool,
     devices: Vec<Device>,
+    /// Devices that are NICs.
+    nics: usize,
+    nic_turns: Turns,
+    /// No incomplete packet is given up before.
+    nics_due: Nanos,
     /// The names of devices of which requests in slots were given up in this session: the IOhost
     /// may have them still, and the network may.
     given_up: Vec<[u8; DEVICE_NAME_BYTES]>,
@@ -274,6 +285,7 @@ impl Core {
             incarnation: 0,
             frame_bytes: 0,
             has_bundles: false,
+            has_packets: false,
             number: 1,
             hellos: Hellos::default(),
             refusal: None,
@@ -287,6 +299,9 @@ impl Core {
             listing: Listing::default(),
             is_asking: false,
             devices: Vec::new(),
+            nics: 0,
+            nic_turns: Turns::default(),
+            nics_due: Nanos::MAX,
             given_up: Vec::new(),
             entries: vec![Entry::default(); entries],
             blank: (0..u16::try_from(entries).unwrap_or(u16::MAX)).rev().collect(),
@@ -308,19 +323,21 @@ impl Core {
         }
     }
 
-    /// Makes an entry of a request of the caller.
-    #[inline]
-    fn take_over(&mut self, tag: u64, device: u16, request: Request) -> Result<u16, SubmitError> {
-        if self.device_mut(device).is_none() {
-            return Err(SubmitError::UnknownDevice { device });
+    /// Begins to use a device, and returns its number.
+    fn open(&mut self, device: Device) -> Option<u16> {
+        if self.devices.iter().any(|other| other.is_open && other.name == device.name) {
+            return None;
         }
-        if self.guest_requests >= self.options.depth {
-            return Err(SubmitError::Full);
+        let free = self.devices.iter().position(|device| !device.is_open);
+        let index = free.unwrap_or(self.devices.len());
+        let number = u16::try_from(index).ok()?;
+        self.nics = self.nics.saturating_add(usize::from(device.nic.is_some()));
+        match self.devices.get_mut(index) {
+            Some(place) => *place = device,
+            None => self.devices.push(device),
         }
-        let entry = self.accept(Origin::Guest { tag }, usize::from(device), request);
-        let entry = entry.ok_or(SubmitError::Full)?;
-        self.guest_requests = self.guest_requests.saturating_add(1);
-        Ok(entry)
+        self.is_asking = true;
+        Some(number)
     }
 
     fn device_mut(&mut self, device: u16) -> Option<&mut Device> {
@@ -347,20 +364,8 @@ impl<H: ClientHandshake> Client<H> {
     /// for it; `None` if it is in use already, or there are too many. Requests may be submitted at
     /// once, and wait until the IOhost has such a device.
     pub fn open(&mut self, name: &[u8; DEVICE_NAME_BYTES]) -> Option<u16> {
-        let core = &mut self.core;
-        if core.devices.iter().any(|device| device.is_open && device.name == *name) {
-            return None;
-        }
-        let free = core.devices.iter().position(|device| !device.is_open);
-        let index = free.unwrap_or(core.devices.len());
-        let number = u16::try_from(index).ok()?;
-        let device = Device::new(*name, core.options.replay_bytes);
-        match core.devices.get_mut(index) {
-            Some(place) => *place = device,
-            None => core.devices.push(device),
-        }
-        core.is_asking = true;
-        Some(number)
+        let replay_bytes = self.core.options.replay_bytes;
+        self.core.open(Device::new(*name, replay_bytes))
     }
 
     /// Ends the use of a device. Its unanswered requests fail, and its answered writes are no
@@ -372,6 +377,7 @@ impl<H: ClientHandshake> Client<H> {
         }
         self.core.fail(|entry| entry.device == index, BlockError::EIO);
         if let Some(device) = self.core.devices.get_mut(index) {
+            self.core.nics = self.core.nics.saturating_sub(usize::from(device.nic.is_some()));
             *device = Device::closed();
         }
     }
@@ -484,9 +490,10 @@ impl<H: ClientHandshake> Client<H> {
     /// Too many requests are unanswered, or the device was not opened.
     pub fn submit(&mut self, tag: u64, device: u16, request: Request) -> Result<(), SubmitError> {
         let core = &mut self.core;
-        let entry = core.take_over(tag, device, request)?;
-        core.waiting.push_back(entry);
-        core.looks_again = true;
+        if let Some(entry) = core.take_over(tag, device, request)? {
+            core.waiting.push_back(entry);
+            core.looks_again = true;
+        }
         Ok(())
     }
 
@@ -503,7 +510,7 @@ impl<H: ClientHandshake> Client<H> {
         port: &mut impl Port,
     ) -> Result<(), SubmitError> {
         let core = &mut self.core;
-        let entry = core.take_over(tag, device, request)?;
+        let Some(entry) = core.take_over(tag, device, request)? else { return Ok(()) };
         // A request that was accepted earlier goes first.
         let is_first = core.waiting.is_empty() && core.phase.is_connected();
         if !is_first || core.start(entry, port) == Start::Waits {
@@ -516,52 +523,11 @@ impl<H: ClientHandshake> Client<H> {
     /// Sends the requests that have slots, as far as the link has room.
     #[inline]
     pub fn transmit(&mut self, now: Nanos, port: &mut impl Port) {
-        self.core.send_slots(now, &mut self.channel, port);
-    }
-
-    /// Whether [`next_event`](Self::next_event) has something to say.
-    #[must_use]
-    #[inline]
-    pub fn has_events(&self) -> bool {
-        let Untold { connected, disconnected, listed, devices } = self.core.untold;
-        connected | disconnected | listed | devices || !self.core.completed.is_empty()
-    }
-
-    /// The next thing that the caller has not been told.
-    #[inline]
-    pub fn next_event(&mut self) -> Option<Event> {
-        let Untold { connected, disconnected, listed, devices } = self.core.untold;
-        if connected | disconnected | listed | devices
-            && let Some(event) = self.next_change()
-        {
-            return Some(event);
+        let Self { channel, core, .. } = self;
+        core.send_slots(now, channel, port);
+        if core.nics > 0 && core.phase.is_connected() {
+            core.send_packets(channel, port);
         }
-        let completed = self.core.completed.pop_front();
-        completed.map(|(tag, result)| Event::Completed { tag, result })
-    }
-
-    #[cold]
-    fn next_change(&mut self) -> Option<Event> {
-        let core = &mut self.core;
-        let untold = &mut core.untold;
-        if std::mem::take(&mut untold.disconnected) {
-            return Some(Event::Disconnected);
-        }
-        if std::mem::take(&mut untold.connected) {
-            return Some(Event::Connected);
-        }
-        if std::mem::take(&mut untold.listed) {
-            return Some(Event::Listed);
-        }
-        if untold.devices {
-            let mut numbers = (0_u16..).zip(&mut core.devices);
-            if let Some((number, device)) = numbers.find(|(_, device)| device.is_untold) {
-                device.is_untold = false;
-                return Some(Event::Device(number));
-            }
-            untold.devices = false;
-        }
-        None
     }
 
     /// Takes a frame of `frame_bytes`, padding included, that came from `from`. `first` are its
@@ -632,6 +598,10 @@ impl<H: ClientHandshake> Client<H> {
                 core.busy(now, is_newest, &AnswerBody::decode(frame.body()), payload_bytes)
             }
             Kind::Bundle => core.bundle(now, is_newest, payload_bytes, received, port),
+            Kind::Packet => {
+                let body = PacketBody::decode(frame.body());
+                core.packet(now, (&body, payload_bytes), received, port)
+            }
             Kind::Pong => core.pong(now, is_newest, payload_bytes, received, port),
             Kind::Device => core.listed(is_newest, received, port),
             Kind::Attached => core.attached(now, is_newest, received, port),
@@ -657,10 +627,17 @@ impl<H: ClientHandshake> Client<H> {
         }
         if core.looks_again {
             core.looks_again = false;
+            core.flush_for_users();
             core.replay(port);
             core.start_waiting(port);
         }
         core.send_slots(now, channel, port);
+        if core.nics > 0 {
+            if core.nics_due <= now {
+                core.expire_packets(now);
+            }
+            core.send_packets(channel, port);
+        }
     }
 
     /// Whether a [`poll`](Self::poll) at `now` has anything to do.
@@ -672,6 +649,8 @@ impl<H: ClientHandshake> Client<H> {
             || !core.sending.is_empty()
             || core.may_start()
             || core.next_due <= now
+            || core.nics_due <= now
+            || core.has_packets_queued()
             || core.needs_care(now)
     }
 
@@ -684,8 +663,9 @@ impl<H: ClientHandshake> Client<H> {
             return next.min(core.failure_deadline());
         }
         // A link without room wakes its sidecore when there is some.
-        let has_work = core.may_start() || (core.has_room && !core.sending.is_empty());
-        next.min(if has_work { Nanos::ZERO } else { core.next_due })
+        let sends = || !core.sending.is_empty() || core.has_packets_queued();
+        let has_work = core.may_start() || (core.has_room && sends());
+        next.min(if has_work { Nanos::ZERO } else { core.next_due.min(core.nics_due) })
     }
 
     /// Ends the session in order, at the end of the client: the IOhost forgets it. A client that is

@@ -13,6 +13,7 @@
 //!   for an overlapping write, and the replay log.
 //! * [`Server`] is the same session at the IOhost: what each slot's last request was and how it
 //!   ended. A [`Host`] is the sessions of one link queue, and who may have one.
+//! * [`Nic`] is a NIC at either end: packets, which are sent once, cut and put together.
 //! * [`Seal`](port::Seal) is the seam to encryption, and [`handshake`] that to the agreement on its
 //!   keys.
 //!
@@ -46,6 +47,7 @@ mod client;
 mod cookie;
 mod greeting;
 pub mod handshake;
+mod nic;
 pub mod port;
 mod request;
 mod round_trip;
@@ -58,6 +60,7 @@ mod window;
 pub mod wire;
 
 pub use client::{Client, ClientOptions, Event, OnDisconnect, SubmitError, Timing};
+pub use nic::{Nic, PACKET_PATIENCE, Packet, packet_segment_bytes};
 pub use port::{Peer, Plain};
 pub use request::Request;
 pub use rules::{Neglected, Rule};

@@ -34,6 +34,9 @@ pub enum Rule {
     ReplayFirst,
     /// 8: a flush covers the writes that were answered before it, and no others.
     FlushCovers,
+    /// 8: answered writes of a user that is gone are not sent again, and neither are unanswered
+    /// ones.
+    GoneUsers,
     /// While a device has unfinished requests on a sidecore, its next ones go there (vRIO, 4.1).
     /// The exports of the IOhost keep it.
     Steering,
@@ -41,7 +44,7 @@ pub enum Rule {
 
 impl Rule {
     /// All rules that can be neglected.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::ReceiveRing,
         Self::AbsoluteLimits,
         Self::AtMostOnce,
@@ -57,6 +60,7 @@ impl Rule {
         Self::ReplayOrder,
         Self::ReplayFirst,
         Self::FlushCovers,
+        Self::GoneUsers,
         Self::Steering,
     ];
 }

@@ -2,8 +2,10 @@
 
 mod budget;
 mod bundle;
+mod devices;
 mod doorway;
 mod host;
+mod nics;
 mod slot;
 
 pub use host::{Host, HostOptions, Member};
@@ -21,9 +23,10 @@ use crate::round_trip::acknowledge_after;
 use crate::segmentation::bits;
 use crate::wire::{
     AnswerBody, Attach, DeviceEntry, Ending, FEATURES, Frame, Hello, Kind, List, MIN_FRAME_BYTES,
-    Ping, Pong, RequestBody, Welcome, ending, feature,
+    PacketBody, Ping, Pong, RequestBody, Welcome, device_flag, feature,
 };
 use crate::{Neglected, Reason, Request, Rule, VrioStats};
+use nics::Nics;
 use slot::{Arrival, Slot, State, Step, Terms};
 
 /// Control messages that wait for room in the link. Further ones are dropped: the client asks
@@ -66,9 +69,10 @@ pub struct Execute {
     pub place: u64,
     /// The device's number.
     pub device: u16,
-    /// When the session has asked for the device last. If another session of the client has asked
-    /// for it later, the client uses that one, and this request is an old one.
-    pub attached_at: Nanos,
+    /// The number of the session's newest attachment of the device, in the order of all attachments
+    /// in this process. If another session has attached the device later, that one is used, and
+    /// this request is an old one.
+    pub attachment: u64,
     /// The request.
     pub request: Request,
 }
@@ -116,13 +120,15 @@ pub struct Server<S> {
     granted: u16,
     /// Several answers may share a frame in this session.
     has_bundles: bool,
+    /// There may be NICs in this session.
+    has_packets: bool,
     slot_limit: u16,
     /// The limit that the client was told of last, where limits are increments.
     announced: u16,
     devices: Vec<DeviceEntry>,
     devices_version: u32,
     /// Numbers of devices that the client may use in this session, and when it has asked for them.
-    attached: Vec<(u16, Nanos)>,
+    attached: Vec<(u16, u64)>,
     /// Slots whose request the store is to execute.
     ready: VecDeque<u16>,
     /// Slots that owe the client something.
@@ -163,6 +169,7 @@ impl<S: Seal> Server<S> {
             slots: Vec::new(),
             granted: 0,
             has_bundles: false,
+            has_packets: false,
             slot_limit: options.slots,
             announced: 0,
             devices: Vec::new(),
@@ -204,6 +211,7 @@ impl<S: Seal> Server<S> {
         self.slots.resize(slots, Slot::default());
         self.granted = welcome.slots;
         self.has_bundles = welcome.features & feature::BUNDLES != 0;
+        self.has_packets = welcome.features & feature::PACKETS != 0;
         self.announced = welcome.slot_limit;
         self.attached.clear();
         self.clear();
@@ -306,26 +314,6 @@ impl<S: Seal> Server<S> {
         self.acknowledge_after
     }
 
-    /// See [`Host::set_devices`].
-    pub(super) fn set_devices(&mut self, now: Nanos, devices: &[DeviceEntry]) {
-        let changed = |old: &DeviceEntry| {
-            let new = devices.iter().find(|new| new.device == old.device);
-            let is_other = |new: &DeviceEntry| new.epoch != old.epoch || new.name != old.name;
-            self.attached_at(old.device).is_some() && new.is_some_and(is_other)
-        };
-        let is_over = self.devices.iter().any(changed);
-        self.devices.clear();
-        self.devices.extend_from_slice(devices);
-        self.devices_version = self.devices_version.wrapping_add(1);
-        let devices = &self.devices;
-        self.attached.retain(|(number, _)| devices.iter().any(|entry| entry.device == *number));
-        if is_over {
-            self.dismiss(ending::EPOCH);
-        } else {
-            self.announce(now);
-        }
-    }
-
     /// See [`Host::set_slot_limit`].
     pub(super) fn set_slot_limit(&mut self, now: Nanos, slot_limit: u16) {
         if std::mem::replace(&mut self.slot_limit, slot_limit) != slot_limit {
@@ -350,7 +338,7 @@ impl<S: Seal> Server<S> {
         from: Peer,
         (frame, frame_bytes): (&Frame<'_>, usize),
         received: &mut P::Received,
-        port: &mut P,
+        (port, nics): (&mut P, &mut Nics),
     ) -> Result<(), Reason> {
         if self.is_over {
             return Err(Reason::Session);
@@ -363,6 +351,11 @@ impl<S: Seal> Server<S> {
             }
             Kind::Bundle => {
                 return self.bundle((now, from), frame.payload_bytes(), received, port);
+            }
+            Kind::Packet => {
+                let body = PacketBody::decode(frame.body());
+                let packet = (&body, frame.payload_bytes());
+                return self.packet((now, from), packet, (received, port), nics);
             }
             _ => {}
         }
@@ -388,12 +381,16 @@ impl<S: Seal> Server<S> {
                 let entry = self.entry(|_, entry| entry.name == attach.name);
                 let entry = DeviceEntry { name: attach.name, ..entry };
                 if entry.is_sound() {
-                    self.attach(now, entry.device);
+                    self.attach(entry.device);
+                } else if let Some(nic) = entry.nic() {
+                    self.attach(entry.device);
+                    nics.attach(self.place, &nic, &self.stats);
                 }
                 Reply::Entry { kind: Kind::Attached, entry }
             }
             Kind::Ending => {
                 self.end();
+                nics.leave(self.place, &self.stats);
                 return Ok(());
             }
             _ => return Err(Reason::Kind),
@@ -401,19 +398,6 @@ impl<S: Seal> Server<S> {
         self.heard(now, from);
         self.reply(message);
         Ok(())
-    }
-
-    fn attach(&mut self, now: Nanos, device: u16) {
-        match self.attached.iter_mut().find(|(number, _)| *number == device) {
-            Some((_, at)) => *at = now,
-            None => self.attached.push((device, now)),
-        }
-    }
-
-    /// When the client has asked for a device; `None` if it may not use it.
-    fn attached_at(&self, device: u16) -> Option<Nanos> {
-        let mut attached = self.attached.iter();
-        attached.find(|(number, _)| *number == device).map(|(_, at)| *at)
     }
 
     /// Takes a REQUEST.
@@ -428,7 +412,8 @@ impl<S: Seal> Server<S> {
         let Self { slots, devices, attached, terms, .. } = self;
         let is_it = |entry: &&DeviceEntry| entry.device == body.device;
         let is_attached = || attached.iter().any(|(number, _)| *number == body.device);
-        let entry = devices.iter().find(is_it).filter(|_| is_attached());
+        let is_disk = |entry: &&DeviceEntry| !entry.has(device_flag::NIC) && is_attached();
+        let entry = devices.iter().find(is_it).filter(is_disk);
         let entry = entry.ok_or(Reason::Device)?;
         if body.epoch != entry.epoch {
             return Err(Reason::Epoch);
@@ -454,19 +439,6 @@ impl<S: Seal> Server<S> {
         if self.replies.len() < REPLIES {
             self.replies.push_back(reply);
         }
-    }
-
-    /// The entry of the list that `is_it` finds; one that says that there is none, otherwise.
-    fn entry(&self, is_it: impl Fn(u16, &DeviceEntry) -> bool) -> DeviceEntry {
-        let count = u16::try_from(self.devices.len()).unwrap_or(u16::MAX);
-        let found = (0..count).zip(&self.devices).find(|(index, entry)| is_it(*index, entry));
-        let none = DeviceEntry { count, version: self.devices_version, ..DeviceEntry::default() };
-        found.map_or(none, |(index, entry)| DeviceEntry {
-            index,
-            count,
-            version: self.devices_version,
-            ..*entry
-        })
     }
 
     fn follow(&mut self, now: Nanos, slot: u16, step: Step) {
@@ -505,8 +477,8 @@ impl<S: Seal> Server<S> {
         let request = Request { fua, ..slot.request };
         let device = slot.body.device;
         // One that was taken from the client meanwhile is not executed either.
-        let attached_at = self.attached_at(device).unwrap_or_default();
-        Some(Execute { ticket, place, device, attached_at, request })
+        let attachment = self.attachment(device).unwrap_or_default();
+        Some(Execute { ticket, place, device, attachment, request })
     }
 
     /// The store has ended a request.

@@ -38,10 +38,24 @@ macro_rules! reasons {
             pub held_back: Counter = "held_back_total",
             /// Writes that were sent again to another incarnation or epoch.
             pub replayed: Counter = "replayed_total",
-            /// Flushes that the client sent by itself, to have room in its replay log.
+            /// Answered writes that no flush covers and that were not sent again, because their
+            /// user was gone.
+            pub abandoned: Counter = "abandoned_writes_total",
+            /// Flushes that the client sent by itself: to have room in its replay log, or for a
+            /// user that begins or is gone.
             pub own_flushes: Counter = "own_flushes_total",
             /// Requests that failed because the IOhost was away for too long.
             pub timed_out: Counter = "timed_out_total",
+            /// Packets of NICs that were sent.
+            pub packets_sent: Counter = "sent_packets_total",
+            /// Packets of NICs that have arrived whole.
+            pub packets_received: Counter = "received_packets_total",
+            /// Packets of NICs given up: not all of their segments came in a millisecond, or before
+            /// a later packet was whole.
+            pub packets_incomplete: Counter = "incomplete_packets_total",
+            /// Packets of NICs that were not sent, or not to the end: their session was over, or
+            /// the peer did not have the NIC.
+            pub packets_unsent: Counter = "unsent_packets_total",
             /// Sessions that began.
             pub sessions: Counter = "sessions_total",
             $($(#[doc = $doc])+ pub $field: Counter = $metric,)+
@@ -106,6 +120,10 @@ reasons! {
     Client = dropped_client "dropped_client_total",
     /// Dropped: from another station than the IOhost.
     Peer = dropped_peer "dropped_peer_total",
+    /// Dropped: a segment of a packet that was delivered or given up.
+    Late = dropped_late "dropped_late_total",
+    /// Dropped: a segment of a packet that no buffer was free for.
+    Buffers = dropped_buffers "dropped_buffers_total",
     /// Dropped: a HELLO that the IOhost has no time for.
     Handshakes = dropped_handshakes "dropped_handshakes_total",
 }

@@ -1,17 +1,19 @@
 //! The wire format, byte by byte as in docs/vrio.md.
 //!
-//! A frame is a header, a body if it carries a request or an answer, a payload, and the seal's tag.
-//! Links put their own headers in front, and padding behind. Numbers are little-endian. Reserved
-//! bytes are sent as zeros and not looked at.
+//! A frame is a header, a body if it carries a request, an answer or a packet, a payload, and the
+//! seal's tag. Links put their own headers in front, and padding behind. Numbers are little-endian.
+//! Reserved bytes are sent as zeros and not looked at.
 
 mod control;
 mod data;
+mod packet;
 
 pub use control::{
     Attach, DEVICE_NAME_BYTES, DeviceEntry, Ending, FEATURES, Greeting, Hello, List,
     MAX_BLOCK_BYTES, Ping, Pong, SERIAL_BYTES, Welcome, device_flag, ending, feature,
 };
 pub use data::{AnswerBody, PartHeader, RequestBody, answer_state, request_flag, status};
+pub use packet::{MAX_PACKET_BYTES, NicEntry, PacketBody};
 
 use sidecore_units::{codes, layout};
 
@@ -63,6 +65,7 @@ codes! {
         Pong = 12 "PONG",
         Ending = 13 "ENDING",
         Bundle = 14 "BUNDLE",
+        Packet = 15 "PACKET",
     }
 }
 
@@ -70,7 +73,7 @@ impl Kind {
     /// Whether a body stands between header and payload.
     #[must_use]
     pub const fn has_body(self) -> bool {
-        matches!(self, Self::Request | Self::Answer | Self::Busy)
+        matches!(self, Self::Request | Self::Answer | Self::Busy | Self::Packet)
     }
 
     /// Bytes in front of the payload.

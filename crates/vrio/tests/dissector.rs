@@ -9,11 +9,13 @@ use sidecore_spec_virtio::blk::{Range, RequestHeader, request_type};
 use sidecore_vrio::handshake::code;
 use sidecore_vrio::wire::{
     AnswerBody, Attach, DeviceEntry, ETHERTYPE, Ending, FrameHeader, Greeting, Hello, Kind, List,
-    PartHeader, Ping, Pong, RequestBody, UDP_PORT, VERSION, Welcome,
+    PartHeader, Ping, Pong, RequestBody, UDP_PORT, VERSION, Welcome, device_flag,
 };
 
 mod capture;
 use capture::{Capture, Random, ethernet, packet, udp};
+#[path = "dissector/nics.rs"]
+mod nics;
 
 /// Frames of each kind.
 const ROUNDS: u64 = 40;
@@ -265,6 +267,7 @@ fn hello(random: &mut Random) -> Sample {
         ("vrio.message.cookie", format!("{:#018x}", hello.cookie)),
         ("vrio.features", format!("{:#018x}", hello.features)),
         ("vrio.features.bundles", bit(hello.features, 1)),
+        ("vrio.features.packets", bit(hello.features, 2)),
         ("vrio.session_queue", hello.queue.to_string()),
         ("vrio.version_min", hello.version_min.to_string()),
         ("vrio.version_max", hello.version_max.to_string()),
@@ -301,6 +304,7 @@ fn welcome(random: &mut Random) -> Sample {
         ("vrio.new_session", format!("{:#018x}", welcome.session)),
         ("vrio.features", format!("{:#018x}", welcome.features)),
         ("vrio.features.bundles", bit(welcome.features, 1)),
+        ("vrio.features.packets", bit(welcome.features, 2)),
         ("vrio.frame_bytes", welcome.frame_bytes.to_string()),
         ("vrio.devices_version", welcome.devices_version.to_string()),
         ("vrio.slots", welcome.slots.to_string()),
@@ -333,7 +337,7 @@ fn device(random: &mut Random, kind: Kind) -> Sample {
         index: random.next() as u16,
         count: random.next() as u16,
         version: random.next() as u32,
-        flags: random.next() as u32,
+        flags: random.next() as u32 & !device_flag::NIC,
         epoch: random.next(),
         capacity_bytes: random.next(),
         block_bytes: random.next() as u32,
@@ -347,13 +351,6 @@ fn device(random: &mut Random, kind: Kind) -> Sample {
         ("vrio.index", entry.index.to_string()),
         ("vrio.count", entry.count.to_string()),
         ("vrio.list_version", entry.version.to_string()),
-        ("vrio.device_flags", format!("{:#010x}", entry.flags)),
-        ("vrio.device_flags.present", bit(entry.flags, 1)),
-        ("vrio.device_flags.read_only", bit(entry.flags, 2)),
-        ("vrio.device_flags.cache", bit(entry.flags, 4)),
-        ("vrio.device_flags.discard", bit(entry.flags, 8)),
-        ("vrio.device_flags.zeros", bit(entry.flags, 16)),
-        ("vrio.device_flags.write_zeros", bit(entry.flags, 32)),
         ("vrio.epoch", entry.epoch.to_string()),
         ("vrio.capacity_bytes", entry.capacity_bytes.to_string()),
         ("vrio.block_bytes", entry.block_bytes.to_string()),
@@ -361,6 +358,7 @@ fn device(random: &mut Random, kind: Kind) -> Sample {
         ("vrio.name", text.to_owned()),
         ("vrio.serial", "twenty bytes of text".to_owned()),
     ]);
+    nics::flags_of(&mut sample, entry.flags);
     sample
 }
 
@@ -427,6 +425,7 @@ fn samples(random: &mut Random) -> Vec<Sample> {
             samples.push(request(random, tag));
             samples.push(answer(random, Kind::Answer, tag));
             samples.push(answer(random, Kind::Busy, tag));
+            samples.push(nics::packet(random, tag));
         }
         for (kind, tag) in [(Kind::Answer, [].as_slice()), (Kind::Busy, &[]), (Kind::Busy, &TAG)] {
             let parts = [request(random, &[]), answer(random, kind, &[])];
@@ -436,6 +435,7 @@ fn samples(random: &mut Random) -> Vec<Sample> {
         samples.extend([hello(random), challenge(random), welcome(random), list(random)]);
         samples.extend([Kind::Hello, Kind::Welcome].map(|kind| secret(random, kind)));
         samples.extend([Kind::Device, Kind::Attached].map(|kind| device(random, kind)));
+        samples.extend([Kind::Device, Kind::Attached].map(|kind| nics::nic(random, kind)));
         samples.extend([attach(random), ping(random), pong(random), ending(random)]);
         let closed = [(Kind::Attach, 64), (Kind::Attached, 136), (Kind::Ping, 24)];
         samples.extend(closed.map(|(kind, bytes)| sealed(random, kind, bytes)));

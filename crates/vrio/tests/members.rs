@@ -324,29 +324,67 @@ fn the_end_of_a_device_leaves_the_slots_to_the_others() {
 #[test]
 fn a_device_is_attached_again_for_a_user_that_begins() {
     let mut rig = rig();
-    let attached_at = |rig: &mut Rig, tag: u64| {
+    let attachment = |rig: &mut Rig, tag: u64| {
         rig.holds = true;
         rig.submit(tag, request(Operation::Read, 0, 512));
         rig.run_for(Nanos::from_millis(5));
-        rig.held[0].attached_at
+        rig.held[0].attachment
     };
     let end = |rig: &mut Rig, tag: u64| {
         rig.holds = false;
         assert_eq!(rig.wait(tag), Ok(()));
     };
-    let first = attached_at(&mut rig, 1);
+    let first = attachment(&mut rig, 1);
     rig.client.claim(0);
     end(&mut rig, 1);
-    assert_eq!(attached_at(&mut rig, 2), first, "a request was unanswered");
+    assert_eq!(attachment(&mut rig, 2), first, "a request was unanswered");
     end(&mut rig, 2);
     rig.client.claim(0);
     assert!(rig.client.is_ready(0), "a request waits for no longer than a round trip");
-    let second = attached_at(&mut rig, 3);
+    let second = attachment(&mut rig, 3);
     assert!(second > first);
     end(&mut rig, 3);
     rig.write(4, 4096, &[1; 512]);
     assert_eq!(rig.wait(4), Ok(()));
+    assert_eq!(rig.client.kept_writes(0), 1);
     rig.client.claim(0);
-    assert_eq!(attached_at(&mut rig, 5), second, "a write is kept");
+    rig.run_for(Nanos::from_millis(1));
+    assert_eq!(rig.client.kept_writes(0), 0, "the write is flushed first");
+    assert!(attachment(&mut rig, 5) > second);
     end(&mut rig, 5);
+    assert_eq!(rig.disk.bytes, rig.disk.safe);
+}
+
+/// Of two clients of a device, the one that was attached last writes. The IOhost reads the clock
+/// once for all frames of a poll.
+#[test]
+fn of_two_clients_that_attach_in_one_poll_one_is_the_later_one() {
+    let mut rig = rig();
+    let mut second = Second::new(&mut rig);
+    rig.run_for(Nanos::from_millis(2));
+    rig.holds = true;
+    rig.client.claim(0);
+    second.client.claim(0);
+    rig.submit(1, request(Operation::Read, 0, 512));
+    second.client.submit(1, 0, request(Operation::Read, 0, 512)).unwrap();
+    for _ in 0..10 {
+        rig.poll_client();
+        let frames = std::mem::take(&mut rig.to_host.frames);
+        let mut port = SlicePort { wire: &mut rig.to_host, data: &mut rig.guest };
+        second.client.poll(rig.now, &mut port);
+        let others = std::mem::take(&mut rig.to_host.frames);
+        frames.iter().for_each(|frame| rig.host_receives(Peer(9), frame));
+        others.iter().for_each(|frame| rig.host_receives(second.from, frame));
+        rig.poll_host();
+        rig.execute();
+        rig.now = rig.now.after(common::HOP);
+        // Each drops the frames of the other's session.
+        for frame in std::mem::take(&mut rig.to_client.frames) {
+            rig.client_receives(&frame);
+            let mut port = SlicePort { wire: &mut rig.to_host, data: &mut rig.guest };
+            port.to_client(&mut second.client, (rig.now, HOST), &mut Arrived::new(frame));
+        }
+    }
+    assert_eq!(rig.held.len(), 2);
+    assert_ne!(rig.held[0].attachment, rig.held[1].attachment);
 }

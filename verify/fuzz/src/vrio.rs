@@ -7,8 +7,8 @@ use sidecore_units::Nanos;
 use sidecore_vrio::handshake::{HostHandshake, code};
 use sidecore_vrio::slices::{Arrived, Data, SlicePort, Transmit};
 use sidecore_vrio::wire::{
-    BODY_BYTES, DEVICE_NAME_BYTES, DeviceEntry, FrameHeader, Greeting, Kind, MIN_FRAME_BYTES,
-    VERSION, device_flag,
+    BODY_BYTES, DEVICE_NAME_BYTES, DeviceEntry, FEATURES, FrameHeader, Greeting, Hello, Kind,
+    MIN_FRAME_BYTES, VERSION, device_flag,
 };
 use sidecore_vrio::{
     Client, ClientOptions, Event, Host, HostOptions, Member, Peer, Plain, Request, VrioStats,
@@ -208,6 +208,25 @@ pub fn greeting(greeting: Greeting, message: &[u8]) -> Vec<u8> {
     let mut payload = [greeting.encode().as_slice(), message].concat();
     payload.resize(MIN_FRAME_BYTES as usize - FrameHeader::BYTES, 0);
     payload
+}
+
+/// The HELLO of the hostile client, with the cookie of this challenge.
+#[must_use]
+pub fn hello(challenge: Greeting, slots: u16) -> Arrived {
+    let hello = Hello {
+        client: CLIENT,
+        life: 1,
+        number: 1,
+        version_min: VERSION,
+        version_max: VERSION,
+        frame_bytes: MIN_FRAME_BYTES,
+        features: FEATURES,
+        slots,
+        cookie: challenge.cookie,
+        ..Hello::default()
+    };
+    let payload = greeting(Greeting { life: 1, number: 1, ..challenge }, &hello.encode());
+    Arrived::new(write_frame(Kind::Hello, (0, 0, 0), 0, &payload))
 }
 
 /// The next frame of an input: its kind, what to leave wrong, and the content; and what is left.

@@ -59,6 +59,11 @@ fuzz_target!(|input: &[u8]| {
             REQUESTS[requests.submitted() as usize % REQUESTS.len()];
         let request = Request { operation, offset_bytes, len_bytes, fua: flags & 4 != 0 };
         requests.submit(&mut client, request);
+        match flags & 24 {
+            8 => client.leave(0),
+            16 => client.claim(0),
+            _ => {}
+        }
         now = now.after(Nanos::from_micros(u64::from(flags) * u64::from(flags)));
         let mut port = SlicePort { wire: &mut wire, data: &mut buffers };
         port.wire.room = 16;

@@ -11,33 +11,14 @@ use std::sync::Arc;
 use libfuzzer_sys::fuzz_target;
 use sidecore_block::BlockError;
 use sidecore_fuzz::vrio::{
-    Buffers, CLIENT, INCARNATION, Wire, device, greeting, host, next_frame, part, write_frame,
+    Buffers, CLIENT, INCARNATION, Wire, device, hello, host, next_frame, part, write_frame,
 };
 use sidecore_units::Nanos;
 use sidecore_vrio::slices::{Arrived, SlicePort};
-use sidecore_vrio::wire::{
-    Attach, FEATURES, Greeting, Hello, Kind, MIN_FRAME_BYTES, VERSION, Welcome,
-};
+use sidecore_vrio::wire::{Attach, Greeting, Kind, MIN_FRAME_BYTES, Welcome};
 use sidecore_vrio::{Execute, HostOptions, Member, Peer, Plain, ServerOptions, VrioStats};
 
 const SLOTS: u16 = 8;
-
-fn hello(challenge: Greeting) -> Arrived {
-    let hello = Hello {
-        client: CLIENT,
-        life: 1,
-        number: 1,
-        version_min: VERSION,
-        version_max: VERSION,
-        frame_bytes: MIN_FRAME_BYTES,
-        features: FEATURES,
-        slots: SLOTS,
-        cookie: challenge.cookie,
-        ..Hello::default()
-    };
-    let payload = greeting(Greeting { life: 1, number: 1, ..challenge }, &hello.encode());
-    Arrived::new(write_frame(Kind::Hello, (0, 0, 0), 0, &payload))
-}
 
 fuzz_target!(|input: &[u8]| {
     let server = ServerOptions { slots: SLOTS, ..ServerOptions::default() };
@@ -47,10 +28,10 @@ fuzz_target!(|input: &[u8]| {
     let mut port = SlicePort { wire: &mut wire, data: &mut buffers };
     let mut now = Nanos(1);
     let from = Peer(1);
-    port.to_host(&mut host, (now, from), &mut hello(Greeting::default()));
+    port.to_host(&mut host, (now, from), &mut hello(Greeting::default(), SLOTS));
     host.poll(now, &mut port);
     let challenge = Greeting::decode(part(&port.wire.take()[0], 0));
-    port.to_host(&mut host, (now, from), &mut hello(challenge));
+    port.to_host(&mut host, (now, from), &mut hello(challenge, SLOTS));
     host.poll(now, &mut port);
     let session = Welcome::decode(part(&port.wire.take()[0], Greeting::BYTES)).session;
     let mut counter = 1;

@@ -99,6 +99,12 @@ order_send() {
     rm /tmp/sent
 }
 
+# connect ADDRESS PORT: tries to begin a connection, by TCP, for two seconds.
+order_connect() {
+    nc -w 2 "$1" "$2" </dev/null >/tmp/connected 2>&1
+    value code $?
+}
+
 # got: waits for the end of the file.
 order_got() {
     wait $listener

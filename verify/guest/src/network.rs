@@ -1,10 +1,14 @@
 //! Two guests on a switch of one daemon: ping, IPv6, a file by TCP with its checksum, VLANs that do
-//! not see each other, a guest that claims another's address, and a rule. With root, the kernel of
-//! a host is on the switch as well: it gives the guests their addresses, and a file.
+//! not see each other, a guest that claims another's address, a rule, rules that are replaced
+//! during a transfer, and a connection that they refuse. A third NIC of one guest is on a second
+//! daemon, and its port on the first one. With root, the kernel of a host is on the switch as well:
+//! it gives the guests their addresses, and a file.
 //!
 //! `sidecore-guest-tune` sets a guest up to poll its NIC, and pings are counted with their
 //! interrupts; also in guests with the kernel of Debian's backports, which has more to set.
 
+mod far;
+mod firewall;
 mod host;
 mod tune;
 
@@ -13,6 +17,7 @@ use crate::config::{Places, quoted, socket};
 use crate::download::{self, Kernel, find_kernel};
 use crate::guest::{Guest, NET_A, NET_B};
 use crate::initramfs::{self, Extra};
+use crate::network::far::VmHost;
 use crate::network::host::Host;
 use crate::network::tune::Counts;
 use crate::progress::Progress;
@@ -83,7 +88,7 @@ pub fn demo(options: &DemoOptions) -> Result<()> {
 /// Guests with the kernel of Debian's backports: a thread polls the NIC of one.
 fn run_polled(session: &mut Session<'_>, counts: &mut Counts, checks: &mut Checks) -> Result<()> {
     let daemon = session.daemon(|places| configuration(places, ""))?;
-    let mut guests = boot(session, false, checks)?;
+    let mut guests = boot(session, false, None, checks)?;
     tune::threaded(session, &mut guests[0], counts, checks)?;
     for guest in guests {
         guest.off(session)?;
@@ -93,7 +98,8 @@ fn run_polled(session: &mut Session<'_>, counts: &mut Counts, checks: &mut Check
 
 /// A switch with the guests' NICs, and with other devices.
 fn configuration(places: &Places<'_>, others: &str) -> Result<String> {
-    let mut text = places.head()?;
+    let keys = quoted(&places.directory.join("keys"))?;
+    let mut text = format!("key_directory = {keys}\n{}", places.head()?);
     text.push_str("\n[[switch]]\nname = \"lan\"\n");
     for (name, mac, vlan) in NICS {
         let socket = quoted(&socket(places.directory, name))?;
@@ -115,10 +121,12 @@ fn run(
     session.namespace = host::namespace(session);
     let has_host = session.namespace.is_some();
     let others = if has_host { host::DEVICE } else { "" };
-    let daemon = session.daemon(|places| configuration(places, others))?;
+    let others = far::iohost(session.directory)? + others;
+    let daemon = session.daemon(|places| configuration(places, &others))?;
+    let vmhost = VmHost::start(session)?;
     let sidecore = session.sidecore();
     let host = if has_host { Some(Host::start(session, busybox)?) } else { None };
-    let mut guests = boot(session, host.is_some(), checks)?;
+    let mut guests = boot(session, host.is_some(), Some(&vmhost), checks)?;
     reach(session, &mut guests, checks)?;
     if let Some(host) = &host {
         host.check(session, &mut guests, checks)?;
@@ -128,6 +136,8 @@ fn run(
     transfer(session, &mut guests, checks)?;
     separate(session, &mut guests, &sidecore, checks)?;
     filter(session, &mut guests, &sidecore, checks)?;
+    firewall::check(session, &mut guests, &sidecore, checks)?;
+    vmhost.check(session, &mut guests, &sidecore, checks)?;
     for guest in &mut guests {
         let kernel = guest.order(session, "kernel")?.text("kernel")?.to_owned();
         checks.note(session, "the guest's kernel logs no errors", kernel == "none", kernel);
@@ -137,27 +147,34 @@ fn run(
     for guest in guests {
         guest.off(session)?;
     }
+    vmhost.stop(session)?;
     daemon.stop(&mut session.inbox)
 }
 
 /// Boots both guests, one with split rings and one with packed ones, and gives them addresses, or
-/// has the host's DHCP server do that.
-fn boot(session: &mut Session<'_>, has_dhcp: bool, checks: &mut Checks) -> Result<[Guest; 2]> {
+/// has the host's DHCP server do that. With a VMhost, they have a third NIC.
+fn boot(
+    session: &mut Session<'_>,
+    has_dhcp: bool,
+    vmhost: Option<&VmHost>,
+    checks: &mut Checks,
+) -> Result<[Guest; 2]> {
     let directory = session.directory;
     let sockets = NICS.map(|(name, ..)| socket(directory, name));
-    let nics = |first: usize| {
-        [first, first + 1].map(|at| Nic {
+    let nics = |guest: usize| -> Vec<Nic<'_>> {
+        let own = [2 * guest, 2 * guest + 1].map(|at| Nic {
             name: NICS[at].0,
             mac: NICS[at].1,
             cable: Cable::Daemon(&sockets[at]),
-            packed: first > 0,
-        })
+            packed: guest > 0,
+        });
+        own.into_iter().chain(vmhost.map(|vmhost| vmhost.nic(guest))).collect()
     };
-    let (of_a, of_b) = (nics(0), nics(2));
-    let equipment = |nics| Equipment { polled: false, disks: &[], ports: &[], nics };
+    let (of_a, of_b) = (nics(0), nics(1));
+    let bare = Equipment { polled: false, disks: &[], ports: &[], nics: &[] };
     let mut guests = [
-        Guest::boot_net(session, NET_A, &equipment(&of_a))?,
-        Guest::boot_net(session, NET_B, &equipment(&of_b))?,
+        Guest::boot_net(session, NET_A, &Equipment { nics: &of_a, ..bare })?,
+        Guest::boot_net(session, NET_B, &Equipment { nics: &of_b, ..bare })?,
     ];
     for (guest, last) in guests.iter_mut().zip([1, 2]) {
         guest.booted(session)?;
@@ -191,17 +208,28 @@ fn reach(session: &mut Session<'_>, guests: &mut [Guest; 2], checks: &mut Checks
 
 /// The guests send each other files.
 fn transfer(session: &mut Session<'_>, guests: &mut [Guest; 2], checks: &mut Checks) -> Result<()> {
-    for (from, to) in [(0, 1), (1, 0)] {
-        guests[to].order(session, "listen")?;
-        let order = format!("send 10.0.0.{} {FILE_MIB}", to + 1);
-        let sent = guests[from].order(session, &order)?.text("digest")?.to_owned();
-        let got = guests[to].order(session, "got")?;
-        let is_same = got.text("digest")? == sent && got.number::<u64>("mib")? == FILE_MIB;
-        let what = ["from the first guest", "from the second guest"][from];
-        let what = format!("a file {what} arrives as it was sent");
-        let found = format!("{} MiB, SHA-256 {}...", got.text("mib")?, &sent[..8.min(sent.len())]);
-        checks.note(session, &what, is_same, found);
-    }
+    let network = ("10.0.0", FILE_MIB);
+    send(session, guests, (0, 1), network, "from the first guest", checks)?;
+    send(session, guests, (1, 0), network, "from the second guest", checks)
+}
+
+/// A guest sends another one a file of this size, to its address in this network.
+fn send(
+    session: &mut Session<'_>,
+    guests: &mut [Guest; 2],
+    (from, to): (usize, usize),
+    (network, mib): (&str, u64),
+    what: &str,
+    checks: &mut Checks,
+) -> Result<()> {
+    guests[to].order(session, "listen")?;
+    let order = format!("send {network}.{} {mib}", to + 1);
+    let sent = guests[from].order(session, &order)?.text("digest")?.to_owned();
+    let got = guests[to].order(session, "got")?;
+    let is_same = got.text("digest")? == sent && got.number::<u64>("mib")? == mib;
+    let what = format!("a file {what} arrives as it was sent");
+    let found = format!("{} MiB, SHA-256 {}...", got.text("mib")?, &sent[..8.min(sent.len())]);
+    checks.note(session, &what, is_same, found);
     Ok(())
 }
 

@@ -29,6 +29,12 @@
 //! death of a client what it had flushed is there. A device's requests are with one sidecore at a
 //! time.
 //!
+//! # A guest that is started elsewhere
+//!
+//! Histories of their own ([`moves`]) have one guest and two clients of the same device. The VMM of
+//! the guest is killed, without a last flush, and another one starts the guest at either client.
+//! Meanwhile IOhosts and paths fail as above.
+//!
 //! # Does it notice anything?
 //!
 //! Each rule of docs/decisions/0040-remote-sessions.md, and that of steering, can be turned off
@@ -39,6 +45,7 @@ mod guest;
 mod history;
 mod member;
 pub mod model;
+pub mod moves;
 pub mod network;
 mod seal;
 pub mod store;

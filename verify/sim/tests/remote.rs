@@ -5,11 +5,13 @@ mod common;
 
 use std::io::Write as _;
 
-use sidecore_sim::remote::{Options, Outcome, run};
+use sidecore_sim::remote::{Options, Outcome, moves, run};
 use sidecore_sim::run_many;
 use sidecore_vrio::Rule;
 
 const SEEDS: u64 = 10_000;
+/// Histories of moves, of which each takes a tenth of a second.
+const SEEDS_OF_MOVES: u64 = 200;
 /// Histories in which every neglected rule shows.
 const SEEDS_PER_RULE: u64 = 3_000;
 
@@ -58,8 +60,33 @@ fn no_answered_write_is_lost_and_none_takes_effect_twice() {
     }
 }
 
+#[test]
+fn a_killed_guest_that_starts_elsewhere_loses_nothing_that_was_flushed_or_that_it_has_read() {
+    let seeds = common::seeds(SEEDS_OF_MOVES);
+    let histories = seeds.end - seeds.start;
+    let total = run_many(seeds, &|seed| moves::run(seed, None), &|_, _| ());
+    let total = total.unwrap_or_else(|violation| panic!("{violation}"));
+    let _ = writeln!(std::io::stderr(), "{histories} histories of moves: {total:?}");
+    if histories >= SEEDS_OF_MOVES {
+        let moves::Outcome { kills, kills_while_away, moves, replayed, abandoned, .. } = total;
+        assert!(kills > 5 * histories && kills_while_away > 2 * histories, "{total:?}");
+        assert!(moves > 2 * histories, "{total:?}");
+        assert!(replayed > 3 * histories && abandoned > 5 * histories, "{total:?}");
+    }
+}
+
 /// The rule is noticed when it is neglected, and it is the rule that is noticed.
 fn is_noticed(rule: Rule) -> bool {
+    if rule == Rule::GoneUsers {
+        let neglecting = |seed| moves::run(seed, Some(rule));
+        let Err(noticed) = run_many(0..SEEDS_PER_RULE, &neglecting, &|_, _| ()) else {
+            return false;
+        };
+        println!("{rule:?}, seed {}: {}", noticed.seed, noticed.what);
+        let without = moves::run(noticed.seed, None);
+        assert!(without.is_ok(), "what was noticed is not {rule:?}: {without:?}");
+        return true;
+    }
     let neglecting = Options { neglect: Some(rule), ..Options::default() };
     let Err(noticed) = run_many(0..SEEDS_PER_RULE, &|seed| run(seed, &neglecting), &|_, _| ())
     else {

@@ -116,6 +116,10 @@ fn user(spec: &Spec, kind: RemoteKind, name: &str) -> Option<String> {
             if let Some(serve) = spec.serves.iter().find(|serve| serve.iohost == name) {
                 return Some(format!("serve \"{}\"", serve.name));
             }
+            let mut devices = spec.devices.iter();
+            if let Some(device) = devices.find(|device| device.front_end.iohost() == Some(name)) {
+                return Some(format!("device \"{}\"", device.name));
+            }
             let parts = Parts::of(spec);
             let needed = needed(&parts, |_| true);
             let mut stores = spec.stores.iter().filter(|store| needed.contains(&*store.name));

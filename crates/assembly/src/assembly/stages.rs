@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::Assembly;
-use crate::AddedStage;
 use crate::disk::Disk;
 use crate::operation::{ErrorKind, OperationError};
 use crate::report::{StageChange, StagesReport};
+use crate::{AddedStage, recordings};
 
 impl Assembly {
     /// Reports the stages of a device.
@@ -19,18 +19,20 @@ impl Assembly {
 
     /// Adds a stage in front of a device's store, while the guest uses the device. The stage is at
     /// this position among those that were added; 1 is the first that a request meets. The stage
-    /// goes with the device, or with the daemon.
+    /// goes with the device, or with the daemon. A recording is a file of the recording directory.
     ///
     /// # Errors
-    /// There is no such device, the stage cannot be added or opened, or requests in flight do not
-    /// end. Nothing has changed then.
+    /// There is no such device, the stage cannot be added or opened, its recording is elsewhere, or
+    /// requests in flight do not end. Nothing has changed then.
     pub fn add_stage(
         &self,
         device: &str,
         stage: &AddedStage,
         position: usize,
     ) -> Result<StageChange, OperationError> {
-        self.changeable(device)?.add_stage(stage, position)
+        let disk = self.changeable(device)?;
+        let directory = self.lists.wanted().spec.recording_directory.clone();
+        disk.add_stage(&recordings::settle(stage, &directory)?, position)
     }
 
     /// Removes a stage that was added, by its type or its position.

@@ -6,11 +6,11 @@
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use sidecore_block::{BlockDevice, Geometry, Meter};
+use sidecore_block::{BlockDevice, Geometry, Meter, StageAccount};
 
 use super::Disk;
 use crate::operation::{ErrorKind, OperationError};
-use crate::report::{StageChange, StageReport, StagesReport};
+use crate::report::{RecordingReport, StageChange, StageReport, StageStats, StagesReport};
 use crate::spec::StageSpec;
 use crate::swap::{NotSwapped, Swapped};
 
@@ -117,6 +117,55 @@ impl Disk {
         live.stages.first().map(|stage| stage.device.meters())
     }
 
+    /// The accounts of all stages, in the order of a request.
+    fn stage_accounts(&self) -> Vec<Arc<StageAccount>> {
+        let top = self.live().top().cloned();
+        top.map(|device| device.stages()).unwrap_or_default()
+    }
+
+    /// Reads the counters of the stages.
+    pub(crate) fn stage_stats(&self) -> Vec<StageStats> {
+        let accounts = (1_usize..).zip(self.stage_accounts());
+        let stats = accounts.map(|(position, account)| StageStats {
+            device: self.spec.name.clone(),
+            position,
+            word: account.word().to_owned(),
+            has_failed: account.failure().is_some(),
+            longest_turn_ns: account.longest_turn().0,
+            recording: account.recording().map(|recording| RecordingReport::of(recording)),
+            counts: account.counts(),
+        });
+        stats.collect()
+    }
+
+    /// The problems of stages without which requests go on.
+    pub(super) fn stage_problems(&self) -> Vec<String> {
+        let accounts = self.stage_accounts();
+        let left_out = accounts.iter().filter(|account| account.is_left_out()).filter_map(|it| {
+            let (word, failure) = (it.word(), it.failure()?);
+            Some(format!("stage \"{word}\" is left out, {failure}"))
+        });
+        let recordings = accounts.iter().filter_map(|account| account.recording()?.problem());
+        left_out.chain(recordings).collect()
+    }
+
+    /// Why the device's requests fail, if a stage has failed, and the remedy.
+    pub(super) fn failed_stage(&self) -> Option<String> {
+        let added = self.live().stages.len();
+        let accounts = self.stage_accounts();
+        let fails = |account: &StageAccount| account.failure().is_some() && !account.is_left_out();
+        let (index, account) = accounts.iter().enumerate().find(|(_, account)| fails(account))?;
+        let (word, name) = (account.word(), &self.spec.name);
+        let remedy = match index.saturating_add(1) {
+            position if position <= added => {
+                format!("remove it with `sidecore stage remove {name} {position}`")
+            }
+            _ => "restart the daemon, which opens it again".to_owned(),
+        };
+        let failure = account.failure()?;
+        Some(format!("all requests fail: stage \"{word}\" has failed, {failure}; {remedy}"))
+    }
+
     /// The types of all stages, in the order of a request.
     pub(super) fn stage_words(&self) -> Vec<String> {
         self.live().words().chain(self.stages.iter().cloned()).collect()
@@ -145,6 +194,8 @@ impl Disk {
 
     /// Reports the stages, in the order of a request.
     pub(crate) fn stages(&self) -> StagesReport {
+        let accounts = self.stage_accounts();
+        let account = |position: usize| accounts.get(position.checked_sub(1)?);
         let live = self.live();
         let added = live.stages.iter().map(|LiveStage { added, .. }| {
             (added.spec.word().to_owned(), true, added.settings.clone())
@@ -159,6 +210,10 @@ impl Disk {
                     word,
                     is_live,
                     settings,
+                    failure: account(position).and_then(|it| it.failure()).map(str::to_owned),
+                    recording: account(position)
+                        .and_then(|it| it.recording())
+                        .map(|recording| RecordingReport::of(recording)),
                 })
                 .collect(),
         }
@@ -298,6 +353,8 @@ impl Disk {
 
     /// Lets go of the store.
     pub(super) fn close_stages(&self) {
-        drop(std::mem::take(&mut *self.live()));
+        let live = std::mem::take(&mut *self.live());
+        // Without the lock: the stages' own code runs here, and may take long.
+        drop(live);
     }
 }

@@ -13,7 +13,7 @@ use sidecore_uplink::{InterfaceMonitor, InterfaceState, PacketQueue, TapOptions,
 
 use super::{FrontEnd, Place};
 use crate::AssemblyError;
-use crate::left::LeftDevice;
+use crate::left::{LeftDevice, PortState};
 use crate::report::QueueCounters;
 use crate::spec::{DeviceSpec, EthernetSpec, TapSpec};
 use crate::switches::{RunningSwitch, StagesSpec, Switches};
@@ -161,21 +161,24 @@ impl Drop for Interface {
 
 impl FrontEnd for Interface {
     fn serve(&self, _: &Path, _: Place, left: Option<LeftDevice>) -> Result<(), AssemblyError> {
+        let port = left.as_ref().map(LeftDevice::port).unwrap_or_default();
+        // Before the first frame, which may be of one of them.
+        self.switch.resume_connections(&self.name, self.port, &port.connections);
         let running = self.open().map_err(|error| AssemblyError::Kernel {
             name: self.name.clone(),
             error: self.explained(&error),
         })?;
         *self.running() = Some(running);
         tracing::info!(device = self.name, interface = self.interface(), "interface opened");
-        let stations = left.as_ref().map(LeftDevice::stations).unwrap_or_default();
-        self.switch.resume_stations(&self.name, self.port, stations);
+        self.switch.resume_stations(&self.name, self.port, port.stations);
         Ok(())
     }
 
     fn hand_over(&self) -> Option<LeftDevice> {
         let stations = self.switch.learnt(self.port);
         self.stop();
-        LeftDevice::pack_stations(&self.name, stations)
+        let connections = self.switch.connections(self.port);
+        LeftDevice::pack_port(&self.name, &PortState { stations, connections })
     }
 
     fn stop(&self) -> bool {

@@ -21,7 +21,7 @@ use sidecore_sidecore::Sidecore;
 use sidecore_vfio_user::PciEndpoint;
 
 use self::runner::Runner;
-use super::socket::{DeviceSocket, Place};
+use super::socket::{DeviceSocket, Place, Watched};
 use super::{FrontEnd, LastStart};
 use crate::AssemblyError;
 use crate::flush::flush_and_wait;
@@ -70,7 +70,7 @@ pub(crate) struct Nvme {
     socket: DeviceSocket,
     last_start: Arc<LastStart>,
     /// The present namespace, and the geometry as last announced to the guest.
-    served: Mutex<Served>,
+    served: Arc<Mutex<Served>>,
     /// Locked while the namespace is replaced.
     changing: Mutex<()>,
 }
@@ -156,7 +156,7 @@ impl Nvme {
             manager,
             last_start,
             socket: DeviceSocket::default(),
-            served: Mutex::new(served),
+            served: Arc::new(Mutex::new(served)),
             changing: Mutex::new(()),
         })
     }
@@ -245,7 +245,16 @@ impl FrontEnd for Nvme {
         left: Option<LeftDevice>,
     ) -> Result<(), AssemblyError> {
         let endpoint = PciEndpoint(Arc::clone(&self.function) as Arc<dyn PciFunction>);
-        self.socket.serve(&self.spec.name, &self.threads.service, endpoint, socket, place, left)
+        let (served, read_only) = (Arc::clone(&self.served), self.spec.read_only);
+        let gone = move || {
+            let served = served.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(store) = served.store.as_ref().filter(|_| !read_only) {
+                store.user_gone();
+            }
+        };
+        let endpoint = Watched { endpoint, gone };
+        let service = &self.threads.service;
+        self.socket.serve(&self.spec.name, service, endpoint, (socket, place), left)
     }
 
     fn stop(&self) -> bool {

@@ -18,6 +18,29 @@ pub(crate) enum Place {
     Listening(Listening),
 }
 
+/// An endpoint whose device is told of a client that is gone.
+pub(super) struct Watched<E, F> {
+    pub(super) endpoint: E,
+    /// Called by a thread that must not wait.
+    pub(super) gone: F,
+}
+
+impl<E: Endpoint, F: Fn() + Send + 'static> Endpoint for Watched<E, F> {
+    type Session = E::Session;
+
+    fn span(&self) -> tracing::Span {
+        self.endpoint.span()
+    }
+
+    fn session(&self) -> E::Session {
+        self.endpoint.session()
+    }
+
+    fn gone(&self) {
+        (self.gone)();
+    }
+}
+
 /// The socket of a device: `None` before the device is served and after it has stopped. Locked
 /// while the device stops.
 #[derive(Default)]
@@ -34,8 +57,7 @@ impl DeviceSocket {
         name: &str,
         service: &Service,
         endpoint: impl Endpoint,
-        path: &Path,
-        place: Place,
+        (path, place): (&Path, Place),
         left: Option<LeftDevice>,
     ) -> Result<(), AssemblyError> {
         let left = left.and_then(LeftDevice::unpack_or_disconnect);

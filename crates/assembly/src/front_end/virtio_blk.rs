@@ -12,7 +12,7 @@ use sidecore_virtio::VirtioDevice;
 use sidecore_virtio::blk::{BlkDevice, BlkOptions};
 
 use super::FrontEnd;
-use super::socket::{DeviceSocket, Place};
+use super::socket::{DeviceSocket, Place, Watched};
 use crate::AssemblyError;
 use crate::left::LeftDevice;
 use crate::report::QueueCounters;
@@ -50,7 +50,10 @@ impl FrontEnd for VirtioBlk {
         left: Option<LeftDevice>,
     ) -> Result<(), AssemblyError> {
         let endpoint = VirtioEndpoint(Arc::clone(&self.served) as Arc<dyn VirtioDevice>);
-        self.socket.serve(self.served.device().name(), &self.service, endpoint, socket, place, left)
+        let served = Arc::clone(&self.served);
+        let endpoint = Watched { endpoint, gone: move || served.user_gone() };
+        let name = self.served.device().name();
+        self.socket.serve(name, &self.service, endpoint, (socket, place), left)
     }
 
     fn stop(&self) -> bool {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sidecore_block::Geometry;
 use sidecore_linux::peer_event;
-use sidecore_net::{Guard, PortConfig, PortId, QueueId, SwitchError, SwitchUnit, Vlans};
+use sidecore_net::{PortId, QueueId, SwitchError, SwitchUnit};
 use sidecore_peer::{Disconnect, Service};
 use sidecore_reactor::IdleMode;
 use sidecore_ring::RingState;
@@ -19,7 +19,7 @@ use sidecore_virtio::{ConfigError, QueueLog, QueueResources, StartError, VirtioD
 use super::socket::{DeviceSocket, Place};
 use super::{FrontEnd, LastStart};
 use crate::AssemblyError;
-use crate::left::LeftDevice;
+use crate::left::{LeftDevice, PortState};
 use crate::report::QueueCounters;
 use crate::spec::{DeviceSpec, VirtioNetSpec};
 use crate::switches::{RunningSwitch, Switches};
@@ -57,7 +57,7 @@ impl VirtioNet {
         let switch = switches.get(&own.switch);
         let switch = switch.ok_or_else(|| failed("it does not run".to_owned()))?;
         let stages = own.stages();
-        let port = switch.add_port(&spec.name, port_config(own), &stages, Arc::default());
+        let port = switch.add_port(&spec.name, own.port(), &stages, Arc::default());
         let port = port.map_err(failed)?;
         let options = NetOptions {
             pairs: spec.queues,
@@ -77,21 +77,6 @@ impl VirtioNet {
             is_closed: AtomicBool::new(false),
         };
         Ok(Self { served: Arc::new(served), service, socket: DeviceSocket::default() })
-    }
-}
-
-/// The port of a NIC with these settings.
-fn port_config(own: &VirtioNetSpec) -> PortConfig {
-    let guard = Guard { mac: own.mac(), ipv4: own.ipv4(), ipv6: None, router: false };
-    let vlans = match own.trunk() {
-        Some(allowed) => Vlans::Trunk { native: Some(own.vlan), allowed: allowed.collect() },
-        None => Vlans::Access(own.vlan),
-    };
-    PortConfig {
-        vlans,
-        guard: (!own.any_source).then_some(guard),
-        is_isolated: own.is_isolated,
-        ..PortConfig::station()
     }
 }
 
@@ -279,9 +264,11 @@ impl FrontEnd for VirtioNet {
     ) -> Result<(), AssemblyError> {
         let endpoint = VirtioEndpoint(Arc::clone(&self.served) as Arc<dyn VirtioDevice>);
         let (served, name) = (&self.served, self.served.device.name());
-        let stations = left.as_ref().map(LeftDevice::stations).unwrap_or_default();
-        self.socket.serve(name, &self.service, endpoint, socket, place, left)?;
-        served.switch.resume_stations(name, served.port, stations);
+        let port = left.as_ref().map(LeftDevice::port).unwrap_or_default();
+        // Before the first frame, which may be of one of them.
+        served.switch.resume_connections(name, served.port, &port.connections);
+        self.socket.serve(name, &self.service, endpoint, (socket, place), left)?;
+        served.switch.resume_stations(name, served.port, port.stations);
         Ok(())
     }
 
@@ -291,8 +278,13 @@ impl FrontEnd for VirtioNet {
 
     fn hand_over(&self) -> Option<LeftDevice> {
         // The switch forgets them when the queues stop.
-        let stations = self.served.switch.learnt(self.served.port);
-        LeftDevice::pack_nic(self.served.device.name(), self.socket.export()?, stations)
+        let (switch, port) = (&self.served.switch, self.served.port);
+        let stations = switch.learnt(port);
+        let socket = self.socket.export()?;
+        // Behind the last frame.
+        let connections = switch.connections(port);
+        let state = PortState { stations, connections };
+        LeftDevice::pack_nic(self.served.device.name(), socket, state)
     }
 
     fn close(&self) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Graph, Occasion, lock};
 use crate::AssemblyError;
 use crate::disk::Disk;
-use crate::front_end::{FrontEnd, Interface, VirtioNet};
+use crate::front_end::{FrontEnd, Interface, RemotePort, VirtioNet};
 use crate::plan::{Parts, Verb};
 use crate::spec::{DeviceSpec, FrontEndSpec};
 
@@ -26,7 +26,7 @@ impl Graph {
         specs.try_for_each(|spec| self.lists.switches.start(spec, &sidecores))
     }
 
-    /// Creates a port of a switch: a NIC, or an interface of this host.
+    /// Creates a port of a switch: a NIC, an interface of this host, or the end of a remote NIC.
     pub(super) fn start_port(
         &mut self,
         device: &DeviceSpec,
@@ -57,6 +57,14 @@ impl Graph {
             FrontEndSpec::Tap(own) => Ok(Box::new(Interface::tap(device, own, switches)?)),
             FrontEndSpec::Ethernet(own) => {
                 Ok(Box::new(Interface::ethernet(device, own, switches)?))
+            }
+            FrontEndSpec::VrioNet(own) => {
+                let remote = Arc::clone(&self.lists.remote);
+                Ok(Box::new(RemotePort::exported(device, own, switches, remote)?))
+            }
+            FrontEndSpec::RemoteNet(own) => {
+                let remote = Arc::clone(&self.lists.remote);
+                Ok(Box::new(RemotePort::used(device, own, switches, remote)?))
             }
             _ => {
                 let (name, why) = (device.name.clone(), "it is no port of a switch");

@@ -113,12 +113,15 @@ impl<'a> Checker<'a> {
             let is_possible = (1..=QUEUE_PAIRS_MAX).contains(&device.queues);
             let why = "it needs 1 to 16 pairs of queues";
             let name = device.name.clone();
-            return is_possible.then_some(()).ok_or(AssemblyError::Device { name, why });
+            is_possible.then_some(()).ok_or(AssemblyError::Device { name, why })?;
+            let missing = device.front_end.iohost().filter(|of| self.parts.iohost(of).is_none());
+            if let Some(name) = missing {
+                return Err(unknown(subject(device), "iohost", name));
+            }
+            return self.check_clients(device);
         }
         if device.front_end.client().is_some() {
-            let mut clients = device.front_end.clients();
-            let missing = clients.find(|client| self.parts.client(client).is_none());
-            return missing.map_or(Ok(()), |name| Err(unknown(subject(device), "client", name)));
+            return self.check_clients(device);
         }
         for name in &device.sidecores {
             if self.parts.sidecore(name).is_none() {
@@ -130,6 +133,12 @@ impl<'a> Checker<'a> {
             return wrong("it needs 1 to 64 queues");
         }
         if device.sidecores.is_empty() { wrong("it has no sidecore") } else { Ok(()) }
+    }
+
+    fn check_clients(&self, device: &DeviceSpec) -> Result<(), AssemblyError> {
+        let mut clients = device.front_end.clients();
+        let missing = clients.find(|client| self.parts.client(client).is_none());
+        missing.map_or(Ok(()), |name| Err(unknown(subject(device), "client", name)))
     }
 
     /// Follows a store to its bottom, through the controllers whose functions lie on the way.

@@ -306,9 +306,11 @@ impl<'a> Planner<'a> {
         for device in &self.next.spec().devices {
             let runs = |name: &String| self.runs(name);
             let serves = |client: &str| self.state.clients.contains_key(client);
+            let is_used = |iohost: &str| self.state.iohosts.contains_key(iohost);
             if self.state.devices.contains_key(&device.name)
                 || !device.sidecores.iter().all(runs)
                 || !device.front_end.clients().all(serves)
+                || !device.front_end.iohost().is_none_or(is_used)
             {
                 continue;
             }

@@ -63,6 +63,7 @@ impl Stale {
     fn changes_device(&self, spec: &DeviceSpec, next: &Parts<'_>) -> bool {
         spec.sidecores.iter().any(|sidecore| self.sidecores.contains(sidecore))
             || spec.front_end.clients().any(|name| self.clients.contains(name))
+            || spec.front_end.iohost().is_some_and(|name| self.iohosts.contains(name))
             || spec.front_end.switch().is_some_and(|name| self.switches.contains(name))
             || next.device(&spec.name) != Some(spec)
     }

@@ -1,11 +1,13 @@
 //! Plans between chosen specifications, and between arbitrary ones.
 
+mod nics;
+
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::uses::{Name, uses};
 use super::*;
-use crate::spec::{FileOptions, FrontEndSpec, RemoteSpec, VirtioNetSpec, VolumeSpec, VrioSpec};
+use crate::spec::{FileOptions, FrontEndSpec, RemoteSpec, VolumeSpec, VrioSpec};
 
 fn store(name: &str, kind: StoreKind) -> StoreSpec {
     StoreSpec::new(name, kind)
@@ -501,42 +503,6 @@ fn is_founded(state: &State, kind: &StoreKind, next: &Spec) -> bool {
     kind.inner().is_none_or(is_open)
         && kind.controller().is_none_or(controls)
         && kind.remote().is_none_or(leads)
-}
-
-/// A NIC needs its switch and no store; the switch needs its sidecore.
-#[test]
-fn a_nic_comes_and_goes_with_its_switch() {
-    let nic = VirtioNetSpec { switch: "lan".to_owned(), ..VirtioNetSpec::default() };
-    let mut spec = Spec {
-        sidecores: vec![SidecoreSpec { name: "sc0".to_owned(), cpu: None }],
-        switches: vec![SwitchSpec {
-            name: "lan".to_owned(),
-            sidecore: "sc0".to_owned(),
-            ..SwitchSpec::default()
-        }],
-        devices: vec![DeviceSpec {
-            name: "nic".to_owned(),
-            front_end: FrontEndSpec::VirtioNet(Box::new(nic)),
-            ..DeviceSpec::default()
-        }],
-        ..Spec::default()
-    };
-    check(&spec).unwrap();
-    let words = |state: &State, next: &Spec| -> Vec<String> {
-        plan(state, next).iter().map(Action::to_string).collect()
-    };
-    let mut state = State::default();
-    let starts = ["start sidecore \"sc0\"", "start switch \"lan\"", "start device \"nic\""];
-    assert_eq!(words(&state, &spec), starts);
-    come_to(&mut state, &spec, None);
-    spec.switches[0].age_s = 7;
-    let renewed = ["stop device \"nic\"", "stop switch \"lan\"", starts[1], starts[2]];
-    assert_eq!(words(&state, &spec), renewed);
-    come_to(&mut state, &spec, None);
-    let stops = ["stop device \"nic\"", "stop switch \"lan\"", "stop sidecore \"sc0\""];
-    assert_eq!(words(&state, &Spec::default()), stops);
-    spec.switches.clear();
-    assert!(check(&spec).unwrap_err().to_string().contains("switch \"lan\""));
 }
 
 /// Whether a part above is open, or being opened.

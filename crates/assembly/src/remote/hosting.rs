@@ -9,8 +9,9 @@ use sidecore_block::BlockDevice;
 use sidecore_reactor::Unit;
 use sidecore_remote::export::{
     ClientId, ClientLimits, ClientShare, ClientSpec as ExportClient, Export, ExportError,
-    ExportedDevice, Helper, Load, helper,
+    ExportedDevice, ExportedNic, Helper, Load, helper,
 };
+use sidecore_remote::{NicMonitor, NicState, RemoteNic, remote_nic};
 use sidecore_sidecore::{Handle, NotStarted, Sidecore, Stopped};
 use sidecore_trust::{Admission, ClientName, KeyDirectory, KeyError, PrivateKey};
 use sidecore_vrio::{HostOptions, ServerOptions};
@@ -22,6 +23,9 @@ use crate::controllers::limits;
 use crate::spec::{ClientSpec, LinkSpec};
 
 pub(super) type ExportUnit = Export<SharedTrust>;
+
+/// The numbers of a device at the queues of a client's links.
+type Numbers = Vec<(Arc<Handle<ExportUnit>>, u16)>;
 
 /// How long a unit may take to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
@@ -44,6 +48,8 @@ pub(super) struct ServedClient {
     ids: Vec<(Arc<Handle<ExportUnit>>, ClientId)>,
     /// By their names.
     pub(super) devices: BTreeMap<String, ServedDevice>,
+    /// Its NICs by their names.
+    pub(super) nics: BTreeMap<String, ServedNic>,
     share: ClientShare,
     /// Whether it is admitted on a link.
     pub(super) is_admitted: bool,
@@ -55,7 +61,22 @@ pub(super) struct ServedClient {
 pub(super) struct ServedDevice {
     device: ExportedDevice,
     /// Its numbers at the queues of the client's links.
-    numbers: Vec<(Arc<Handle<ExportUnit>>, u16)>,
+    numbers: Numbers,
+}
+
+/// A NIC of a client.
+pub(super) struct ServedNic {
+    pub(super) nic: ExportedNic,
+    /// Its numbers at the queues of the client's links, and its states there.
+    numbers: Numbers,
+    monitors: Vec<NicMonitor>,
+}
+
+impl ServedNic {
+    /// The state at the queue that is furthest.
+    pub(super) fn state(&self) -> NicState {
+        NicState::furthest(self.monitors.iter().map(NicMonitor::state)).unwrap_or(NicState::Away)
+    }
 }
 
 /// The sidecores of the remote channel, with their loads.
@@ -163,6 +184,7 @@ impl ServedClient {
             share: share(spec),
             ids: Vec::new(),
             devices: BTreeMap::new(),
+            nics: BTreeMap::new(),
             is_admitted: false,
             is_drained: false,
         };
@@ -273,7 +295,15 @@ impl ServedClient {
     pub(super) fn disconnect(&mut self, links: &BTreeMap<String, OpenLink>) -> Result<(), String> {
         self.leave();
         self.join(links)?;
-        let Self { ids, devices, .. } = self;
+        let Self { ids, devices, nics, .. } = self;
+        // The client has other names there now.
+        for (unit, number) in nics.values().flat_map(|nic| &nic.numbers) {
+            let of_unit = ids.iter().find(|(other, _)| Arc::ptr_eq(other, unit));
+            if let Some((_, id)) = of_unit {
+                let (id, number) = (*id, *number);
+                asked(unit.ask(move |unit| unit.assign_nic(number, id)))?;
+            }
+        }
         devices.values_mut().try_for_each(|device| device.add(ids))
     }
 
@@ -294,6 +324,36 @@ impl ServedClient {
         served.add(&self.ids)?;
         self.devices.insert(name, served);
         Ok(())
+    }
+
+    /// Gives the client a NIC. Returns its queues for the port of a switch: one for each queue of
+    /// the client's links, of which that is up which has the client's session.
+    pub(super) fn export_nic(&mut self, nic: &ExportedNic) -> Result<Vec<RemoteNic>, String> {
+        let (mut queues, mut numbers) = (Vec::new(), Vec::new());
+        for (unit, id) in &self.ids {
+            let added = remote_nic(nic.mtu).map_err(|error| error.to_string());
+            let added = added.and_then(|(queue, end)| {
+                let (id, nic) = (*id, nic.clone());
+                queues.push(queue);
+                asked(unit.ask(move |unit| unit.add_nic(id, &nic, end)))
+            });
+            match added {
+                Ok(number) => numbers.push((Arc::clone(unit), number)),
+                Err(error) => {
+                    remove_nics(numbers);
+                    return Err(error);
+                }
+            }
+        }
+        let monitors = queues.iter().map(RemoteNic::monitor).collect();
+        let served = ServedNic { nic: nic.clone(), numbers, monitors };
+        self.nics.insert(nic.name.to_string(), served);
+        Ok(queues)
+    }
+
+    /// Takes a NIC from the client.
+    pub(super) fn withdraw_nic(&mut self, nic: &str) {
+        remove_nics(self.nics.remove(nic).map_or_else(Vec::new, |served| served.numbers));
     }
 
     /// Takes a device from the client. The receiver gets a message for each queue that has closed
@@ -341,6 +401,12 @@ impl ServedDevice {
             });
         }
         (receiver, count)
+    }
+}
+
+fn remove_nics(numbers: Numbers) {
+    for (unit, number) in numbers {
+        unit.tell(move |unit| drop(unit.remove_nic(number)));
     }
 }
 

@@ -8,19 +8,22 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use sidecore_link::{LinkCounts, LinkState};
+use sidecore_net::MacAddress;
+use sidecore_remote::NicState;
 use sidecore_remote::client::{Iohost, OpenedReport, SessionReport};
 use sidecore_remote::export::{ExecutorCounts, ExportStatus};
 use sidecore_telemetry::{CounterSet as _, Counts as _};
 use sidecore_units::Nanos;
 use sidecore_vrio::VrioCounts;
-use sidecore_vrio::wire::DeviceEntry;
+use sidecore_vrio::wire::{DeviceEntry, device_flag};
 
+use super::hosting::{ServedClient, ServedNic};
 use super::link::Granted;
-use super::using::{DrainRest, UsedDevice, UsedIohost};
+use super::using::{DrainRest, UsedDevice, UsedIohost, UsedNic};
 use super::{Parts, Remote, SizeListener, unix_s};
 use crate::report::{
-    ClientReport, ExecutorReport, ExportReport, IohostReport, LinkReport, RemoteDeviceReport,
-    RemoteReport,
+    ClientReport, ExecutorReport, ExportReport, ExportedNicReport, IohostReport, LinkReport,
+    RemoteDeviceReport, RemoteNicReport, RemoteReport,
 };
 use crate::spec::LinkSpec;
 
@@ -354,12 +357,13 @@ fn clients(parts: &Parts, history: &mut History) -> Vec<ClientReport> {
         .to_owned();
         report.since_unix_s = history.note("client", name, &report.state);
         report.devices = exports(client, parts, history);
+        report.nics = exported_nics(client, report.sessions_open > 0, history);
         reports.push(report);
     }
     reports
 }
 
-fn exports(client: &super::ServedClient, parts: &Parts, history: &History) -> Vec<ExportReport> {
+fn exports(client: &ServedClient, parts: &Parts, history: &History) -> Vec<ExportReport> {
     let epoch = parts.incarnation.unwrap_or(0);
     let status = |device: &str| {
         let links = client.spec.links.iter();
@@ -373,6 +377,41 @@ fn exports(client: &super::ServedClient, parts: &Parts, history: &History) -> Ve
         in_flight: status(device).map_or(0, |status| status.in_flight.into()),
     };
     client.devices.keys().map(report).collect()
+}
+
+fn exported_nics(
+    client: &ServedClient,
+    is_there: bool,
+    history: &mut History,
+) -> Vec<ExportedNicReport> {
+    let report = |(device, served): (&String, &ServedNic)| {
+        // A session lasts while its client is silent.
+        let state = Some(served.state()).filter(|state| is_there || *state != NicState::Up);
+        let state = state.unwrap_or(NicState::Away).word();
+        ExportedNicReport {
+            device: device.clone(),
+            state: state.to_owned(),
+            since_unix_s: history.note("NIC of a client", device, state),
+            mac: MacAddress(served.nic.mac).to_string(),
+            mtu: served.nic.mtu,
+        }
+    };
+    client.nics.iter().map(report).collect()
+}
+
+fn used_nics(used: &UsedIohost, history: &mut History) -> Vec<RemoteNicReport> {
+    let report = |(device, used): (&String, &UsedNic)| {
+        let (state, entry) = (used.monitor.state().word(), used.monitor.address());
+        RemoteNicReport {
+            device: device.clone(),
+            nic: used.nic.clone(),
+            state: state.to_owned(),
+            since_unix_s: history.note("remote NIC", device, state),
+            mac: entry.map(|(mac, _)| MacAddress(mac).to_string()),
+            mtu: entry.map(|(_, mtu)| mtu),
+        }
+    };
+    used.nics.iter().map(report).collect()
 }
 
 fn iohost(used: &UsedIohost, history: &mut History, now: Nanos) -> IohostReport {
@@ -435,14 +474,37 @@ fn iohost(used: &UsedIohost, history: &mut History, now: Nanos) -> IohostReport 
             capacity_bytes: status.entry.map_or(0, |entry| entry.capacity_bytes),
         });
     }
+    report.nics = used_nics(used, history);
     report
 }
 
-/// The names of devices. An IOhost may send any bytes.
+/// The names of disks. An IOhost may send any bytes.
 fn names(devices: &[DeviceEntry]) -> Vec<String> {
     let name = |entry: &DeviceEntry| {
         let end = entry.name.iter().position(|byte| *byte == 0).unwrap_or(entry.name.len());
         String::from_utf8_lossy(entry.name.get(..end).unwrap_or_default()).into_owned()
     };
-    devices.iter().map(name).collect()
+    devices.iter().filter(|entry| !entry.has(device_flag::NIC)).map(name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use sidecore_vrio::wire::{DEVICE_NAME_BYTES, NicEntry};
+
+    use super::*;
+
+    #[test]
+    fn patterns_see_disks_and_no_nics() {
+        let name = |text: &[u8]| {
+            let mut name = [0; DEVICE_NAME_BYTES];
+            name[..text.len()].copy_from_slice(text);
+            name
+        };
+        let flags = device_flag::PRESENT;
+        let disk = DeviceEntry { name: name(b"db-1"), flags, ..DeviceEntry::default() };
+        let odd = DeviceEntry { name: [0xff; DEVICE_NAME_BYTES], flags, ..DeviceEntry::default() };
+        let nic = NicEntry { name: name(b"db-net"), ..NicEntry::default() }.to_device();
+        let listed = names(&[disk, nic, odd]);
+        assert_eq!(listed, ["db-1".to_owned(), "\u{fffd}".repeat(DEVICE_NAME_BYTES)]);
+    }
 }

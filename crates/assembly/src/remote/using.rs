@@ -10,6 +10,7 @@ use sidecore_link::{Link, LinkAddress};
 use sidecore_remote::client::{
     Canceller, Iohost, OpenError, Opening, Session, SessionOptions, SessionReport,
 };
+use sidecore_remote::{NicMonitor, RemoteNic, remote_nic};
 use sidecore_sidecore::{Handle, Sidecore};
 use sidecore_trust::{ClientName, ClientTrust, KeyError};
 use sidecore_units::Nanos;
@@ -32,6 +33,10 @@ pub(super) struct UsedIohost {
     pub(super) sessions: Vec<(Iohost, Arc<Handle<SessionUnit>>)>,
     /// The stores that are its devices, by their names.
     pub(super) stores: BTreeMap<String, UsedDevice>,
+    /// The NICs that are ports of switches, by the names of their devices.
+    pub(super) nics: BTreeMap<String, UsedNic>,
+    /// NICs that were opened, also those of which the use has ended.
+    opened_nics: usize,
     /// Whether new requests wait, because it is to be taken away.
     pub(super) is_drained: bool,
 }
@@ -100,6 +105,13 @@ pub(super) struct UsedDevice {
     pub(super) session: usize,
 }
 
+/// A NIC at an IOhost that is a port of a switch here.
+pub(super) struct UsedNic {
+    /// The name of the NIC at the IOhost.
+    pub(super) nic: String,
+    pub(super) monitor: NicMonitor,
+}
+
 /// An IOhost that is there attaches a device in this time. After that, guests of an earlier process
 /// are served as it has promised, and their requests wait.
 const ATTACHED_WITHIN: Duration = Duration::from_secs(1);
@@ -158,6 +170,8 @@ impl UsedIohost {
             links,
             sessions: Vec::new(),
             stores: BTreeMap::new(),
+            nics: BTreeMap::new(),
+            opened_nics: 0,
             is_drained: false,
         };
         let mut queues: Vec<_> = queues.into_iter().map(Vec::into_iter).collect();
@@ -250,6 +264,25 @@ impl UsedIohost {
         self.stores.insert(store.to_owned(), used);
         let (iohost, promises) = (self.spec.name.clone(), Arc::clone(promises));
         Ok(OpeningDevice { opening, iohost, device, promises })
+    }
+
+    /// Begins to use a NIC as a port of a switch: the use ends when that drops it. NICs are spread
+    /// over the sessions.
+    pub(super) fn open_nic(
+        &mut self,
+        device: &str,
+        nic: &str,
+        mtu: u16,
+    ) -> Result<RemoteNic, String> {
+        let session = self.opened_nics.checked_rem(self.sessions.len()).unwrap_or(0);
+        let session = self.sessions.get(session);
+        let (iohost, _) = session.ok_or_else(|| "its IOhost has no session".to_owned())?;
+        let (queue, end) = remote_nic(mtu).map_err(|error| error.to_string())?;
+        iohost.open_nic(nic, end).map_err(|error: OpenError| error.to_string())?;
+        self.opened_nics = self.opened_nics.wrapping_add(1);
+        let used = UsedNic { nic: nic.to_owned(), monitor: queue.monitor() };
+        self.nics.insert(device.to_owned(), used);
+        Ok(queue)
     }
 
     /// Has new requests wait, or go on.

@@ -112,6 +112,9 @@ pub struct ClientReport {
     pub executing: u64,
     /// The devices that are exported to the client.
     pub devices: Vec<ExportReport>,
+    /// The client's NICs, which are ports of switches of this host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<ExportedNicReport>,
     /// The counters of all the client's sessions together.
     #[serde(flatten)]
     pub counts: VrioCounts,
@@ -128,6 +131,41 @@ pub struct ExportReport {
     pub in_flight: u64,
     /// The device's epoch: another one makes the client send unflushed writes again.
     pub epoch: String,
+}
+
+/// A NIC of a client, of which this host's switch has the port.
+#[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct ExportedNicReport {
+    /// The name of the device, and of the port.
+    pub device: String,
+    /// `up`, or why no packets pass: `away` (no session of the client has it), `down` or `closed`.
+    pub state: String,
+    /// The time of the last change of the state, in seconds since 1970.
+    pub since_unix_s: u64,
+    /// The NIC's hardware address.
+    pub mac: String,
+    /// The largest packet in bytes without Ethernet header.
+    pub mtu: u16,
+}
+
+/// A NIC of this host whose port is at an IOhost's switch.
+#[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct RemoteNicReport {
+    /// The name of the device, which is a port of a switch of this host.
+    pub device: String,
+    /// The name of the NIC at the IOhost.
+    pub nic: String,
+    /// `up`, or why no packets pass: `away` (the IOhost does not answer, or has no such NIC),
+    /// `down` (set by the IOhost) or `closed`.
+    pub state: String,
+    /// The time of the last change of the state, in seconds since 1970.
+    pub since_unix_s: u64,
+    /// The hardware address, as the IOhost has given it last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
+    /// The largest packet in bytes without Ethernet header, as the IOhost has given it last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u16>,
 }
 
 /// A host whose devices this one uses.
@@ -158,7 +196,10 @@ pub struct IohostReport {
     pub credits: u64,
     /// Stores that are devices of the IOhost.
     pub devices: Vec<RemoteDeviceReport>,
-    /// The names of all devices that the IOhost has for this host, while there is a session.
+    /// The NICs of this host whose ports are at the IOhost.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<RemoteNicReport>,
+    /// The names of all disks that the IOhost has for this host, while there is a session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub announced: Option<Vec<String>>,
     /// The counters of all sessions with the IOhost together.

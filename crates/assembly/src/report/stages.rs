@@ -2,9 +2,10 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use sidecore_block::{Recording, RecordingCounts, RecordingState, StageCounts};
 
 /// The stages of a device.
-#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct StagesReport {
     /// The device's name.
     pub device: String,
@@ -13,7 +14,7 @@ pub struct StagesReport {
 }
 
 /// A stage of a device.
-#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct StageReport {
     /// The stage's place in the order, from 1.
     pub position: usize,
@@ -26,6 +27,63 @@ pub struct StageReport {
     /// The settings of an added stage that were given, each as `KEY=VALUE`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub settings: Vec<String>,
+    /// Why the stage has failed, and with it all requests of the device; `None` while it works.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+    /// The recording that the stage makes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recording: Option<RecordingReport>,
+}
+
+/// A recording of requests.
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
+pub struct RecordingReport {
+    /// The file.
+    pub file: String,
+    /// The size of the file in bytes.
+    pub file_bytes: u64,
+    /// Whether the file has its largest size. It is complete then.
+    pub is_full: bool,
+    /// Why requests are not recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+    /// The counters.
+    #[serde(flatten)]
+    pub counts: RecordingCounts,
+}
+
+impl RecordingReport {
+    pub(crate) fn of(recording: &Recording) -> Self {
+        Self {
+            file: recording.file().display().to_string(),
+            file_bytes: recording.file_bytes(),
+            is_full: recording.state() == RecordingState::Full,
+            problem: recording.problem(),
+            counts: recording.counts(),
+        }
+    }
+}
+
+/// The counters of a stage of a device.
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
+pub struct StageStats {
+    /// The device's name.
+    pub device: String,
+    /// The stage's place in the order in which a request meets the device's stages, from 1.
+    pub position: usize,
+    /// The type of the stage.
+    #[serde(rename = "type")]
+    pub word: String,
+    /// Whether the stage has failed, and with it all requests of the device.
+    pub has_failed: bool,
+    /// The longest time that the stage took of a turn; 0 if that was never over a millisecond.
+    pub longest_turn_ns: u64,
+    /// The recording that the stage makes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recording: Option<RecordingReport>,
+    /// The counters.
+    #[serde(flatten)]
+    pub counts: StageCounts,
 }
 
 /// A stage that was added to a device, or removed.

@@ -3,14 +3,15 @@
 use std::path::PathBuf;
 
 use sidecore_keys::{Key, Kind, Value, keys};
+use sidecore_net::MacAddress;
 use sidecore_nvme::Interrupts;
 use sidecore_reactor::IdleMode;
 use sidecore_units::Nanos;
 
 use super::rules::{NAME, is_mode, is_socket_path};
 use super::{
-    EthernetSpec, QUEUE_PAIRS_MAX, QUEUES_MAX, SERIAL_MAX_BYTES, SocketAccess, TapSpec,
-    VirtioNetSpec,
+    EthernetSpec, QUEUE_PAIRS_MAX, QUEUES_MAX, RemoteNetSpec, SERIAL_MAX_BYTES, SocketAccess,
+    TapSpec, VirtioNetSpec, VrioNetSpec,
 };
 
 /// Longer spinning or delaying than a minute is a slip of the unit.
@@ -58,22 +59,28 @@ pub const STRUCTURE: &[Key] = &[
     NAME,
     Key::new(
         "front_end",
-        Kind::Word(&["virtio-blk", "nvme", "virtio-net", "vrio", "ublk", "tap", "ethernet"]),
+        Kind::Word(&[
+            "virtio-blk",
+            "nvme",
+            "virtio-net",
+            "vrio",
+            "vrio-net",
+            "remote-net",
+            "ublk",
+            "tap",
+            "ethernet",
+        ]),
         "`\"virtio-blk\"`",
         "what the guest sees, `virtio-blk`, `nvme` or `virtio-net`; or `vrio` to export the device \
-         to a client, or `ublk` for a block device of this host, or `tap` and `ethernet` for \
-         interfaces of this host on a switch; each has [keys](#front_end--virtio-blk) of its own",
+         to a client, and `vrio-net` a NIC, which is `remote-net` at the client; or `ublk` for a \
+         block device of this host, or `tap` and `ethernet` for interfaces of this host on a \
+         switch; each has [keys](#front_end--virtio-blk) of its own",
     ),
-    Key::new(
-        "store",
-        Kind::Text,
-        "required, except with `virtio-net`, `tap` and `ethernet`",
-        "the store behind it",
-    ),
+    Key::new("store", Kind::Text, "required, except on a switch", "the store behind it"),
     Key::new(
         "socket",
         Kind::Path,
-        "required, except with `vrio`, `ublk`, `tap` and `ethernet`",
+        "required for `virtio-blk`, `nvme` and `virtio-net`",
         "the socket that it is served on, of vhost-user or, for `nvme`, of vfio-user: at most 107 \
          bytes. The daemon makes the directory (0755) if only that is missing. The socket of a \
          dead daemon is replaced",
@@ -252,6 +259,10 @@ pub enum FrontEndSpec {
     Tap(Box<TapSpec>),
     /// An Ethernet interface of this host, on a switch.
     Ethernet(Box<EthernetSpec>),
+    /// A NIC of a client's, on a switch of this host.
+    VrioNet(Box<VrioNetSpec>),
+    /// A NIC at an IOhost, on a switch of this host.
+    RemoteNet(Box<RemoteNetSpec>),
 }
 
 impl FrontEndSpec {
@@ -261,6 +272,8 @@ impl FrontEndSpec {
         ("virtio-blk", VirtioBlkSpec::KEYS),
         ("nvme", NvmeSpec::KEYS),
         ("virtio-net", VirtioNetSpec::KEYS),
+        ("vrio-net", VrioNetSpec::KEYS),
+        ("remote-net", RemoteNetSpec::KEYS),
         ("vrio", VrioSpec::KEYS),
         ("ublk", UblkSpec::KEYS),
         ("tap", TapSpec::KEYS),
@@ -277,6 +290,8 @@ impl FrontEndSpec {
             "virtio-net" => Self::VirtioNet(Box::default()),
             "tap" => Self::Tap(Box::default()),
             "ethernet" => Self::Ethernet(Box::default()),
+            "vrio-net" => Self::VrioNet(Box::default()),
+            "remote-net" => Self::RemoteNet(Box::default()),
             _ => Self::VirtioBlk(VirtioBlkSpec::default()),
         }
     }
@@ -292,6 +307,8 @@ impl FrontEndSpec {
             Self::VirtioNet(_) => "virtio-net",
             Self::Tap(_) => "tap",
             Self::Ethernet(_) => "ethernet",
+            Self::VrioNet(_) => "vrio-net",
+            Self::RemoteNet(_) => "remote-net",
         }
     }
 
@@ -305,6 +322,8 @@ impl FrontEndSpec {
             Self::VirtioNet(spec) => spec.set(values),
             Self::Tap(spec) => spec.set(values),
             Self::Ethernet(spec) => spec.set(values),
+            Self::VrioNet(spec) => spec.set(values),
+            Self::RemoteNet(spec) => spec.set(values),
         }
     }
 
@@ -319,6 +338,8 @@ impl FrontEndSpec {
             Self::VirtioNet(_) => VirtioNetSpec::KEYS,
             Self::Tap(_) => TapSpec::KEYS,
             Self::Ethernet(_) => EthernetSpec::KEYS,
+            Self::VrioNet(_) => VrioNetSpec::KEYS,
+            Self::RemoteNet(_) => RemoteNetSpec::KEYS,
         }
     }
 
@@ -327,6 +348,7 @@ impl FrontEndSpec {
     pub fn client(&self) -> Option<&str> {
         match self {
             Self::Vrio(spec) => Some(&spec.client),
+            Self::VrioNet(spec) => Some(&spec.client),
             _ => None,
         }
     }
@@ -338,6 +360,25 @@ impl FrontEndSpec {
             _ => &[],
         };
         self.client().into_iter().chain(migrates_to.iter().map(String::as_str))
+    }
+
+    /// The IOhost that has the other end of a NIC.
+    #[must_use]
+    pub fn iohost(&self) -> Option<&str> {
+        match self {
+            Self::RemoteNet(spec) => Some(&spec.iohost),
+            _ => None,
+        }
+    }
+
+    /// The address of a guest's NIC.
+    #[must_use]
+    pub fn mac(&self) -> Option<MacAddress> {
+        match self {
+            Self::VirtioNet(spec) => Some(spec.mac()),
+            Self::VrioNet(spec) => Some(spec.mac()),
+            _ => None,
+        }
     }
 
     /// The number of the block device of this host's kernel, if it is one.
@@ -366,6 +407,8 @@ impl FrontEndSpec {
             Self::VirtioNet(spec) => Some(&spec.switch),
             Self::Tap(spec) => Some(&spec.switch),
             Self::Ethernet(spec) => Some(&spec.switch),
+            Self::VrioNet(spec) => Some(&spec.switch),
+            Self::RemoteNet(spec) => Some(&spec.switch),
             _ => None,
         }
     }
@@ -384,7 +427,9 @@ impl FrontEndSpec {
             | Self::Vrio(_)
             | Self::Ublk(_)
             | Self::Tap(_)
-            | Self::Ethernet(_) => 1,
+            | Self::Ethernet(_)
+            | Self::VrioNet(_)
+            | Self::RemoteNet(_) => 1,
             // A driver creates as many as it has CPUs.
             Self::Nvme(_) => QUEUES_MAX,
             // A VMM that wants fewer leaves the others alone. QEMU compares its pairs with this

@@ -3,13 +3,14 @@
 use std::net::Ipv4Addr;
 
 use sidecore_keys::{Key, Kind, Value, Values, keys};
-use sidecore_net::{MacAddress, PortConfig, Vlans};
+use sidecore_net::{Guard, MacAddress, PortConfig, Vlans};
 use sidecore_reactor::IdleMode;
 use sidecore_stage_firewall::{CONNECTIONS_MAX, CONNECTIONS_MIN, Rules};
 use sidecore_stage_limit::PortLimits;
 use sidecore_stage_wire::Wire;
 use sidecore_units::Nanos;
 
+use super::REMOTE_DEVICE_NAME_MAX;
 use super::device::{DEFAULT_SPIN_US, MINUTE_US, is_power_of_two};
 use super::rules::NAME;
 use crate::switches::StagesSpec;
@@ -86,7 +87,7 @@ macro_rules! port_keys {
                         are_rules;
                     "connections" => connections: u32 = 16_384,
                         Kind::Number(CONNECTIONS_MIN as u64, CONNECTIONS_MAX as u64), "16384",
-                        "about how many connections the firewall tracks, 64 to 1048576, each in 66 \
+                        "about how many connections the firewall tracks, 64 to 1048576, each in 72 \
                          bytes, if a rule asks for their states";
                     "limits" => limits: Vec<String> = Vec::new(), Kind::Lines, "none",
                         "[rate limits](network.md#limits) of frames and of bytes from the station \
@@ -115,34 +116,84 @@ macro_rules! port_keys {
     };
 }
 
-port_keys! {
+/// Declares the keys of a NIC of a guest, of this host or of a client's: those that all have, and
+/// its own.
+macro_rules! nic_keys {
+    ($(#[$attribute:meta])* $name:ident { $($own:tt)* }) => {
+        port_keys! {
+            $(#[$attribute])*
+            $name {
+                #[required = "\"the name of a [[switch]]\""]
+                "switch" => switch: String = String::new(), Kind::Text, "required",
+                    "the switch that it is a port of";
+                #[required = "\"52:54:00:00:00:01\""]
+                "mac" => mac: String = String::new(), Kind::Text, "required",
+                    "its address, which the VMM must give the guest as well: frames with another \
+                     source are dropped",
+                    is_mac;
+                "ipv4" => ipv4: Option<Vec<String>> = None, Kind::Texts, "any",
+                    "the IPv4 addresses that the guest may use, in ARP as well; others are dropped",
+                    are_ipv4;
+                "any_source" => any_source: bool = false, Kind::Flag(false), "`false`",
+                    "the guest may send from any address, for instance as a bridge or a router; \
+                     with `true`, `ipv4` has no meaning";
+                "vlan" => vlan: u16 = 1, Kind::Number(1, VLAN_MAX), "1",
+                    "the VLAN of its frames, which have no tag on the NIC, 1 to 4094; with \
+                     `trunk`, of those without a tag";
+                "trunk" => trunk: Option<Vec<(u64, u64)>> = None, Kind::Ranges, "none",
+                    "the VLANs of its tagged frames, as `[[10, 19], [30, 30]]`",
+                    are_vlans;
+                "isolated" => is_isolated: bool = false, Kind::Flag(false), "`false`",
+                    "isolated NICs of a switch exchange no frames with each other";
+                "mtu" => mtu: u16 = 1_500, Kind::Number(MTU.0, MTU.1), "1500",
+                    "the largest packet in bytes, 68 to 9216; a frame that is too large for its \
+                     receiver is dropped";
+                $($own)*
+            }
+        }
+
+        impl $name {
+            /// The address. The key was checked.
+            #[must_use]
+            pub fn mac(&self) -> MacAddress {
+                self.mac.parse().unwrap_or_default()
+            }
+
+            /// The IPv4 addresses of the guest; `None` for any.
+            #[must_use]
+            pub fn ipv4(&self) -> Option<Vec<Ipv4Addr>> {
+                let addresses = self.ipv4.as_ref()?;
+                Some(addresses.iter().filter_map(|address| address.parse().ok()).collect())
+            }
+
+            /// The VLANs of tagged frames; `None` without a trunk.
+            pub fn trunk(&self) -> Option<impl Iterator<Item = u16> + '_> {
+                self.trunk.as_deref().map(numbers)
+            }
+
+            /// The settings of its port.
+            pub(crate) fn port(&self) -> PortConfig {
+                let guard = Guard { mac: self.mac(), ipv4: self.ipv4(), ipv6: None, router: false };
+                let vlans = match self.trunk() {
+                    None => Vlans::Access(self.vlan),
+                    Some(allowed) => {
+                        Vlans::Trunk { native: Some(self.vlan), allowed: allowed.collect() }
+                    }
+                };
+                PortConfig {
+                    vlans,
+                    guard: (!self.any_source).then_some(guard),
+                    is_isolated: self.is_isolated,
+                    ..PortConfig::station()
+                }
+            }
+        }
+    };
+}
+
+nic_keys! {
     /// A NIC of a guest, on a switch.
     VirtioNetSpec {
-        #[required = "\"the name of a [[switch]]\""]
-        "switch" => switch: String = String::new(), Kind::Text, "required",
-            "the switch that it is a port of";
-        #[required = "\"52:54:00:00:00:01\""]
-        "mac" => mac: String = String::new(), Kind::Text, "required",
-            "its address, which the VMM must give the guest as well: frames with another \
-             source are dropped",
-            is_mac;
-        "ipv4" => ipv4: Option<Vec<String>> = None, Kind::Texts, "any",
-            "the IPv4 addresses that the guest may use, in ARP as well; others are dropped",
-            are_ipv4;
-        "any_source" => any_source: bool = false, Kind::Flag(false), "`false`",
-            "the guest may send from any address, for instance as a bridge or a router; with \
-             `true`, `ipv4` has no meaning";
-        "vlan" => vlan: u16 = 1, Kind::Number(1, VLAN_MAX), "1",
-            "the VLAN of its frames, which have no tag on the NIC, 1 to 4094; with `trunk`, of \
-             those without a tag";
-        "trunk" => trunk: Option<Vec<(u64, u64)>> = None, Kind::Ranges, "none",
-            "the VLANs of its tagged frames, as `[[10, 19], [30, 30]]`",
-            are_vlans;
-        "isolated" => is_isolated: bool = false, Kind::Flag(false), "`false`",
-            "isolated NICs of a switch exchange no frames with each other";
-        "mtu" => mtu: u16 = 1_500, Kind::Number(MTU.0, MTU.1), "1500",
-            "the largest packet in bytes, 68 to 9216; a frame that is too large for its \
-             receiver is dropped";
         "offloads" => offloads: bool = true, Kind::Flag(true), "`true`",
             "offer checksum and segmentation offloads, both ways";
         "queue_size_max" => queue_size_max: u16 = 1_024, Kind::Number(1, 32_768), "1024",
@@ -150,6 +201,15 @@ port_keys! {
              32768", is_power_of_two;
         "packed" => packed: bool = false, Kind::Flag(false), "`false`",
             "offer packed rings (VIRTIO_F_RING_PACKED) as well";
+    }
+}
+
+nic_keys! {
+    /// A NIC of a guest of a client's, on a switch of this IOhost.
+    VrioNetSpec {
+        #[required = "\"the name of a [[client]]\""]
+        "client" => client: String = String::new(), Kind::Text, "required",
+            "the client that may use it: there, it is a device with `front_end = \"remote-net\"`";
     }
 }
 
@@ -224,6 +284,19 @@ interface_keys! {
     }
 }
 
+interface_keys! {
+    /// A NIC of this client at an IOhost, on a switch of this host.
+    RemoteNetSpec {
+        #[required = "\"the name of an [[iohost]]\""]
+        "iohost" => iohost: String = String::new(), Kind::Text, "required",
+            "the IOhost that has the NIC's other end, a device with `front_end = \"vrio-net\"`";
+        "device" => device: Option<String> = None, Kind::Text, "the device's name",
+            "the name of the NIC at the IOhost, at most 64 bytes", is_remote_device;
+        "mtu" => mtu: u16 = 1_500, Kind::Number(MTU.0, MTU.1), "1500",
+            "the largest packet in bytes, 68 to 9216, as at the IOhost";
+    }
+}
+
 /// The VLANs in these ranges.
 fn numbers(ranges: &[(u64, u64)]) -> impl Iterator<Item = u16> + '_ {
     let all = ranges.iter().flat_map(|(first, last)| *first..=(*last).min(VLAN_MAX));
@@ -244,24 +317,14 @@ fn is_interface(key: &str, value: &Value) -> Result<(), String> {
     ))
 }
 
-impl VirtioNetSpec {
-    /// The address. The key was checked.
-    #[must_use]
-    pub fn mac(&self) -> MacAddress {
-        self.mac.parse().unwrap_or_default()
+fn is_remote_device(key: &str, value: &Value) -> Result<(), String> {
+    let bytes = value.text().len();
+    if (1..=REMOTE_DEVICE_NAME_MAX).contains(&bytes) {
+        return Ok(());
     }
-
-    /// The IPv4 addresses of the guest; `None` for any.
-    #[must_use]
-    pub fn ipv4(&self) -> Option<Vec<Ipv4Addr>> {
-        let addresses = self.ipv4.as_ref()?;
-        Some(addresses.iter().filter_map(|address| address.parse().ok()).collect())
-    }
-
-    /// The VLANs of tagged frames; `None` without a trunk.
-    pub fn trunk(&self) -> Option<impl Iterator<Item = u16> + '_> {
-        self.trunk.as_deref().map(numbers)
-    }
+    Err(format!(
+        "`{key}` has {bytes} bytes, and the name of a device 1 to {REMOTE_DEVICE_NAME_MAX}"
+    ))
 }
 
 fn is_mac(key: &str, value: &Value) -> Result<(), String> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sidecore_keys::{Key, Kind, Value, Values, size};
 
-use super::rules::{NAME, has_name};
+use super::rules::{NAME, fits, has_name};
 use super::stage::{SERVE_STAGE, StageOfMany};
 use super::{DeviceSpec, LimitsSpec, LinkKind, LinkSpec};
 
@@ -372,27 +372,7 @@ impl ServeSpec {
     /// Whether the pattern fits the name of a device.
     #[must_use]
     pub fn fits(&self, device: &str) -> bool {
-        let (pattern, name) = (self.pattern.as_bytes(), device.as_bytes());
-        let (mut at, mut from) = (0, 0);
-        // The newest star, and the first byte of the name behind its part.
-        let mut star = None;
-        while let Some(byte) = name.get(from) {
-            match pattern.get(at) {
-                Some(b'*') => {
-                    star = Some((at, from));
-                    at += 1;
-                }
-                Some(wanted) if wanted == byte || *wanted == b'?' => {
-                    (at, from) = (at + 1, from + 1)
-                }
-                _ => {
-                    let Some((place, begin)) = star else { return false };
-                    star = Some((place, begin + 1));
-                    (at, from) = (place + 1, begin + 1);
-                }
-            }
-        }
-        pattern.iter().skip(at).all(|byte| *byte == b'*')
+        fits(&self.pattern, device)
     }
 }
 

@@ -47,6 +47,29 @@ pub(super) fn is_volume_name(_key: &str, value: &Value) -> Result<(), String> {
     Err(format!("\"{name}\" is no name for a volume: {problem}"))
 }
 
+/// Whether a pattern, in which `*` stands for any characters and `?` for one, fits a name.
+pub(super) fn fits(pattern: &str, name: &str) -> bool {
+    let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
+    let (mut at, mut from) = (0, 0);
+    // The newest star, and the first byte of the name behind its part.
+    let mut star = None;
+    while let Some(byte) = name.get(from) {
+        match pattern.get(at) {
+            Some(b'*') => {
+                star = Some((at, from));
+                at += 1;
+            }
+            Some(wanted) if wanted == byte || *wanted == b'?' => (at, from) = (at + 1, from + 1),
+            _ => {
+                let Some((place, begin)) = star else { return false };
+                star = Some((place, begin + 1));
+                (at, from) = (place + 1, begin + 1);
+            }
+        }
+    }
+    pattern.iter().skip(at).all(|byte| *byte == b'*')
+}
+
 /// The permissions of a socket: octal digits, as for chmod(1).
 ///
 /// # Errors

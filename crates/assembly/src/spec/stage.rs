@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
 
-use sidecore_block::{BlockDevice, OpenedStage, Stage};
+use sidecore_block::{BlockDevice, OpenedStage, Stage, open_stage};
 use sidecore_keys::{Key, Kind, Value, Values, Variant};
 
 use super::DEVICE_IN_PATH;
@@ -98,14 +98,15 @@ macro_rules! stages {
                 }
             }
 
-            /// The device that it makes of the one below it, for the store of this name.
+            /// The device that it makes of the one below it, for the store of this name. Its
+            /// panics are contained.
             pub(crate) fn open(
                 &self,
                 store: &str,
                 below: Arc<dyn BlockDevice>,
             ) -> OpenedStage {
                 match self {
-                    $( Self::$name(stage) => stage.open(store, below), )*
+                    $( Self::$name(stage) => open_stage(stage, store, below), )*
                 }
             }
         }
@@ -118,6 +119,7 @@ stages! {
     Fault(sidecore_stage_fault::FaultPlan);
     Meter(sidecore_stage_meter::MeterStage);
     ReadOnly(sidecore_stage_read_only::ReadOnlyStage);
+    Record(sidecore_stage_record::RecordStage);
 }
 
 impl StageSpec {
@@ -126,6 +128,15 @@ impl StageSpec {
     pub fn records(&self) -> Option<&Path> {
         match self {
             Self::Meter(meter) => meter.records.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// The file that it makes for a recording, if it records.
+    #[must_use]
+    pub fn recording(&self) -> Option<&Path> {
+        match self {
+            Self::Record(record) => Some(&record.file),
             _ => None,
         }
     }

@@ -7,7 +7,7 @@ use sidecore_net::{PortId, StagePlace};
 use sidecore_stage_capture::{CaptureReader, CaptureStage, CaptureStats, RING_WORDS, SNAPLEN_MAX};
 use sidecore_telemetry::CounterSet as _;
 
-use super::{RunningPort, RunningSwitch, invalid, lock};
+use super::{RunningPort, RunningSwitch, free, invalid, lock};
 use crate::operation::{ErrorKind, OperationError};
 use crate::report::CaptureReport;
 
@@ -58,7 +58,7 @@ impl Capture {
 impl Drop for Capture {
     fn drop(&mut self) {
         if let Some(switch) = self.switch.upgrade() {
-            switch.end_capture(self.id);
+            switch.end_capture(&self.port, self.id);
         }
         tracing::info!(port = self.port, "capture ends");
     }
@@ -99,12 +99,14 @@ impl RunningSwitch {
     }
 
     /// Ends the capture of a port that may be gone.
-    fn end_capture(&self, id: PortId) {
+    fn end_capture(&self, port: &str, id: PortId) {
         let _changes = lock(&self.changes);
-        // This thread frees the stage with its ring.
+        // This thread frees the stage with its ring. One that has failed is gone already.
         let stage =
             self.ask(move |unit| unit.switch_mut().set_stage(id, StagePlace::Capture, None));
-        drop(stage);
+        if let Some(Ok(stage)) = stage {
+            free(port, stage);
+        }
         if let Some(port) = lock(&self.ports).iter_mut().find(|port| port.id == id) {
             port.capture = PortCapture::default();
         }

@@ -3,8 +3,8 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-use sidecore_net::StagePlace;
-use sidecore_stage_firewall::{Firewall, FirewallStats, RuleError, Rules};
+use sidecore_net::{PortId, StagePlace};
+use sidecore_stage_firewall::{Firewall, FirewallStats, RuleError, Rules, Snapshot};
 use sidecore_telemetry::CounterSet as _;
 use sidecore_units::Nanos;
 
@@ -72,5 +72,44 @@ impl RunningSwitch {
             port.firewall = PortFirewall { since: self.now(), ..firewall };
         };
         self.set_stage(port, StagePlace::Firewall, make, note).map(drop)
+    }
+
+    /// The connections of a port's firewall as text; empty if there are none.
+    pub(crate) fn connections(&self, port: PortId) -> String {
+        let now = self.now();
+        let snapshot = self.ask(move |unit| {
+            let switch = unit.switch_mut();
+            let place = StagePlace::Firewall;
+            switch.with_stage(port, place, |firewall: &mut Firewall| firewall.snapshot(now))
+        });
+        let snapshot = snapshot.flatten().filter(|snapshot| !snapshot.is_empty());
+        snapshot.map(|snapshot| snapshot.to_string()).unwrap_or_default()
+    }
+
+    /// Enters connections that the firewall of an earlier process has tracked on this port. Text
+    /// that is not as [`connections`](Self::connections) writes it has none.
+    pub(crate) fn resume_connections(&self, name: &str, port: PortId, connections: &str) {
+        if connections.is_empty() {
+            return;
+        }
+        let snapshot = match Snapshot::parse(connections) {
+            Ok(snapshot) => snapshot,
+            Err(error) => {
+                tracing::error!(
+                    port = name,
+                    %error,
+                    "the connections of the earlier daemon's firewall cannot be read, and are \
+                     forgotten"
+                );
+                return;
+            }
+        };
+        let (now, all) = (self.now(), snapshot.len());
+        let known = self.ask(move |unit| {
+            let resume = |firewall: &mut Firewall| firewall.resume(now, &snapshot);
+            unit.switch_mut().with_stage(port, StagePlace::Firewall, resume)
+        });
+        let known = known.flatten().unwrap_or(0);
+        tracing::info!(port = name, known, all, "connections of the earlier daemon's firewall");
     }
 }

@@ -60,7 +60,7 @@ parts! {
     /// An IOhost to add: `POST /v1/remote/iohosts`, with the keys of an `[[iohost]]`.
     NewIohost keys::IOHOST.iter(), std::iter::empty();
     /// A pattern to add: `POST /v1/remote/serves`, with the keys of a `[[serve]]`.
-    NewServe keys::serve(), keys::front_ends();
+    NewServe keys::serve(), keys::front_ends_of_disks();
 }
 
 type Shared = State<Arc<dyn Source>>;

@@ -17,8 +17,8 @@ use super::requests::{
 };
 use super::{
     Controllers, Devices, Invitation, LimitsOfPort, NewClient, NewDevice, NewIohost, NewLink,
-    NewServe, NewStage, PortFaults, PortRules, Sidecores, Switches, Volumes, capture, ports,
-    remote, stages, trace, volumes,
+    NewSchedules, NewServe, NewStage, PortFaults, PortRules, Schedules, Sidecores, Switches,
+    Volumes, capture, ports, remote, schedules, stages, trace, volumes,
 };
 use crate::Source;
 
@@ -160,6 +160,13 @@ routes! {
         Nothing, body NewServe;
     delete "/v1/remote/serves/{serve}" => remote::remove_serve,
         "Serve such devices no longer", Nothing;
+    get "/v1/schedules" => schedules::list, "The schedules of snapshots", json!(200, Schedules);
+    put "/v1/schedules" => schedules::set,
+        "Replace all schedules until the daemon ends; snapshots stay", Nothing,
+        body NewSchedules;
+    post "/v1/schedules/run" => schedules::run,
+        "Make the snapshots that are due, and delete those that have expired",
+        json!(200, Schedules);
     get "/v1/controllers" => volumes::list, "The controllers", json!(200, Controllers);
     get "/v1/controllers/{controller}" => volumes::show,
         "A controller", json!(200, ControllerReport);

@@ -95,6 +95,10 @@ mod tests {
         let (stage, position) = fault.settle().unwrap();
         assert_eq!((stage.spec.word(), position), ("fault", 2));
         assert_eq!(stage.settings, ["ranges=[[0,7]]"]);
+        for file in ["vd0.recording", "/tmp/vd0.recording"] {
+            let (stage, _) = NewStage::new("record").with("file", file).settle().unwrap();
+            assert_eq!(stage.spec.recording(), Some(std::path::Path::new(file)));
+        }
     }
 
     #[test]
@@ -107,6 +111,8 @@ mod tests {
             ("`delay_us` must be a whole number", delay().with("delay_us", "x")),
             ("unknown key `delay_u`; did you mean `delay_us`?", delay().with("delay_u", 5)),
             ("`records` is allowed in the", NewStage::new("meter").with("records", "/etc/profile")),
+            ("`file` is an absolute path", NewStage::new("record").with("file", "./a.recording")),
+            ("`file` is a path that ends", NewStage::new("record").with("file", "..")),
             ("`position` is a whole number", delay().with("position", -1)),
             ("`position` is a whole number", delay().with("position", "first")),
         ] {

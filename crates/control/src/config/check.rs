@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::Path;
 
-use sidecore_assembly::spec::{DeviceSpec, FrontEndSpec, QUEUE_PAIRS_MAX, StoreKind};
+use sidecore_assembly::spec::{DeviceSpec, QUEUE_PAIRS_MAX, StoreKind};
 
 use super::draft::{Draft, Part, StoreDraft};
 use super::functions;
@@ -25,6 +25,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
         draft.controllers.iter().map(|controller| &controller.head),
         problems,
     );
+    unique_names("schedule", draft.schedules.iter().map(|schedule| &schedule.head), problems);
     unique_names("link", draft.links.iter().map(|link| &link.head), problems);
     unique_names("client", draft.clients.iter().map(|client| &client.head), problems);
     unique_names("serve", draft.serves.iter().map(|serve| &serve.head), problems);
@@ -146,7 +147,7 @@ fn switches(draft: &Draft, problems: &mut Collector<'_>) {
             let message = format!("this interface is that of {other}; give each its own");
             problems.add(place, &head.subject, message);
         }
-        let FrontEndSpec::VirtioNet(own) = &spec.front_end else { continue };
+        let Some(mac) = spec.front_end.mac() else { continue };
         if spec.queues > QUEUE_PAIRS_MAX
             && let Some(place) = head.place("queues")
         {
@@ -154,7 +155,7 @@ fn switches(draft: &Draft, problems: &mut Collector<'_>) {
             problems.add(place, &head.subject, message);
         }
         let Some(place) = head.place("mac") else { continue };
-        if let Some(other) = macs.insert((&own.switch, own.mac()), &head.subject) {
+        if let Some(other) = macs.insert((spec.front_end.switch(), mac), &head.subject) {
             let message = format!("this address is that of {other}; give each its own");
             problems.add(place, &head.subject, message);
         }

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use sidecore_assembly::spec::{
     ClientSpec, ControllerSpec, DEFAULT_SPIN_US, DEVICE_IN_PATH, DeviceSpec, FormatSpec,
-    FrontEndSpec, IOHOST, IdleMode, IohostSpec, Key, LINK, LinkKind, LinkSpec, Nanos, ServeSpec,
-    SidecoreSpec, SocketAccess, StageSpec, StoreKind, SwitchSpec, Values,
+    FrontEndSpec, IOHOST, IdleMode, IohostSpec, Key, LINK, LinkKind, LinkSpec, Nanos, ScheduleSpec,
+    ServeSpec, SidecoreSpec, SocketAccess, StageSpec, StoreKind, SwitchSpec, Values,
 };
 use toml::de::DeTable;
 
-use super::keys::{self, SIDECORE, STORE, STRUCTURE};
+use super::keys::{self, SCHEDULE, SIDECORE, STORE, STRUCTURE};
 use super::problem::Collector;
 use super::section::{Head, Section};
 
@@ -25,6 +25,9 @@ const REMOTE_STATE: &str = ".remote";
 
 /// The default directory of an IOhost's keys.
 const DEFAULT_KEY_DIRECTORY: &str = "/var/lib/sidecore/keys";
+
+/// The default directory of recordings.
+const DEFAULT_RECORDING_DIRECTORY: &str = "/var/lib/sidecore/recordings";
 
 /// The keys of devices that are disks of guests on this host.
 const OF_GUESTS: &[&str] = &[
@@ -55,10 +58,13 @@ pub(super) struct Draft {
     pub(super) control_socket: PathBuf,
     pub(super) control_access: SocketAccess,
     pub(super) key_directory: PathBuf,
+    pub(super) recording_directory: PathBuf,
     pub(super) remote_state: PathBuf,
     pub(super) sidecores: Vec<Part<SidecoreDraft>>,
     pub(super) stores: Vec<Part<StoreDraft>>,
     pub(super) controllers: Vec<Part<ControllerSpec>>,
+    /// `None` for one that is invalid, which has been reported.
+    pub(super) schedules: Vec<Part<Option<ScheduleSpec>>>,
     pub(super) links: Vec<Part<LinkSpec>>,
     pub(super) clients: Vec<Part<ClientSpec>>,
     pub(super) iohosts: Vec<Part<IohostSpec>>,
@@ -103,18 +109,17 @@ pub(super) fn read(text: &str, problems: &mut Collector<'_>) -> Option<Draft> {
     }
     let mut top = Section::new(document.get_ref(), 0..0, "", problems);
     let values = top.all(keys::CONTROL);
-    let [sidecores, stores, controllers, links, clients, iohosts, serves, switches, devices] = [
-        "sidecore",
-        "store",
-        "controller",
-        "link",
-        "client",
-        "iohost",
-        "serve",
-        "switch",
-        "device",
-    ]
-    .map(|key| top.tables(key, key));
+    let mut tables = |kind| (kind, top.tables(kind, kind));
+    let sidecores = tables("sidecore");
+    let stores = tables("store");
+    let controllers = tables("controller");
+    let schedules = tables("schedule");
+    let links = tables("link");
+    let clients = tables("client");
+    let iohosts = tables("iohost");
+    let serves = tables("serve");
+    let switches = tables("switch");
+    let devices = tables("device");
     let head = top.finish();
     let control_socket: PathBuf =
         values.get("control_socket").unwrap_or_else(|| DEFAULT_CONTROL_SOCKET.into());
@@ -127,19 +132,21 @@ pub(super) fn read(text: &str, problems: &mut Collector<'_>) -> Option<Draft> {
     Some(Draft {
         head,
         key_directory: values.get("key_directory").unwrap_or_else(|| DEFAULT_KEY_DIRECTORY.into()),
+        recording_directory: values
+            .get("recording_directory")
+            .unwrap_or_else(|| DEFAULT_RECORDING_DIRECTORY.into()),
         remote_state,
         control_access: SocketAccess::from_values(&values, "control_socket"),
-        sidecores: each("sidecore", sidecores, problems, sidecore),
-        stores: each("store", stores, problems, store),
-        controllers: each("controller", controllers, problems, |section| {
-            controller(section, &crash_log)
-        }),
-        links: each("link", links, problems, link),
-        clients: each("client", clients, problems, client),
-        iohosts: each("iohost", iohosts, problems, iohost),
-        serves: each("serve", serves, problems, serve),
-        switches: each("switch", switches, problems, switch),
-        devices: each("device", devices, problems, |mut section| Part {
+        sidecores: each(sidecores, problems, sidecore),
+        stores: each(stores, problems, store),
+        controllers: each(controllers, problems, |section| controller(section, &crash_log)),
+        schedules: each(schedules, problems, schedule),
+        links: each(links, problems, link),
+        clients: each(clients, problems, client),
+        iohosts: each(iohosts, problems, iohost),
+        serves: each(serves, problems, serve),
+        switches: each(switches, problems, switch),
+        devices: each(devices, problems, |mut section| Part {
             spec: device(&mut section),
             head: section.finish(),
         }),
@@ -149,8 +156,7 @@ pub(super) fn read(text: &str, problems: &mut Collector<'_>) -> Option<Draft> {
 
 /// Reads the sections of a kind.
 fn each<'t, T>(
-    kind: &str,
-    tables: Vec<(Range<usize>, &'t DeTable<'t>)>,
+    (kind, tables): (&str, Vec<(Range<usize>, &'t DeTable<'t>)>),
     problems: &mut Collector<'_>,
     read: impl Fn(Section<'t, '_, '_>) -> Part<T>,
 ) -> Vec<Part<T>> {
@@ -254,6 +260,11 @@ fn controller(mut section: Section<'_, '_, '_>, crash_log: &Path) -> Part<Contro
     Part { spec, head: section.finish() }
 }
 
+pub(super) fn schedule(mut section: Section<'_, '_, '_>) -> Part<Option<ScheduleSpec>> {
+    let values = section.all(SCHEDULE);
+    Part { spec: ScheduleSpec::from_values(&values), head: section.finish() }
+}
+
 pub(super) fn link(mut section: Section<'_, '_, '_>) -> Part<LinkSpec> {
     let values = section.all(LINK);
     let Some(word) = values.get::<String>("type") else {
@@ -307,7 +318,7 @@ pub(super) fn iohost(mut section: Section<'_, '_, '_>) -> Part<IohostSpec> {
 pub(super) fn serve(mut section: Section<'_, '_, '_>) -> Part<ServeSpec> {
     let values = section.all(keys::serve_structure());
     let device = device_of(&mut section, &values);
-    if device.front_end.client().is_some() {
+    if device.front_end.client().is_some() && device.front_end.switch().is_none() {
         let message = "front_end = \"vrio\" has no meaning here: the IOhost exports its devices";
         section.complain_about("front_end", message);
     } else if device.front_end.switch().is_some() {
@@ -344,7 +355,7 @@ pub(super) fn device(section: &mut Section<'_, '_, '_>) -> DeviceSpec {
 /// Reads a device of which the section's structure was read.
 fn device_of(section: &mut Section<'_, '_, '_>, values: &Values) -> DeviceSpec {
     let mut front_end = front_end(section, values);
-    if front_end.client().is_some() {
+    if front_end.client().is_some() && front_end.switch().is_none() {
         for key in STRUCTURE.iter().filter(|key| OF_GUESTS.contains(&key.name)) {
             let message = format!(
                 "`{}` has no meaning with front_end = \"vrio\": the sidecores of the client's \
@@ -365,12 +376,15 @@ fn device_of(section: &mut Section<'_, '_, '_>, values: &Values) -> DeviceSpec {
                 section.complain_about(key, message);
             }
         }
-    } else if front_end.interface().is_some() {
+    } else if !front_end.has_socket() {
+        let what = match front_end.interface() {
+            Some(_) => "the device is an interface of this host",
+            None => "the remote channel leads to its other end",
+        };
         for key in ["socket", "socket_owner", "socket_group", "socket_mode", "queues"] {
             if section.has(key) {
                 let message = format!(
-                    "`{key}` has no meaning with front_end = \"{}\": the device is an interface \
-                     of this host",
+                    "`{key}` has no meaning with front_end = \"{}\": {what}",
                     front_end.word()
                 );
                 section.complain_about(key, message);
@@ -434,7 +448,11 @@ fn front_end(section: &mut Section<'_, '_, '_>, values: &Values) -> FrontEndSpec
     let word = values.get::<String>("front_end").unwrap_or_default();
     let front_end = FrontEndSpec::from_word(&word);
     let (own, word) = (front_end.keys(), front_end.word());
-    for key in keys::front_ends().filter(|key| !own.iter().any(|own| own.name == key.name)) {
+    // A pattern has keys of its own that are also those of a front end.
+    let is_other = |key: &&Key| {
+        !own.iter().any(|own| own.name == key.name) && !values.0.contains_key(key.name)
+    };
+    for key in keys::front_ends().filter(is_other) {
         let message =
             format!("`{}` has no meaning with front_end = \"{word}\"; leave it out", key.name);
         section.refuse(key.name, message);

@@ -14,6 +14,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
     let stores = by_name(&draft.stores);
     let owners = owners(draft, &stores, problems);
     functions(draft, problems);
+    schedules(draft, problems);
     for device in &draft.devices {
         past_the_controller(device, &stores, &owners, problems);
     }
@@ -144,6 +145,20 @@ fn functions(draft: &Draft, problems: &mut Collector<'_>) {
                 }
             }
             _ => {}
+        }
+    }
+}
+
+/// Reports schedules of missing controllers, and of none.
+fn schedules(draft: &Draft, problems: &mut Collector<'_>) {
+    let there = draft.controllers.iter().filter_map(|controller| controller.head.name());
+    for Part { spec, head } in &draft.schedules {
+        let controller = spec.as_ref().and_then(|spec| spec.controller.as_deref());
+        if let Some(wanted) = refers(head, "controller", controller) {
+            known("controller", wanted, there.clone(), &head.subject, problems);
+        } else if draft.controllers.is_empty() && spec.is_some() {
+            let message = "there is no [[controller]], whose volumes could have snapshots";
+            problems.add(head.heading.clone(), &head.subject, message);
         }
     }
 }

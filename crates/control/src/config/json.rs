@@ -4,7 +4,9 @@
 use std::fmt::Write as _;
 
 use serde_json::{Map, Value};
-use sidecore_assembly::spec::{DeviceSpec, RemoteKind, RemotePart, StageSpec, StoreSpec};
+use sidecore_assembly::spec::{
+    DeviceSpec, FrontEndSpec, RemoteKind, RemotePart, ScheduleSpec, StageSpec, StoreSpec,
+};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -36,7 +38,8 @@ pub(crate) fn device(
     let stores = ["store", "volume", "remote"];
     let is_nic = keys
         .get("front_end")
-        .is_some_and(|word| ["virtio-net", "tap", "ethernet"].iter().any(|nic| word == nic));
+        .and_then(Value::as_str)
+        .is_some_and(|word| FrontEndSpec::from_word(word).switch().is_some());
     let has_one = is_nic || stores.iter().filter(|key| keys.contains_key(**key)).count() == 1;
     keys.entry("name").or_insert(name.into());
     if !is_nic {
@@ -68,12 +71,26 @@ pub(crate) fn stage(mut keys: Map<String, Value>) -> Result<StageSpec, String> {
     let list = Value::Array(vec![Value::Object(keys)]);
     let keys = Map::from_iter([(STAGE.name.to_owned(), list)]);
     let stages = read(&keys, |table, problems| {
+        // A recording has a name in the daemon's directory of them.
+        problems.takes_names = true;
         let mut section = Section::new(table, 0..0, "the device", problems);
         let stages = StageSpec::list(&section.all([&STAGE]));
         section.finish();
         stages
     })?;
     stages.into_iter().next().ok_or_else(|| "a stage has a `type`".to_owned())
+}
+
+/// Makes the schedule that `keys` describe.
+///
+/// # Errors
+/// All problems of the schedule.
+pub(crate) fn schedule(mut keys: Map<String, Value>) -> Result<ScheduleSpec, String> {
+    keys.retain(|_, value| !value.is_null());
+    let schedule = read(&keys, |table, problems| {
+        draft::schedule(Section::open("schedule", table, 0..0, problems)).spec
+    })?;
+    schedule.ok_or_else(|| "a schedule has `volumes` and `keep`".to_owned())
 }
 
 /// Makes the link, client or IOhost that `keys` describe.

@@ -1,8 +1,9 @@
 //! The tables of keys: for the parser, the command line, the manual and the API's document.
 
 pub use sidecore_assembly::spec::{
-    FormatSpec, FrontEndSpec, IOHOST, Key, Kind, LINK, LinkKind, LinkSpec, SERVE, SIDECORE, STAGE,
-    STORE, STRUCTURE, SWITCH, StageSpec, StoreKind, VOLUME, Value, Values, Variant,
+    FormatSpec, FrontEndSpec, IOHOST, Key, Kind, LINK, LinkKind, LinkSpec, SCHEDULE, SERVE,
+    SIDECORE, STAGE, STORE, STRUCTURE, SWITCH, StageSpec, StoreKind, VOLUME, Value, Values,
+    Variant,
 };
 
 use sidecore_assembly::spec::{
@@ -45,6 +46,13 @@ pub const CONTROL: &[Key] = &[
         "the directory of this host's key, and of those of the [clients](#client) that it has \
          invited; `sidecore remote \
          invite` makes it",
+    ),
+    Key::new(
+        "recording_directory",
+        Kind::Path,
+        "`\"/var/lib/sidecore/recordings\"`",
+        "the directory of [recordings](recordings.md) of stages that are added at run time. The \
+         daemon makes it, and uses none that others may write to",
     ),
     Key::new(
         "remote_state",
@@ -98,6 +106,13 @@ pub fn device() -> impl Iterator<Item = &'static Key> {
 /// The keys of devices with a certain front end.
 pub fn front_ends() -> impl Iterator<Item = &'static Key> {
     FrontEndSpec::KINDS.iter().flat_map(|(_, keys)| keys.iter())
+}
+
+/// The keys of devices whose front end serves a disk, and is no port of a switch.
+pub fn front_ends_of_disks() -> impl Iterator<Item = &'static Key> {
+    let kinds = FrontEndSpec::KINDS.iter();
+    let of_disks = kinds.filter(|(word, _)| FrontEndSpec::from_word(word).switch().is_none());
+    of_disks.flat_map(|(_, keys)| keys.iter())
 }
 
 /// The meaning of a key without Markdown, as a sentence.

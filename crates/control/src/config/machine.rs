@@ -87,28 +87,37 @@ fn invitations(draft: &Draft, problems: &mut Collector<'_>) {
     }
 }
 
-/// Checks that usage records can be written. A daemon starts without, and warns.
+/// A file that a stage writes: the words for it in messages, and the check.
+type Written = (PathBuf, &'static str, fn(&Path) -> Result<(), String>);
+
+/// Checks that usage records and recordings can be written. A daemon starts without, and warns.
 fn records(draft: &Draft, problems: &mut Collector<'_>) {
     let of_store = |store: &'_ Part<StoreDraft>| {
-        let paths = store.spec.stages.iter().filter_map(StageSpec::records);
-        paths.map(Path::to_owned).collect::<Vec<PathBuf>>()
+        let (records, recording) = ("usage records can be written to", "recording can be made at");
+        let written = |stage: &StageSpec| -> Option<Written> {
+            let appended =
+                stage.records().map(|path| (path.to_owned(), records, records_file as _));
+            let made = || Some((stage.recording()?.to_owned(), recording, directory_of as _));
+            appended.or_else(made)
+        };
+        store.spec.stages.iter().filter_map(written).collect::<Vec<Written>>()
     };
     let files = draft.stores.iter();
     let files = files.flat_map(|store| of_store(store).into_iter().map(move |path| (store, path)));
-    let files: Vec<(&Part<StoreDraft>, PathBuf)> = files.collect();
-    let looks = files.iter().map(|(_, path)| {
-        let path = path.clone();
-        (path.clone(), move || records_file(&path))
+    let files: Vec<(&Part<StoreDraft>, Written)> = files.collect();
+    let looks = files.iter().map(|(_, (path, _, check))| {
+        let (path, check) = (path.clone(), *check);
+        (path.clone(), move || check(&path))
     });
     let found = machine::in_time(PATIENCE, looks.collect());
-    for ((store, path), found) in files.iter().zip(found) {
+    for ((store, (path, what, _)), found) in files.iter().zip(found) {
         let why = match found {
             Some(Ok(())) => continue,
             Some(Err(why)) => why,
             None => format!("no answer within {} s", PATIENCE.as_secs()),
         };
         let message = format!(
-            "no usage records can be written to {}: {why}; choose a file in a directory that the \
+            "no {what} {}: {why}; choose a file in a directory that the \
              daemon may write to",
             path.display()
         );
@@ -120,8 +129,17 @@ fn records_file(path: &Path) -> Result<(), String> {
     let (place, access) = match std::fs::metadata(path) {
         Ok(metadata) if metadata.is_file() => (path, Access::READ_OK | Access::WRITE_OK),
         Ok(_) => return Err("it is no regular file".to_owned()),
-        Err(_) => (path.parent().unwrap_or(path), Access::WRITE_OK | Access::EXEC_OK),
+        Err(_) => return directory_of(path),
     };
+    may(place, access)
+}
+
+/// Whether a file can be made at this path, or beside it.
+fn directory_of(path: &Path) -> Result<(), String> {
+    may(path.parent().unwrap_or(path), Access::WRITE_OK | Access::EXEC_OK)
+}
+
+fn may(place: &Path, access: Access) -> Result<(), String> {
     rustix::fs::access(place, access)
         .map_err(|error| format!("{}: {}", place.display(), std::io::Error::from(error)))
 }

@@ -56,6 +56,8 @@ pub(super) struct Collector<'a> {
     text: &'a str,
     /// The start of relative paths; `None` if all paths are absolute.
     pub(super) base: Option<PathBuf>,
+    /// Whether bare names are paths, too: of files in a directory that the daemon has.
+    pub(super) takes_names: bool,
     found: Vec<(usize, Problem)>,
 }
 
@@ -64,12 +66,12 @@ impl<'a> Collector<'a> {
     pub(super) fn of_file(file: &'a Path, text: &'a str) -> Self {
         let absolute = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
         let base = absolute.parent().unwrap_or(Path::new("/")).to_owned();
-        Self { file, text, base: Some(base), found: Vec::new() }
+        Self { file, text, base: Some(base), takes_names: false, found: Vec::new() }
     }
 
     /// Makes a collector for a text that is no file, in which paths are absolute.
     pub(super) fn of_text(text: &'a str) -> Self {
-        Self { file: Path::new(""), text, base: None, found: Vec::new() }
+        Self { file: Path::new(""), text, base: None, takes_names: false, found: Vec::new() }
     }
 
     /// Makes a problem of the whole file.

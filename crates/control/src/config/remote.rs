@@ -3,7 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-use sidecore_assembly::spec::{ClientSpec, IohostSpec, LinkKind, LinkSpec, StoreKind};
+use sidecore_assembly::spec::{
+    ClientSpec, FrontEndSpec, IohostSpec, LinkKind, LinkSpec, StoreKind,
+};
 
 use super::check::{by_name, chain, known, refers, store_of};
 use super::draft::{Draft, Part};
@@ -25,6 +27,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
     users(draft, problems);
     exports(draft, problems);
     stores(draft, problems);
+    nics(draft, problems);
 }
 
 /// Reports names in a list that no section has, and names that are listed twice.
@@ -230,6 +233,24 @@ fn exports(draft: &Draft, problems: &mut Collector<'_>) {
             let message =
                 "its store is itself a device of an IOhost; export that one at the IOhost";
             problems.add(place, &head.subject, message);
+        }
+    }
+}
+
+/// Checks the ports that are NICs of IOhosts.
+fn nics(draft: &Draft, problems: &mut Collector<'_>) {
+    let there = draft.iohosts.iter().filter_map(|iohost| iohost.head.name());
+    let mut seen: HashMap<(&str, &str), &str> = HashMap::new();
+    for Part { head, spec } in &draft.devices {
+        let FrontEndSpec::RemoteNet(own) = &spec.front_end else { continue };
+        let Some((iohost, place)) = refers(head, "iohost", Some(&own.iohost)) else { continue };
+        known("iohost", (iohost, place.clone()), there.clone(), &head.subject, problems);
+        let device = own.device.as_deref().unwrap_or(&spec.name);
+        if let Some(other) = seen.insert((iohost, device), &head.subject) {
+            let message = format!(
+                "NIC \"{device}\" of this IOhost is that of {other} already; give each its own"
+            );
+            problems.add(head.place("device").unwrap_or(place), &head.subject, message);
         }
     }
 }

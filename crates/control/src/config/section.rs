@@ -163,7 +163,7 @@ impl<'t, 'c, 'p> Section<'t, 'c, 'p> {
             Some(base) => base.join(text),
             None => PathBuf::from(text),
         };
-        if path.is_absolute() {
+        if path.is_absolute() || (self.problems.takes_names && !text.contains('/')) {
             Ok(Value::Path(path))
         } else {
             Err(format!("`{key}` is an absolute path"))

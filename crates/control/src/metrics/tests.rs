@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 
 use sidecore_assembly::report::{
     ClientReport, DeviceStats, ExecutorReport, FirewallReport, FunctionReport, FunctionStats,
-    HypervisorCounts, IohostReport, Latency, LatencyCounts, LinkReport, MeterReport, PortReport,
-    QueueCounts, ReactorCounts, RemoteDeviceReport, RuleReport, ServeReport, SpaceReport,
-    TranslationCounts, TreeMemoryReport, TreeReport, WireReport,
+    HeldReport, HypervisorCounts, IohostReport, Latency, LatencyCounts, LinkReport, MeterReport,
+    PortReport, QueueCounts, ReactorCounts, RecordingReport, RemoteDeviceReport, RuleReport,
+    ScheduledVolumeReport, ServeReport, SpaceReport, TranslationCounts, TreeMemoryReport,
+    TreeReport, WireReport,
 };
 
 use super::*;
@@ -85,6 +86,13 @@ fn example() -> (Stats, Vec<DeviceReport>) {
         sidecores: vec![sidecore()],
         devices: vec![DeviceStats { name: "vd0".to_owned(), queues: vec![queue] }],
         meters: vec![MeterReport { name: "disk".to_owned(), ..MeterReport::default() }],
+        stages: vec![StageStats {
+            device: "vd0".to_owned(),
+            position: 1,
+            word: "delay".to_owned(),
+            recording: Some(RecordingReport::default()),
+            ..StageStats::default()
+        }],
     };
     (stats, vec![device])
 }
@@ -100,6 +108,48 @@ fn switches() -> Vec<SwitchReport> {
         ..PortReport::default()
     };
     vec![SwitchReport { name: "lan".to_owned(), ports: vec![port], ..SwitchReport::default() }]
+}
+
+/// A schedule with a volume.
+fn schedules() -> Vec<ScheduleReport> {
+    let volume = ScheduledVolumeReport {
+        snapshots: 9,
+        later: 8,
+        error: Some("no space".to_owned()),
+        held: vec![HeldReport::default(); 7],
+        ..ScheduledVolumeReport::default()
+    };
+    vec![ScheduleReport {
+        name: "nightly".to_owned(),
+        next_unix_s: 101,
+        last_success_unix_s: Some(100),
+        made: 5,
+        deleted: 4,
+        failures: 3,
+        volumes: vec![volume],
+        ..ScheduleReport::default()
+    }]
+}
+
+#[test]
+fn schedules_tell_their_last_success_and_their_failures() {
+    let stats = Stats::default();
+    let page = render(&stats, &[], &[], &RemoteReport::default(), (&[], &schedules()), false);
+    for (name, value) in [
+        ("last_success_timestamp_seconds", 100),
+        ("next_timestamp_seconds", 101),
+        ("volumes", 1),
+        ("failing_volumes", 1),
+        ("snapshots", 9),
+        ("held_snapshots", 7),
+        ("later_snapshots", 8),
+        ("made_total", 5),
+        ("deleted_total", 4),
+        ("failures_total", 3),
+    ] {
+        let line = format!("\nsidecore_schedule_{name}{{schedule=\"nightly\"}} {value}\n");
+        assert!(page.contains(&line), "{line}{page}");
+    }
 }
 
 /// The same for each part of the remote channel.
@@ -204,7 +254,8 @@ fn controllers() -> Vec<ControllerReport> {
 #[test]
 fn numbers_carry_their_labels_and_units() {
     let (stats, devices) = example();
-    let page = render(&stats, &devices, &controllers(), &remote(), &switches(), true);
+    let page =
+        render(&stats, &devices, &controllers(), &remote(), (&switches(), &schedules()), true);
     for line in [
         "sidecore_uptime_seconds 2",
         "sidecore_reactor_turns_total{sidecore=\"sc0\"} 16",
@@ -241,16 +292,29 @@ fn numbers_carry_their_labels_and_units() {
 fn a_page_is_valid_whatever_names_are_in_it() {
     let (mut stats, mut devices) = example();
     for per_queue in [false, true] {
-        let page = render(&stats, &devices, &controllers(), &remote(), &switches(), per_queue);
+        let page = render(
+            &stats,
+            &devices,
+            &controllers(),
+            &remote(),
+            (&switches(), &schedules()),
+            per_queue,
+        );
         let families = exposition::parse(&page).unwrap();
         assert_eq!(families["sidecore_device_latency_seconds"].kind, "histogram");
     }
     let odd = "a\"b\\c\nd{},é";
     odd.clone_into(&mut stats.devices[0].name);
     odd.clone_into(&mut devices[0].name);
-    let families =
-        exposition::parse(&render(&stats, &devices, &[], &RemoteReport::default(), &[], true))
-            .unwrap();
+    let families = exposition::parse(&render(
+        &stats,
+        &devices,
+        &[],
+        &RemoteReport::default(),
+        (&[], &[]),
+        true,
+    ))
+    .unwrap();
     let (_, labels, _) = &families["sidecore_queue_kicks_total"].samples[0];
     assert_eq!(labels[0], ("device".to_owned(), odd.to_owned()));
 }
@@ -259,9 +323,9 @@ fn a_page_is_valid_whatever_names_are_in_it() {
 fn queues_have_series_on_request_only() {
     let (stats, devices) = example();
     let series = |page: &str| page.lines().filter(|line| !line.starts_with('#')).count();
-    let page = render(&stats, &devices, &[], &RemoteReport::default(), &[], false);
+    let page = render(&stats, &devices, &[], &RemoteReport::default(), (&[], &[]), false);
     assert!(!page.contains("sidecore_queue_"), "{page}");
-    let each = render(&stats, &devices, &[], &RemoteReport::default(), &[], true);
+    let each = render(&stats, &devices, &[], &RemoteReport::default(), (&[], &[]), true);
     let lines: BTreeSet<&str> = each.lines().collect();
     assert!(page.lines().all(|line| lines.contains(line)), "the rest stays the same");
     // The counters, and of the latency the maximum and a histogram of 28 buckets, sum and count.
@@ -271,7 +335,8 @@ fn queues_have_series_on_request_only() {
 #[test]
 fn the_documented_metrics_are_those_there_are() {
     let (stats, devices) = example();
-    let page = render(&stats, &devices, &controllers(), &remote(), &switches(), true);
+    let page =
+        render(&stats, &devices, &controllers(), &remote(), (&switches(), &schedules()), true);
     let rendered: BTreeSet<(&str, &str)> =
         page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
     // The manual says of a queue's metrics that they are the device's by another name.
@@ -303,7 +368,7 @@ fn every_counter_of_a_queue_shows_its_own_value() {
     let counts: serde_json::Map<_, _> =
         numbered.clone().map(|(field, number)| (field.to_owned(), number.into())).collect();
     stats.devices[0].queues[0].counts = serde_json::from_value(counts.into()).unwrap();
-    let page = render(&stats, &[], &[], &RemoteReport::default(), &[], true);
+    let page = render(&stats, &[], &[], &RemoteReport::default(), (&[], &[]), true);
     for (metric, (field, number)) in QueueCounts::METRICS.iter().zip(numbered) {
         let name = metric.name.unwrap();
         for line in [

@@ -585,4 +585,60 @@ pub const FAULTS: &[(&str, &str, &str, &[&str])] = &[
         "9:10",
         &["from 1 to 1000", "not 1001"],
     ),
+    // Schedules of snapshots.
+    (
+        "a schedule that keeps nothing",
+        "[[schedule]]\nname = \"x\"\nvolumes = [\"*\"]\nkeep = \"0 hourly\"\n",
+        "4:8",
+        &["[[schedule]] \"x\"", "\"0 hourly\" keeps 0; a rule keeps 1 to 1000"],
+    ),
+    (
+        "a schedule that keeps too many",
+        "[[schedule]]\nname = \"x\"\nvolumes = [\"*\"]\n\
+         keep = \"7 daily, 99999999999999999999 hourly\"\n",
+        "4:8",
+        &["a rule keeps 1 to 1000"],
+    ),
+    (
+        "an unknown period",
+        "[[schedule]]\nname = \"x\"\nvolumes = [\"*\"]\nkeep = \"7 dayly\"\n",
+        "4:8",
+        &["\"dayly\" is no period", "`hourly`, `daily`"],
+    ),
+    (
+        "a period across the hour",
+        "[[schedule]]\nname = \"x\"\nvolumes = [\"*\"]\nkeep = \"4 every 25min\"\n",
+        "4:8",
+        &["minutes that divide an hour"],
+    ),
+    (
+        "no pattern",
+        "[[schedule]]\nname = \"x\"\nvolumes = []\nkeep = \"7 daily\"\n",
+        "3:11",
+        &["`volumes` is empty"],
+    ),
+    (
+        "a pattern that fits nothing",
+        "[[schedule]]\nname = \"x\"\nvolumes = [\"vm-*\", \"a b\"]\nkeep = \"7 daily\"\n",
+        "3:11",
+        &["\"a b\" in `volumes` fits no volume"],
+    ),
+    (
+        "a schedule without volumes",
+        "[[schedule]]\nname = \"x\"\nkeep = \"7 daily\"\n",
+        "1:1",
+        &["`volumes` is missing"],
+    ),
+    (
+        "a schedule of an unknown controller",
+        "[[schedule]]\nname = \"x\"\nvolumes = [\"*\"]\nkeep = \"7 daily\"\ncontroller = \"x\"\n",
+        "5:14",
+        &["there is no controller \"x\""],
+    ),
+    (
+        "a schedule without a controller",
+        "[[schedule]]\nname = \"x\"\nvolumes = [\"*\"]\nkeep = \"7 daily\"\n",
+        "1:1",
+        &["[[schedule]] \"x\"", "there is no [[controller]]"],
+    ),
 ];

@@ -32,6 +32,7 @@ fn keys_of(table: &str) -> Vec<&'static Key> {
         ("client", _) => keys::client().collect(),
         ("iohost", _) => keys::IOHOST.iter().collect(),
         ("serve", _) => keys::SERVE.iter().collect(),
+        ("schedule", _) => keys::SCHEDULE.iter().collect(),
         ("controller", _) => keys::controller().collect(),
         ("device", _) => keys::device().collect(),
         _ => front_end.unwrap_or_else(|| panic!("there are no keys of {table}")).1.iter().collect(),
@@ -101,7 +102,7 @@ fn the_tables_of_the_manual_are_those_of_the_keys() {
         std::fs::write(FILE, right).unwrap();
         return;
     }
-    assert_eq!(right.matches(BEGIN).count(), 23 + FrontEndSpec::KINDS.len());
+    assert_eq!(right.matches(BEGIN).count(), 24 + FrontEndSpec::KINDS.len());
     assert!(manual == right, "run `cargo xtask keys`: docs/config.md is not as the keys are");
 }
 
@@ -133,6 +134,7 @@ fn the_manual_lists_the_keys_that_there_are_and_its_example_is_good() {
         ("### type = \"pf\"", "[[store]]\ntype = \"pf\""),
         ("### type = \"remote\"", "[[store]]\ntype = \"remote\""),
         ("## [[controller]]", "[[controller]]"),
+        ("## [[schedule]]", "[[schedule]]"),
         ("### type = \"packet\"", "[[link]]\ntype = \"packet\""),
         ("### type = \"xdp\"", "[[link]]\ntype = \"xdp\""),
         ("### type = \"udp\"", "[[link]]\ntype = \"udp\""),

@@ -114,3 +114,71 @@ fn each_fault_of_a_switch_or_a_nic_is_named() {
     let without_store = TEXT.replacen("front_end = \"virtio-net\"\n", "", 1);
     assert!(parsed(&without_store).unwrap_err().contains("`store` is missing"));
 }
+
+/// An IOhost with a NIC of its client's, and the client.
+const FAR: &str = r#"
+[[sidecore]]
+name = "sc0"
+[[switch]]
+name = "lan"
+[[link]]
+name = "wire"
+type = "memory"
+socket = "/run/wire.sock"
+[[link]]
+name = "up"
+type = "memory"
+socket = "/run/up.sock"
+[[client]]
+name = "vmhost1"
+links = ["wire"]
+[[iohost]]
+name = "io1"
+link = "up"
+client = "me"
+[[device]]
+name = "guest"
+front_end = "vrio-net"
+client = "vmhost1"
+switch = "lan"
+mac = "52:54:00:00:00:01"
+vlan = 5
+[[device]]
+name = "far"
+front_end = "remote-net"
+iohost = "io1"
+switch = "lan"
+mtu = 9000
+"#;
+
+#[test]
+fn a_remote_nic_is_a_port_at_both_ends() {
+    let spec = parsed(FAR).unwrap();
+    let FrontEndSpec::VrioNet(own) = &spec.devices[0].front_end else { panic!("{spec:?}") };
+    assert_eq!((own.client.as_str(), own.vlan, own.mtu), ("vmhost1", 5, 1500));
+    let FrontEndSpec::RemoteNet(own) = &spec.devices[1].front_end else { panic!("{spec:?}") };
+    assert_eq!((own.iohost.as_str(), own.device.as_deref(), own.mtu), ("io1", None, 9000));
+    assert!(own.is_uplink);
+    for (from, to, message) in [
+        ("client = \"vmhost1\"\nswitch", "client = \"vmhost9\"\nswitch", "vmhost9"),
+        ("iohost = \"io1\"", "iohost = \"io9\"", "io9"),
+        ("iohost = \"io1\"\n", "", "iohost"),
+        ("mtu = 9000", "socket = \"/run/far.sock\"", "the remote channel leads"),
+        ("vlan = 5", "store = \"s\"", "a port has no store"),
+        ("mtu = 9000", "device = \"\"", "1 to 64"),
+    ] {
+        assert!(FAR.contains(from), "{from}");
+        let error = parsed(&FAR.replace(from, to)).unwrap_err();
+        assert!(error.contains(message), "{to}: {error}");
+    }
+    let twice = format!(
+        "{FAR}[[device]]\nname = \"again\"\nfront_end = \"remote-net\"\n\
+                         iohost = \"io1\"\ndevice = \"far\"\nswitch = \"lan\"\n"
+    );
+    assert!(parsed(&twice).unwrap_err().contains("give each its own"));
+    let same = format!(
+        "{FAR}[[device]]\nname = \"near\"\nfront_end = \"virtio-net\"\n\
+                        switch = \"lan\"\nmac = \"52:54:00:00:00:01\"\nsocket = \"/run/n.sock\"\n"
+    );
+    assert!(parsed(&same).unwrap_err().contains("this address is that of"));
+}

@@ -70,6 +70,37 @@ fn a_stage_that_refuses_writes_makes_a_reader() {
     );
 }
 
+/// A recording needs a directory that the daemon may write to. A daemon starts without it.
+#[test]
+fn a_recording_needs_a_directory_and_a_name_of_its_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let check = |keys: &str, depth| {
+        let text = format!(
+            "control_socket = \"c.sock\"\n[[sidecore]]\nname = \"sc0\"\n\
+             [[store]]\nname = \"disk\"\ntype = \"null\"\nsize = 512\n\
+             [[store.stage]]\ntype = \"record\"\n{keys}\n"
+        );
+        parse(directory.path(), &text, depth).map_err(|problems| problems.to_string())
+    };
+    let config = check("file = \"a.recording\"\ndata = \"full\"", Depth::Machine);
+    let config = config.unwrap_or_else(|said| panic!("{said}"));
+    let file = config.spec.stores[0].stages[0].recording().map(Path::to_owned);
+    assert_eq!(file, Some(directory.path().join("a.recording")));
+    let missing = "file = \"no/a.recording\"";
+    let said = check(missing, Depth::Machine).unwrap_err();
+    assert!(said.contains("no recording can be made at") && said.contains("No such"), "{said}");
+    assert!(check(missing, Depth::Start).is_ok());
+    for (keys, why) in [
+        ("data = \"full\"", "`file`"),
+        ("file = \"a.txt\"", "ends with `.recording`"),
+        ("file = \"a.recording\"\nmax_bytes = \"1KiB\"", "at least 1 MiB"),
+        ("file = \"a.recording\"\ndata = \"some\"", "is not one of"),
+    ] {
+        let said = check(keys, Depth::Text).unwrap_err();
+        assert!(said.contains(why), "{keys}: {said}");
+    }
+}
+
 /// The file of usage records may be written, or may be made. A daemon starts without it.
 #[test]
 fn usage_records_need_a_regular_file_or_a_directory() {

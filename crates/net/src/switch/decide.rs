@@ -46,7 +46,7 @@ impl Switch {
             return Ok((vlan, targets));
         };
         let frame = StageFrame::new(Way::FromStation, vlan, head, segments);
-        if port.pass_stages(now, &frame, None)? {
+        if port.stages.pass(now, &frame, None)? {
             port.show(now, &frame, None);
             return Ok((vlan, targets));
         }

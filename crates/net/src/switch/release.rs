@@ -8,7 +8,8 @@ use super::drops::Sent;
 use crate::frames::BATCH;
 use crate::held::HeldFrame;
 use crate::ports::PortSet;
-use crate::{DropReason, Dropped, FrameStage, StageFrame, StagePlace, Way};
+use crate::stages::take_all_held;
+use crate::{DropCause, DropReason, Dropped, FrameStage, StageFrame, StagePlace, SwitchEvent, Way};
 
 impl Switch {
     /// Lets held frames go on whose times have come, a batch of each port. Returns their number.
@@ -18,14 +19,15 @@ impl Switch {
             let Some(index) = self.holders.get(at).copied() else { break };
             for _ in 0..BATCH {
                 let port = self.ports.get_mut(usize::from(index)).and_then(Option::as_mut);
-                let Some((place, mut frame)) = port.and_then(|port| port.take_held(now)) else {
+                let Some((place, mut frame)) = port.and_then(|port| port.stages.take_held(now))
+                else {
                     break;
                 };
                 work = work.saturating_add(1);
                 self.go_on(index, place, &mut frame);
                 let port = self.ports.get_mut(usize::from(index)).and_then(Option::as_mut);
-                if let Some(held) = port.and_then(|port| port.held(place)) {
-                    held.give_back(frame);
+                if let Some(port) = port {
+                    port.stages.give_back(place, frame);
                 }
             }
         }
@@ -40,12 +42,33 @@ impl Switch {
         place: StagePlace,
         stage: &mut dyn FrameStage,
     ) {
-        let Some(held) = stage.held() else { return };
-        while let Some(mut frame) = held.due(Nanos(u64::MAX)) {
+        while let Some(mut frame) = take_all_held(stage) {
             self.go_on(index, place, &mut frame);
-            held.give_back(frame);
         }
         self.publish_all();
+    }
+
+    /// Notifies the owner of the switch that a stage of a port has failed, and drops the frames
+    /// that the stage held. A capture that has failed leaves its place.
+    pub(super) fn note_failure(&mut self, index: u16) {
+        let port = self.ports.get_mut(usize::from(index)).and_then(Option::as_mut);
+        let Some(port) = port else { return };
+        let Some(failure) = port.stages.new_failure() else { return };
+        let port = port.name.clone();
+        self.event(SwitchEvent::StageFailed { port, failure: failure.clone() });
+        loop {
+            let port = self.ports.get_mut(usize::from(index)).and_then(Option::as_mut);
+            let Some(port) = port else { return };
+            let Some(frame) = port.stages.take_left() else {
+                if failure.place == StagePlace::Capture {
+                    port.leave_out(failure);
+                    self.note_holders();
+                }
+                return;
+            };
+            let dropped = DropCause::Failed.dropped(frame.way);
+            self.drop_frame(index, dropped, frame.vlan, Some((&frame.head, &frame.segments)));
+        }
     }
 
     /// Notes which ports hold frames.
@@ -59,7 +82,7 @@ impl Switch {
     /// The earliest time at which a held frame goes on.
     pub(super) fn next_release(&self) -> Option<Nanos> {
         let ports = self.holders.iter().filter_map(|index| self.port_at(*index));
-        ports.filter_map(|port| port.next_release()).min()
+        ports.filter_map(|port| port.stages.next_release()).min()
     }
 
     /// Drops the frames that a port holds, because it is removed or changes.
@@ -67,7 +90,7 @@ impl Switch {
         // The switch needs the port for what it shows of each frame.
         loop {
             let port = self.ports.get_mut(usize::from(index)).and_then(Option::as_mut);
-            let held = port.and_then(|port| port.take_held(Nanos(u64::MAX)));
+            let held = port.and_then(|port| port.stages.take_held(Nanos(u64::MAX)));
             let Some((place, frame)) = held else { return };
             let reason = match frame.way {
                 Way::FromStation => DropReason::Detached,
@@ -75,8 +98,8 @@ impl Switch {
             };
             self.drop_frame(index, reason.into(), frame.vlan, Some((&frame.head, &frame.segments)));
             let port = self.ports.get_mut(usize::from(index)).and_then(Option::as_mut);
-            if let Some(held) = port.and_then(|port| port.held(place)) {
-                held.give_back(frame);
+            if let Some(port) = port {
+                port.stages.give_back(place, frame);
             }
         }
     }
@@ -107,7 +130,7 @@ impl Switch {
             _ => {}
         }
         let seen = StageFrame::new(*way, *vlan, head, segments);
-        if !port.pass_stages(now, &seen, Some(place))? {
+        if !port.stages.pass(now, &seen, Some(place))? {
             return Ok(());
         }
         if *way == Way::ToStation {

@@ -130,10 +130,10 @@ impl Switch {
         (frames, bytes): (&mut usize, &mut usize),
     ) -> usize {
         let mut work = 0_usize;
-        let mut may_run = !STAGES;
+        let mut may_run = true;
         while lane.undecided > 0 && *frames > 0 && *bytes > 0 {
             if may_run {
-                let run = self.run(now, lane, (*frames, *bytes));
+                let run = self.run(now, index, lane, (*frames, *bytes));
                 // Further frames would find the same buffers.
                 may_run = !run.is_short;
                 if run.frames > 0 {
@@ -219,12 +219,24 @@ impl Switch {
             }
         }
         if !pending.is_empty() {
-            (slot.vlan, slot.pending, slot.since) = (vlan, pending, self.turn);
-            slot.is_done = false;
-            lane.waiting = lane.waiting.saturating_add(1);
-            self.wait(index, pending, &slot.head);
+            self.keep(index, lane, at, (vlan, pending));
         }
         len_bytes
+    }
+
+    /// Keeps the frame at `at`, which has no buffers of these ports yet.
+    pub(super) fn keep(
+        &mut self,
+        index: u16,
+        lane: &mut Lane,
+        at: usize,
+        (vlan, pending): (u16, PortSet),
+    ) {
+        let Some(slot) = lane.frames.get_mut(at) else { return };
+        (slot.vlan, slot.pending, slot.since) = (vlan, pending, self.turn);
+        slot.is_done = false;
+        lane.waiting = lane.waiting.saturating_add(1);
+        self.wait(index, pending, &slot.head);
     }
 
     /// The queue of a port that this frame goes to.
@@ -276,7 +288,7 @@ impl Switch {
             return true;
         }
         let frame = StageFrame::new(Way::ToStation, vlan, head, segments);
-        match port.pass_stages(now, &frame, None) {
+        match port.stages.pass(now, &frame, None) {
             Ok(true) => {}
             Ok(false) => return true,
             Err(dropped) => {
@@ -494,12 +506,18 @@ impl Switch {
     fn look(&mut self, now: Nanos) {
         self.table.age(now, self.options.age);
         self.refresh();
-        for at in 0..self.ports.len() {
-            let port = self.ports.get_mut(at).and_then(Option::as_mut);
+        if self.next_announcement.is_some_and(|due| due <= now) {
+            self.announce_due(now);
+        }
+        for index in 0..u16::try_from(self.ports.len()).unwrap_or(u16::MAX) {
+            let port = self.ports.get_mut(usize::from(index)).and_then(Option::as_mut);
             let Some(port) = port.filter(|port| !port.is_plain) else {
                 continue;
             };
-            port.stages.iter_mut().for_each(|(_, stage)| stage.look(now));
+            port.stages.look(now);
+            self.note_failure(index);
+            let port = self.ports.get_mut(usize::from(index)).and_then(Option::as_mut);
+            let Some(port) = port else { continue };
             if port.blocked_until.is_some_and(|until| until <= now) {
                 port.block(None);
                 let name = port.name.clone();

@@ -1,15 +1,18 @@
 //! The desk of a session: takes requests from all lines, gives their parts to the engine, and
 //! hands them back.
 
+mod nics;
 mod report;
 mod spare;
+mod users;
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use sidecore_block::{Batch, BlockError, BlockRequest, Operation};
 use sidecore_link::LinkState;
-use sidecore_reactor::{Polled, PortSender};
+use sidecore_reactor::{Polled, PortSender, WakeSet};
 use sidecore_units::Nanos;
 use sidecore_vrio::handshake::ClientHandshake;
 use sidecore_vrio::wire::{DeviceEntry, ending};
@@ -22,6 +25,7 @@ use super::status::{DeviceShared, DeviceStatus, Waiting, WaitsFor};
 use super::store::{Opened, padded_name};
 use super::table::{LineNumber, Table};
 use crate::LinkPort;
+use nics::DeskNic;
 pub(super) use spare::Spare;
 
 /// The error of requests that a stopped session is given.
@@ -61,6 +65,8 @@ struct Device {
     /// Its number in the engine.
     number: u16,
     status: DeviceStatus,
+    /// Answered writes of a user that is gone which may be missing; `None` if there is a user.
+    left_writes: Option<u64>,
 }
 
 /// See the module.
@@ -74,6 +80,9 @@ pub(super) struct SessionDesk<H: ClientHandshake> {
     /// Those of queues on other sidecores.
     remote_lines: usize,
     devices: Vec<Device>,
+    nics: Vec<DeskNic>,
+    /// The wake descriptors of the NICs.
+    nic_wakes: Rc<WakeSet>,
     /// The devices that the IOhost has for this client, once all of them are known.
     pub(super) listed: Option<Vec<DeviceEntry>>,
     /// Requests of the lines at most.
@@ -82,6 +91,8 @@ pub(super) struct SessionDesk<H: ClientHandshake> {
     looks_again: bool,
     /// Devices that wait.
     waiting: usize,
+    /// The writes of a user that is gone which may be missing may become more or fewer.
+    has_left: bool,
     /// The IOhost lets the client use no slot.
     is_drained: bool,
     /// New requests wait here, because the IOhost is to be taken away.
@@ -103,7 +114,7 @@ impl<H: ClientHandshake> SessionDesk<H> {
         client: Client<H>,
         port: LinkPort<Table>,
         shared: Arc<Shared>,
-        doorbell: PortSender<()>,
+        (doorbell, nic_wakes): (PortSender<()>, Rc<WakeSet>),
         fail_after: Option<Nanos>,
     ) -> Self {
         Self {
@@ -114,10 +125,13 @@ impl<H: ClientHandshake> SessionDesk<H> {
             lines: Vec::new(),
             remote_lines: 0,
             devices: Vec::new(),
+            nics: Vec::new(),
+            nic_wakes,
             listed: None,
             depth: 0,
             looks_again: true,
             waiting: 0,
+            has_left: false,
             is_drained: false,
             drains: false,
             drain_error: None,
@@ -137,7 +151,8 @@ impl<H: ClientHandshake> SessionDesk<H> {
     /// One round: frames in, requests in, frames out, requests out. Returns the amount of work.
     pub(super) fn turn(&mut self, now: Nanos, budget: usize) -> Polled {
         let frames = self.port.receive(now, budget);
-        if frames == 0 && self.has_nothing_to_do(now) {
+        let packets = if self.nics.is_empty() { 0 } else { self.take_packets() };
+        if frames == 0 && packets == 0 && self.has_nothing_to_do(now) {
             return if self.port.data.unanswered() == 0 { Polled::Quiet } else { Polled::Idle };
         }
         self.seek_elsewhere(now);
@@ -157,9 +172,13 @@ impl<H: ClientHandshake> SessionDesk<H> {
         if self.port.data.has_queued() {
             self.push(now);
         }
-        work = work.saturating_add(self.care(now));
+        work = work.saturating_add(self.care(now)).saturating_add(packets);
+        if !self.nics.is_empty() {
+            work = work.saturating_add(self.give_packets());
+        }
         self.ring();
         self.look(now);
+        self.look_at_left();
         if work > 0 {
             self.shared.stats.in_flight.set(self.port.data.len() as u64);
         } else if self.port.data.unanswered() == 0 {
@@ -237,6 +256,7 @@ impl<H: ClientHandshake> SessionDesk<H> {
                 Event::Device(number) => {
                     self.looks_again = true;
                     self.note_entry(number);
+                    self.note_abandoned(number);
                 }
             }
         }
@@ -347,6 +367,8 @@ impl<H: ClientHandshake> SessionDesk<H> {
             match command {
                 Command::Drain(drains) => self.set_drain(drains),
                 Command::OpenDevice(device) => self.open_device(device),
+                Command::OpenNic(name, end) => self.open_nic(name, *end),
+                Command::LeaveDevice(device) => self.leave_device(&device),
                 Command::CloseDevice(device) => self.close_device(&device),
                 Command::Promise(device, entry) => self.promise(&device, &entry),
                 Command::OpenLine(end) => {
@@ -409,7 +431,12 @@ impl<H: ClientHandshake> SessionDesk<H> {
         // A second device of the name is refused before.
         let number = padded_name(&shared.name).and_then(|name| self.client.open(&name));
         let Some(number) = number else { return };
-        self.devices.push(Device { shared, number, status: DeviceStatus::default() });
+        self.devices.push(Device {
+            shared,
+            number,
+            status: DeviceStatus::default(),
+            left_writes: None,
+        });
     }
 
     /// Has a device be as in this entry, unless the IOhost has attached it meanwhile.
@@ -451,11 +478,8 @@ impl<H: ClientHandshake> SessionDesk<H> {
     fn add_line(&mut self, opened: &Opened, depth: usize, way: Way) -> LineNumber {
         let is_it = |device: &&Device| Arc::ptr_eq(&device.shared, &opened.device);
         let device = self.devices.iter().find(is_it).map(|device| device.number);
-        // The first queue of a guest that starts.
-        if let Some(number) = device
-            && !self.lines.iter().flatten().any(|line| line.device == device)
-        {
-            self.client.claim(number);
+        if let Some(number) = device {
+            self.begin_use(number);
         }
         let line =
             Line { opened: opened.clone(), device, depth, in_flight: 0, is_closed: false, way };

@@ -11,7 +11,9 @@ use sidecore_vrio::wire::DeviceEntry;
 use super::handover::{HandoverEnd, HandoverShared};
 use super::stats::SessionStats;
 use super::status::DeviceShared;
+use super::store::{OpenError, padded_name};
 use crate::bell::{Bell, Listener};
+use crate::nic::NicEnd;
 
 /// The number of the next session of this process: units of a sidecore find each other by it.
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
@@ -22,8 +24,12 @@ pub(super) enum Command {
     OpenDevice(Arc<DeviceShared>),
     /// A store serves this device as in this entry, which an earlier process has known.
     Promise(Arc<DeviceShared>, DeviceEntry),
+    /// Its user is gone.
+    LeaveDevice(Arc<DeviceShared>),
     /// A store does not use it any more.
     CloseDevice(Arc<DeviceShared>),
+    /// A port of a switch is this NIC of the IOhost.
+    OpenNic(String, Box<NicEnd>),
     /// A queue on another sidecore gives requests.
     OpenLine(HandoverEnd),
     /// Such a queue is gone.
@@ -86,6 +92,20 @@ impl Iohost {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
+    }
+
+    /// Begins to use a NIC of the IOhost, with this end of it: the port of a switch has the other
+    /// one, and ends the use when it is dropped. The IOhost may be away, or have no such NIC yet.
+    ///
+    /// # Errors
+    /// The name is no name of a device, or the session has ended.
+    pub fn open_nic(&self, name: &str, end: NicEnd) -> Result<(), OpenError> {
+        padded_name(name).ok_or(OpenError::Name)?;
+        if self.0.has_ended() {
+            return Err(OpenError::Ended);
+        }
+        self.0.tell(Command::OpenNic(name.to_owned(), Box::new(end)));
+        Ok(())
     }
 
     /// Has new requests wait, and answered writes flushed once no request is unanswered; or has

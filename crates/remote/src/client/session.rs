@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use sidecore_block::BlockError;
 use sidecore_link::{Link, LinkAddress, LinkState};
-use sidecore_reactor::{Arm, CoreContext, IdleMode, Pollable, Polled, Port, Unit};
+use sidecore_reactor::{Arm, CoreContext, IdleMode, Pollable, Polled, Port, Unit, WakeSet};
 use sidecore_units::Nanos;
 use sidecore_vrio::handshake::ClientHandshake;
 use sidecore_vrio::wire::DeviceEntry;
@@ -111,6 +111,8 @@ pub struct Session<H: ClientHandshake> {
     wake: OwnedFd,
     /// That of the second link.
     second_wake: Option<OwnedFd>,
+    /// The wake descriptors of remote NICs.
+    nic_wakes: Rc<WakeSet>,
     /// Queues of this sidecore wake the unit by it.
     doorbell: Port<()>,
     now: Nanos,
@@ -150,7 +152,9 @@ impl<H: ClientHandshake + 'static> Session<H> {
             OnDisconnect::Stall => None,
             OnDisconnect::Fail(after) => Some(after),
         };
-        let desk = SessionDesk::new(client, port, Arc::clone(&shared), sender, fail_after);
+        let nic_wakes = Rc::new(WakeSet::new()?);
+        let wakes = (sender, Rc::clone(&nic_wakes));
+        let desk = SessionDesk::new(client, port, Arc::clone(&shared), wakes, fail_after);
         let desk = Rc::new(RefCell::new(desk));
         let desks = core.shared::<Desks>();
         let weak = Rc::downgrade(&desk);
@@ -165,6 +169,7 @@ impl<H: ClientHandshake + 'static> Session<H> {
             listener,
             wake,
             second_wake,
+            nic_wakes,
             doorbell,
             now,
             stopped: None,
@@ -251,9 +256,13 @@ impl<H: ClientHandshake + 'static> Pollable for Session<H> {
             self.ring_off();
             return Arm::WorkPending;
         }
-        let armed = desk.port.arm();
+        let armed = match desk.arm_nics() {
+            Arm::Armed => desk.port.arm(),
+            other => other,
+        };
         desk.is_asleep = armed == Arm::Armed;
         if armed != Arm::Armed {
+            desk.disarm_nics();
             self.ring_off();
         }
         armed
@@ -263,6 +272,7 @@ impl<H: ClientHandshake + 'static> Pollable for Session<H> {
         let mut desk = self.desk.borrow_mut();
         desk.is_asleep = false;
         desk.port.disarm();
+        desk.disarm_nics();
         self.ring_off();
     }
 
@@ -272,11 +282,13 @@ impl<H: ClientHandshake + 'static> Pollable for Session<H> {
             watch(second.as_fd());
         }
         watch(self.listener.as_fd());
+        watch(self.nic_wakes.as_fd());
     }
 
     fn on_wake(&mut self) {
         let mut desk = self.desk.borrow_mut();
         desk.port.on_wake();
+        desk.wake_nics();
         if let Some(spare) = desk.spare_mut() {
             spare.on_wake(self.now);
         }

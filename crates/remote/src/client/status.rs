@@ -110,7 +110,12 @@ pub(super) struct DeviceShared {
     capacity_bytes: AtomicU64,
     /// No store uses it, and none will.
     is_unused: AtomicBool,
+    /// Answered writes of a user that is gone which may be missing: see [`UNKNOWN`].
+    left_writes: AtomicU64,
 }
+
+/// The user is gone, and the session has not said yet how many of its writes may be missing.
+const UNKNOWN: u64 = u64::MAX;
 
 impl DeviceShared {
     pub(super) fn new(name: &str) -> Self {
@@ -120,6 +125,29 @@ impl DeviceShared {
             changed: Condvar::new(),
             capacity_bytes: AtomicU64::new(0),
             is_unused: AtomicBool::new(false),
+            left_writes: AtomicU64::new(0),
+        }
+    }
+
+    /// Its user is gone: the session has to say what may be missing.
+    pub(super) fn user_is_gone(&self) {
+        self.left_writes.store(UNKNOWN, Ordering::Release);
+    }
+
+    /// So many answered writes of a user that is gone may be missing.
+    pub(super) fn set_left_writes(&self, count: u64) {
+        self.left_writes.store(count, Ordering::Release);
+    }
+
+    /// The reason why answered writes of a user that is gone may be missing.
+    pub(super) fn loss(&self) -> Option<String> {
+        match self.left_writes.load(Ordering::Acquire) {
+            0 => None,
+            UNKNOWN => Some("its last user is gone, and its writes are not flushed yet".to_owned()),
+            count => Some(format!(
+                "{count} of its last user, which is gone, were not flushed: the IOhost may have \
+                 lost them"
+            )),
         }
     }
 

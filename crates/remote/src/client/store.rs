@@ -260,6 +260,16 @@ impl BlockDevice for RemoteStore {
         }
         Ok(Box::new(line(session, self.hold(), depth)?))
     }
+
+    fn user_gone(&self) {
+        let device = &self.opened.device;
+        device.user_is_gone();
+        self.opening.session.tell(Command::LeaveDevice(Arc::clone(device)));
+    }
+
+    fn loss(&self) -> Option<String> {
+        self.opened.device.loss()
+    }
 }
 
 /// The geometry of a device with this entry.
@@ -308,8 +318,8 @@ mod tests {
         let name = |command| match command {
             Command::OpenDevice(_) => "open",
             Command::CloseDevice(_) => "close",
-            Command::OpenLine(_) | Command::CloseLine(_) => "other",
-            Command::Promise(..) | Command::Drain(_) => "other",
+            Command::OpenLine(_) | Command::CloseLine(_) | Command::OpenNic(..) => "other",
+            Command::Promise(..) | Command::Drain(_) | Command::LeaveDevice(_) => "other",
         };
         let told: Vec<_> = session.take_commands().into_iter().map(name).collect();
         assert_eq!(told, ["open", "close", "open"]);

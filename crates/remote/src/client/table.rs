@@ -9,6 +9,7 @@ use sidecore_vrio::Request;
 use sidecore_vrio::wire::MAX_REQUEST_BYTES;
 
 use crate::RequestData;
+use crate::nic::NicBuffers;
 
 /// The most bytes of a part with data.
 const PART_BYTES: u64 = MAX_REQUEST_BYTES as u64;
@@ -58,6 +59,7 @@ pub(super) struct Table {
     holds: bool,
     /// The requests that are held, in the order of their arrival.
     held: VecDeque<u16>,
+    pub(super) nics: NicBuffers,
 }
 
 impl Table {
@@ -261,12 +263,18 @@ impl Table {
 impl RequestData for Table {
     #[inline]
     fn segments(&self, tag: u64) -> Option<&Segments> {
+        if NicBuffers::is_name(tag) {
+            return self.nics.segments(tag);
+        }
         let slot = self.slots.get(usize::from(number_of(tag)))?;
         Some(&slot.request.as_ref()?.segments)
     }
 
     #[inline]
     fn first_byte(&self, tag: u64) -> u64 {
+        if NicBuffers::is_name(tag) {
+            return 0;
+        }
         tag.wrapping_shr(SLOT_BITS).saturating_mul(PART_BYTES)
     }
 }

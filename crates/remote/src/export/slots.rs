@@ -10,6 +10,7 @@ use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, Segments, SharedPag
 use sidecore_vrio::wire::MAX_REQUEST_BYTES;
 
 use crate::RequestData;
+use crate::nic::NicBuffers;
 
 /// From a slot's buffer to the next one's. A page more than the largest request: buffers at
 /// multiples of a power of two would share a few sets of the caches.
@@ -54,6 +55,7 @@ pub(crate) struct SlotBuffers {
     lent: usize,
     /// Frames of loans that have ended.
     ended: Vec<Frame>,
+    pub(super) nics: NicBuffers,
 }
 
 impl SlotBuffers {
@@ -149,6 +151,9 @@ impl SlotBuffers {
 impl RequestData for SlotBuffers {
     #[inline]
     fn segments(&self, request: u64) -> Option<&Segments> {
+        if NicBuffers::is_name(request) {
+            return self.nics.segments(request);
+        }
         self.buffers(request)?.lists.get(usize::try_from(request & 0xffff).ok()?)
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use sidecore_block::{BlockError, Budget, Next, QueueStats};
 use sidecore_link::Link;
-use sidecore_reactor::{Arm, CoreContext, IdleMode, Pollable, Polled, Unit};
+use sidecore_reactor::{Arm, CoreContext, IdleMode, Pollable, Polled, Unit, WakeSet};
 use sidecore_units::Nanos;
 use sidecore_vrio::handshake::HostHandshake;
 use sidecore_vrio::wire::DeviceEntry;
@@ -18,6 +18,7 @@ use super::entry::entry;
 use super::executor::Done;
 use super::executors::Executors;
 use super::helper::HelperEnd;
+use super::nics::ClientNic;
 use super::sharing::Sharing;
 use super::slots::SlotBuffers;
 use super::steering::{Assigned, Load};
@@ -80,6 +81,9 @@ pub struct Export<H: HostHandshake> {
     /// By their numbers, of which none is used again: a client may still have requests that name
     /// it.
     pub(super) devices: Vec<Option<Device>>,
+    pub(super) nics: Vec<ClientNic>,
+    /// The wake descriptors of the NICs.
+    pub(super) nic_wakes: WakeSet,
     pub(super) executors: Executors,
     turns: Turns<Execute>,
     sharing: Sharing,
@@ -124,6 +128,8 @@ impl<H: HostHandshake> Export<H> {
             options,
             clients: Vec::new(),
             devices: Vec::new(),
+            nics: Vec::new(),
+            nic_wakes: WakeSet::new()?,
             executors: Executors::new(core, load, options.server.neglected)?,
             turns: Turns::new(),
             sharing,
@@ -268,7 +274,7 @@ impl<H: HostHandshake> Export<H> {
         if !self.clients.get(client.0).is_some_and(Option::is_some) {
             return Err(ExportError::NoClient);
         }
-        if self.devices_of(client).any(|other| other.name == *name) {
+        if self.has_name(client, name) {
             return Err(ExportError::Device { name: Arc::clone(name) });
         }
         let number = u16::try_from(self.devices.len()).map_err(|_| ExportError::Full)?;
@@ -343,14 +349,15 @@ impl<H: HostHandshake> Export<H> {
         Some(device).filter(|device| device.removed.is_none())
     }
 
-    fn devices_of(&self, client: ClientId) -> impl Iterator<Item = &Device> {
+    pub(super) fn devices_of(&self, client: ClientId) -> impl Iterator<Item = &Device> {
         let devices = self.devices.iter().flatten();
         devices.filter(move |device| device.client == client && device.removed.is_none())
     }
 
     /// Tells a client's sessions what devices it has.
-    fn announce(&mut self, client: ClientId) {
-        let entries: Vec<_> = self.devices_of(client).map(|device| device.entry).collect();
+    pub(super) fn announce(&mut self, client: ClientId) {
+        let disks = self.devices_of(client).map(|device| device.entry);
+        let entries: Vec<_> = disks.chain(self.nic_entries(client)).collect();
         let Some(Some(found)) = self.clients.get(client.0) else { return };
         for (_, place, _) in &found.places {
             self.host.set_devices(self.now, *place, &entries);
@@ -525,6 +532,9 @@ impl<H: HostHandshake + 'static> Pollable for Export<H> {
     fn poll(&mut self, now: Nanos, budget: usize) -> Polled {
         self.now = now;
         let (mut frames, mut work) = (0_usize, self.take_results(now));
+        if !self.nics.is_empty() {
+            work = work.saturating_add(self.take_packets());
+        }
         if self.stopped.is_none() {
             frames = self.receive(now);
             if frames == 0 && work == 0 && self.is_quiet(now) {
@@ -539,6 +549,9 @@ impl<H: HostHandshake + 'static> Pollable for Export<H> {
         self.port.share(self.sharing.share_bytes(now));
         self.host.poll(now, &mut self.port);
         self.port.flush(now);
+        if !self.nics.is_empty() {
+            work = work.saturating_add(self.give_packets());
+        }
         // A session that has more to send is no reason to sleep.
         work = work.saturating_add(usize::from(self.port.is_paused()));
         // After the answers, which clients wait for.
@@ -571,8 +584,12 @@ impl<H: HostHandshake + 'static> Pollable for Export<H> {
             Arm::Armed => {}
             other => return other,
         }
-        let armed = self.port.arm();
+        let armed = match self.arm_nics() {
+            Arm::Armed => self.port.arm(),
+            other => other,
+        };
         if armed != Arm::Armed {
+            self.disarm_nics();
             self.executors.disarm();
         }
         armed
@@ -580,16 +597,19 @@ impl<H: HostHandshake + 'static> Pollable for Export<H> {
 
     fn disarm(&mut self) {
         self.port.disarm();
+        self.disarm_nics();
         self.executors.disarm();
     }
 
     fn wake_fds(&self, watch: &mut dyn FnMut(BorrowedFd<'_>)) {
         watch(self.port.wake_fd());
+        watch(self.nic_wake_fd());
         self.executors.wake_fds(watch);
     }
 
     fn on_wake(&mut self) {
         self.port.on_wake();
+        self.wake_nics();
         self.executors.on_wake();
     }
 

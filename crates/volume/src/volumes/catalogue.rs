@@ -192,6 +192,19 @@ impl Volumes {
         Ok(())
     }
 
+    /// Whether two volumes have the same size and the same tree, as a volume and its snapshot have
+    /// until one of the volume's blocks is written. Costs no read.
+    #[must_use]
+    pub fn are_same(&self, one: VolumeId, other: VolumeId) -> bool {
+        // A tree that both refer to is not changed in place, and its root is not freed.
+        let tree = |id| {
+            let volume = self.healthy(id).ok()?;
+            let root = volume.tree.root.map(|root| (root.pointer.address, root.level));
+            Some((volume.info.blocks, root))
+        };
+        tree(one).is_some_and(|one| tree(other) == Some(one))
+    }
+
     fn size_is_possible(&self, blocks: u64) -> Result<(), VolumeError> {
         let max_blocks = max_volume_blocks(self.superblock.block_bytes);
         if (1..=max_blocks).contains(&blocks) {

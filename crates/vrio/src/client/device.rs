@@ -4,9 +4,10 @@ use sidecore_block::BlockError;
 use sidecore_units::Nanos;
 
 use super::Client;
-use super::entry::{Entry, Origin};
 use super::replay::ReplayLog;
+use crate::VrioStats;
 use crate::handshake::ClientHandshake;
+use crate::nic::Nic;
 use crate::wire::{DEVICE_NAME_BYTES, DeviceEntry, device_flag};
 
 /// The executor of the writes of a replay log: an incarnation of an IOhost, in an epoch of the
@@ -32,6 +33,14 @@ pub(super) struct Device {
     pub(super) is_attached: bool,
     /// It is attached once more, and requests wait for that: see [`Client::claim`].
     pub(super) claims: bool,
+    /// Its user is gone: see [`Client::leave`].
+    pub(super) is_left: bool,
+    /// The position behind the last kept write of users that were gone when the present one began.
+    gone: u64,
+    /// Answered writes of its last user that were abandoned.
+    pub(super) abandoned: u64,
+    /// Those that the caller has not been told of.
+    pub(super) untold_abandoned: u64,
     /// When to ask for it again, unless it is attached and the entry is of the newest version.
     pub(super) ask_at: Nanos,
     pub(super) log: ReplayLog,
@@ -47,6 +56,8 @@ pub(super) struct Device {
     pub(super) refused: Option<&'static str>,
     /// The caller has not been told of the entry.
     pub(super) is_untold: bool,
+    /// The device is a NIC, not a disk.
+    pub(super) nic: Option<Box<Nic>>,
 }
 
 /// A replay on its way.
@@ -70,25 +81,6 @@ impl<H: ClientHandshake> Client<H> {
             device.promise(entry);
         }
     }
-
-    /// Attaches an opened device again, for a user that begins: a guest may have used it through
-    /// another client meanwhile, and the IOhost serves the client that has attached it last.
-    /// Requests wait until the IOhost has answered. Without an effect while requests are unanswered
-    /// or answered writes are kept: then the device is in use.
-    pub fn claim(&mut self, device: u16) {
-        let index = usize::from(device);
-        let is_its = |entry: &Entry| entry.origin != Origin::None && entry.device == index;
-        if self.core.entries.iter().any(is_its) {
-            return;
-        }
-        let Some(device) = self.core.device_mut(device) else { return };
-        // A device that is not attached will be.
-        if device.is_ready() && device.log.base() == device.log.end() {
-            device.claims = true;
-            device.ask_at = Nanos::ZERO;
-            self.core.is_asking = true;
-        }
-    }
 }
 
 impl Device {
@@ -96,6 +88,18 @@ impl Device {
         // A log must hold each single write.
         let replay_bytes = replay_bytes.max(crate::wire::MAX_REQUEST_BYTES as usize);
         Self { is_open: true, log: ReplayLog::new(replay_bytes), name, ..Self::closed() }
+    }
+
+    pub(super) fn nic(name: [u8; DEVICE_NAME_BYTES], nic: Nic) -> Self {
+        Self { is_open: true, name, nic: Some(Box::new(nic)), ..Self::closed() }
+    }
+
+    /// Whether the entry is of a device of this kind that can be used.
+    pub(super) fn takes(&self, entry: &DeviceEntry, has_packets: bool) -> bool {
+        match self.nic {
+            Some(_) => has_packets && entry.nic().is_some(),
+            None => entry.is_sound(),
+        }
     }
 
     /// The place of a device that is not used.
@@ -108,6 +112,10 @@ impl Device {
             claimed_bytes: 0,
             is_attached: false,
             claims: false,
+            is_left: false,
+            gone: 0,
+            abandoned: 0,
+            untold_abandoned: 0,
             ask_at: Nanos::ZERO,
             log: ReplayLog::new(0),
             executor: None,
@@ -116,6 +124,7 @@ impl Device {
             lost: None,
             refused: None,
             is_untold: false,
+            nic: None,
         }
     }
 
@@ -135,7 +144,8 @@ impl Device {
     /// The difference for which `entry` is not this device as its user knows it: an IOhost may have
     /// made another one with its name. Users take growth alone.
     pub(super) fn change(&self, entry: &DeviceEntry) -> Option<&'static str> {
-        if !self.is_known() {
+        // The user of a NIC has a port for it, which takes another address or MTU over.
+        if !self.is_known() || self.nic.is_some() {
             return None;
         }
         let (was, is) = (|flag| self.promised.has(flag), |flag| entry.has(flag));
@@ -159,20 +169,101 @@ impl Device {
     /// Whether this is a larger size that is claimed for the first time: the entry is asked for
     /// once more. A size cannot be taken back, and frames that are not sealed may be damaged.
     pub(super) const fn is_new_size(&mut self, capacity_bytes: u64) -> bool {
-        let has_grown = self.is_known() && capacity_bytes > self.promised.capacity_bytes;
+        let is_disk = self.nic.is_none();
+        let has_grown = self.is_known() && is_disk && capacity_bytes > self.promised.capacity_bytes;
         let is_new = has_grown && capacity_bytes != self.claimed_bytes;
         self.claimed_bytes = capacity_bytes;
         is_new
     }
 
     /// Whether the entry has to be asked for.
-    pub(super) const fn is_stale(&self, devices_version: u32) -> bool {
-        self.is_open && (!self.is_attached || self.claims || self.entry.version != devices_version)
+    pub(super) fn is_stale(&self, devices_version: u32) -> bool {
+        let is_old = self.entry.version != devices_version;
+        self.is_open && (!self.is_attached || self.is_claimed() || is_old)
+    }
+
+    /// Whether it is to be attached once more: what was kept before is replayed and flushed.
+    pub(super) fn is_claimed(&self) -> bool {
+        self.claims && self.is_ready() && !self.owes_flush()
     }
 
     /// Whether requests of the caller may be sent.
     pub(super) const fn is_ready(&self) -> bool {
         self.is_attached && self.replay.is_none()
+    }
+
+    /// Whether kept writes are to be flushed: for a user that begins, or for one that is gone.
+    pub(super) fn owes_flush(&self) -> bool {
+        let keeps_some = self.log.base() < self.log.end();
+        let may_flush = self.is_left || (self.claims && self.lost.is_none());
+        may_flush && keeps_some && self.is_ready()
+    }
+
+    /// Its user is gone.
+    pub(super) const fn leave(&mut self) {
+        self.is_left = true;
+    }
+
+    /// Another user begins. Returns the number of kept writes that were abandoned.
+    pub(super) fn begin(&mut self) -> u64 {
+        let mut abandoned = 0;
+        if std::mem::take(&mut self.is_left) {
+            self.gone = self.log.end();
+            // Writes of a replay that is not over are still read.
+            if self.lost.take().is_some() && self.replay.is_none() {
+                abandoned = self.abandon();
+            }
+        }
+        // The new user relies on none of them.
+        self.abandoned = 0;
+        abandoned
+    }
+
+    /// A flush of the engine's own has failed that covers the writes before `covers`. If all of
+    /// them are of users that are gone, they are abandoned; returns their number. Otherwise the
+    /// user's next flush fails.
+    pub(super) fn flush_failed(&mut self, covers: u64, error: BlockError) -> u64 {
+        // A flush that has not begun covers nothing.
+        if self.is_attached && covers > 0 && covers <= self.gone() {
+            return self.abandon();
+        }
+        self.lost = self.lost.or(Some(error));
+        0
+    }
+
+    /// The position behind the last kept write of users that are gone.
+    fn gone(&self) -> u64 {
+        if self.is_left { self.log.end() } else { self.gone }
+    }
+
+    /// Answered writes of a user that is gone which are kept, or were abandoned.
+    pub(super) fn left_writes(&self) -> u64 {
+        self.gone().saturating_sub(self.log.base()).saturating_add(self.abandoned)
+    }
+
+    /// Another executor is about to attach the device, or has failed to flush it: forgets the kept
+    /// writes of users that are gone. Returns their number.
+    pub(super) fn abandon(&mut self) -> u64 {
+        let count = self.gone().saturating_sub(self.log.base());
+        self.log.covered(self.gone());
+        self.note_abandoned(count)
+    }
+
+    /// Forgets the kept writes that a replay has not sent yet, for a user that is gone. Returns
+    /// their number.
+    pub(super) fn end_replay_early(&mut self) -> u64 {
+        let Some(replay) = &mut self.replay else { return 0 };
+        replay.end = replay.next;
+        let count = self.log.forget(replay.next);
+        self.end_replay();
+        self.note_abandoned(count)
+    }
+
+    const fn note_abandoned(&mut self, count: u64) -> u64 {
+        self.abandoned = self.abandoned.saturating_add(count);
+        self.untold_abandoned = self.untold_abandoned.saturating_add(count);
+        self.is_untold |= count > 0;
+        count
     }
 
     /// Whether writes are kept until a flush covers them.
@@ -181,7 +272,10 @@ impl Device {
     }
 
     /// The session is over.
-    pub(super) fn detach(&mut self) {
+    pub(super) fn detach(&mut self, stats: &VrioStats) {
+        if let Some(nic) = &mut self.nic {
+            nic.detach(stats);
+        }
         self.is_attached = false;
         self.claims = false;
         self.replay = None;
@@ -190,15 +284,18 @@ impl Device {
     }
 
     /// The device was attached: by another incarnation, or in another epoch, the writes of the log
-    /// may be lost, and are sent again.
-    pub(super) fn attach(&mut self, executor: Executor, replays: bool) {
+    /// may be lost, and are sent again. Those of users that are gone are abandoned; returns their
+    /// number.
+    pub(super) fn attach(&mut self, executor: Executor, replays: bool) -> u64 {
         self.is_attached = true;
+        let abandoned = if self.executor == Some(executor) { 0 } else { self.abandon() };
         let (next, end) = (self.log.base(), self.log.end());
         if replays && next < end && self.executor != Some(executor) {
             self.replay = Some(Replay { to: executor, next, end, unanswered: 0 });
         } else {
             self.executor = Some(executor);
         }
+        abandoned
     }
 
     /// Ends the replay, if all of it was answered.

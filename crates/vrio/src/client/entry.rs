@@ -15,7 +15,8 @@ pub(super) enum Origin {
     },
     /// The replay log.
     Replay,
-    /// The engine, because the replay log is full, or has a write that is not to be replayed.
+    /// The engine, because the replay log is full, has a write that is not to be replayed, or
+    /// those of a user that begins or is gone.
     OwnFlush,
 }
 

@@ -153,6 +153,18 @@ impl ReplayLog {
         }
     }
 
+    /// Forgets the answered writes from a position on, which the next answers get again: no flush
+    /// may have begun. Returns their number.
+    pub(crate) fn forget(&mut self, from: u64) -> u64 {
+        let before = self.order.len();
+        while self.end() > from
+            && let Some(record) = self.order.pop_back()
+        {
+            self.cancel(record);
+        }
+        before.saturating_sub(self.order.len()) as u64
+    }
+
     /// The record and the write at a position.
     pub(crate) fn at(&self, position: u64) -> Option<(u16, Request)> {
         let index = usize::try_from(position.checked_sub(self.base)?).ok()?;
@@ -240,6 +252,19 @@ mod tests {
         log.covered(u64::MAX);
         assert!(log.is_empty());
         assert_eq!(log.end(), 3, "positions are never used twice");
+    }
+
+    #[test]
+    fn a_log_forgets_the_newest_writes() {
+        let mut log = ReplayLog::new(4 * CHUNK_BYTES);
+        let records: Vec<u16> = (0..3).map(|seed| keep(&mut log, seed, 512).unwrap()).collect();
+        records.iter().for_each(|record| log.answered(*record));
+        log.covered(1);
+        assert_eq!(log.forget(2), 1);
+        assert_eq!((log.base(), log.end(), log.at(1).unwrap().0), (1, 2, records[1]));
+        assert_eq!(log.forget(0), 1);
+        assert_eq!((log.base(), log.end()), (1, 1));
+        assert!(log.is_empty());
     }
 
     #[test]

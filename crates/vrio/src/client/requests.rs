@@ -85,9 +85,9 @@ impl Core {
     /// Whether a request that waits, or a write that is to be replayed, may have its turn now.
     #[inline]
     pub(super) fn may_start(&self) -> bool {
-        let waits = || {
-            !self.waiting.is_empty() || self.devices.iter().any(|device| device.replay.is_some())
-        };
+        let has_own =
+            |device: &Device| device.replay.is_some() || device.owes_flush() || device.is_claimed();
+        let waits = || !self.waiting.is_empty() || self.devices.iter().any(has_own);
         self.looks_again && waits()
     }
 
@@ -148,7 +148,7 @@ impl Core {
         let neglected = self.options.neglected;
         let may_go = match entry.origin {
             Origin::Replay => device.is_attached,
-            _ if device.claims => false,
+            Origin::Guest { .. } if device.claims => false,
             _ => device.is_ready() || (device.is_attached && !neglected.keeps(Rule::ReplayFirst)),
         };
         if !may_go {
@@ -550,7 +550,10 @@ impl Core {
             }
             Origin::OwnFlush => {
                 device.is_flushing = false;
-                device.lost = device.lost.or(result.err());
+                if let Err(error) = result {
+                    self.stats.abandoned.add(device.flush_failed(entry.covers, error));
+                    self.untold.devices |= device.is_untold;
+                }
             }
             Origin::None => {}
         }

@@ -447,6 +447,7 @@ impl Core {
         self.incarnation = welcome.incarnation;
         self.frame_bytes = welcome.frame_bytes;
         self.has_bundles = welcome.features & feature::BUNDLES != 0;
+        self.has_packets = welcome.features & feature::PACKETS != 0;
         self.heard_at = Some(now);
         self.full_heard_at = now;
         self.keepalive = Keepalive { tries: 0, next_at: now };
@@ -475,9 +476,10 @@ impl Core {
         self.untold.connected = false;
         self.untold.disconnected = true;
         for device in &mut self.devices {
-            device.detach();
+            device.detach(&self.stats);
         }
         self.requeue();
+        self.fail_left();
     }
 
     /// The newest frame says how many slots may be used, and of what version the list of devices
@@ -576,13 +578,14 @@ impl Core {
         let executor = Executor { incarnation: self.incarnation, epoch: entry.epoch };
         let replays = self.options.neglected.keeps(Rule::Replay);
         let Some(device) = self.devices.get_mut(index) else { return Ok(()) };
-        let change = device.change(&entry).filter(|_| entry.is_sound());
+        let takes = device.takes(&entry, self.has_packets);
+        let change = device.change(&entry).filter(|_| takes);
         if change != device.refused {
             device.refused = change;
             device.is_untold = true;
             self.untold.devices = true;
         }
-        if !entry.is_sound() || change.is_some() {
+        if !takes || change.is_some() {
             self.detached(now, index);
             return Ok(());
         }
@@ -592,7 +595,7 @@ impl Core {
             return Ok(());
         }
         let is_other = entry.device != device.entry.device || entry.epoch != device.entry.epoch;
-        if device.is_attached && is_other {
+        if device.is_attached && is_other && device.nic.is_none() {
             self.lose(now, 0);
             return Ok(());
         }
@@ -613,8 +616,12 @@ impl Core {
             self.untold.devices = true;
         }
         self.looks_again |= std::mem::take(&mut device.claims);
+        if let Some(nic) = &mut device.nic {
+            nic.attach(entry.device, entry.epoch, &self.stats);
+        }
         if !device.is_attached {
-            device.attach(executor, replays);
+            self.stats.abandoned.add(device.attach(executor, replays));
+            self.untold.devices |= device.is_untold;
             self.looks_again = true;
         }
         Ok(())
@@ -627,7 +634,7 @@ impl Core {
         let Some(device) = self.devices.get_mut(index) else { return };
         let was_attached = device.is_attached;
         if was_attached {
-            device.detach();
+            device.detach(&self.stats);
             device.is_untold = true;
             self.untold.devices = true;
         }

@@ -8,6 +8,7 @@ use sidecore_block::BlockError;
 use sidecore_units::Nanos;
 
 use super::doorway::Doorway;
+use super::nics::Nics;
 use super::{Execute, Server, ServerOptions};
 use crate::channel::send_clear;
 use crate::greeting::{padded_bytes, send_greeting, split_greeting};
@@ -106,10 +107,10 @@ struct Next<P> {
 }
 
 /// A place for a client, and its session.
-struct Place<H: HostHandshake> {
+pub(super) struct Place<H: HostHandshake> {
     /// `None` if the place is free.
     member: Option<Member>,
-    server: Server<H::Seal>,
+    pub(super) server: Server<H::Seal>,
     /// The HELLO of the session, or of the last one.
     current: Option<Wish>,
     /// When that session began.
@@ -156,7 +157,8 @@ pub struct Host<H: HostHandshake> {
     options: HostOptions,
     handshake: H,
     doorway: Doorway,
-    places: Vec<Place<H>>,
+    pub(super) places: Vec<Place<H>>,
+    pub(super) nics: Nics,
     active: VecDeque<u16>,
     /// The link had room for all that the last poll had to send.
     has_room: bool,
@@ -167,7 +169,7 @@ pub struct Host<H: HostHandshake> {
     /// An ENDING to a frame that belongs to no session; a second one before the next poll is
     /// dropped.
     ending: Option<Refusal>,
-    stats: Arc<VrioStats>,
+    pub(super) stats: Arc<VrioStats>,
 }
 
 impl<H: HostHandshake> fmt::Debug for Host<H> {
@@ -192,6 +194,7 @@ impl<H: HostHandshake> Host<H> {
             handshake,
             doorway: Doorway::new(&options),
             places: Vec::new(),
+            nics: Nics::default(),
             active: VecDeque::new(),
             has_room: true,
             ready: VecDeque::new(),
@@ -260,7 +263,9 @@ impl<H: HostHandshake> Host<H> {
     /// caller's, and stay theirs while they exist.
     pub fn set_devices(&mut self, now: Nanos, place: u16, devices: &[DeviceEntry]) {
         if let Some(found) = self.places.get_mut(usize::from(place)) {
-            found.server.set_devices(now, devices);
+            let server = &mut found.server;
+            server.set_devices(now, devices);
+            self.nics.retain(place, &server.stats, |nic| server.attachment(nic).is_some());
             self.activate(place);
         }
     }
@@ -325,7 +330,9 @@ impl<H: HostHandshake> Host<H> {
         let place = self.places.get_mut(usize::from(number));
         if let Some(place) = place.filter(|place| session != 0 && place.server.session() == session)
         {
-            let taken = place.server.receive(now, from, (&frame, frame_bytes), received, port);
+            let around = (port, &mut self.nics);
+            let frame = (&frame, frame_bytes);
+            let taken = place.server.receive(now, from, frame, received, around);
             self.activate(number);
             return (Some(number), taken);
         }
@@ -478,6 +485,7 @@ impl<H: HostHandshake> Host<H> {
     pub fn is_idle(&self, now: Nanos) -> bool {
         self.active.is_empty()
             && self.ready.is_empty()
+            && self.nics.is_idle(now)
             && now < self.next_timer
             && self.ending.is_none()
             && !self.doorway.has_challenges()
@@ -522,7 +530,8 @@ impl<H: HostHandshake> Host<H> {
             self.expire(now);
         }
         self.send_clear(now, port);
-        self.has_room = true;
+        let packets_first = self.nics.goes_first;
+        self.has_room = !packets_first || self.send_packets(now, port);
         for _ in 0..self.active.len() {
             let Some(number) = self.active.pop_front() else { return };
             self.begin(now, number);
@@ -546,6 +555,9 @@ impl<H: HostHandshake> Host<H> {
             }
             // A link may have room for one client and none for another.
             self.has_room &= has_room;
+        }
+        if !packets_first {
+            self.has_room &= self.send_packets(now, port);
         }
         if !self.has_room && !self.active.is_empty() {
             // The next poll begins with the next client.
@@ -596,11 +608,12 @@ impl<H: HostHandshake> Host<H> {
     #[must_use]
     pub fn deadline(&self) -> Option<Nanos> {
         // A link without room wakes its sidecore when there is some.
-        let sends = self.has_room && !self.active.is_empty();
+        let sends = self.has_room && (!self.active.is_empty() || self.nics.has_queued());
         if self.ending.is_some() || self.doorway.has_challenges() || sends {
             return Some(Nanos::ZERO);
         }
-        (self.next_timer < Nanos::MAX).then_some(self.next_timer)
+        let timer = (self.next_timer < Nanos::MAX).then_some(self.next_timer);
+        timer.into_iter().chain(self.nics.deadline()).min()
     }
 
     /// Begins the session that a client has asked for, once the store has nothing of its last one:
@@ -631,6 +644,7 @@ impl<H: HostHandshake> Host<H> {
         };
         place.welcome.clear();
         place.welcome.extend_from_slice(message);
+        self.nics.leave(number, &place.server.stats);
         place.server.start(now, from, &hello, &welcome, seal);
         place.current = Some(wish);
         place.began_at = now;

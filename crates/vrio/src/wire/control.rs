@@ -35,17 +35,24 @@ pub mod device_flag {
     pub const DISCARD_ZEROES: u32 = 16;
     /// Writes of zeros are supported.
     pub const WRITE_ZEROES: u32 = 32;
+    /// The device is a NIC: the entry is a [`NicEntry`](crate::wire::NicEntry). Only in
+    /// sessions with [`PACKETS`](super::feature::PACKETS).
+    pub const NIC: u32 = 64;
+    /// Frames may pass the NIC.
+    pub const LINK_UP: u32 = 128;
 }
 
 /// Bits of [`Hello::features`] and [`Welcome::features`].
 pub mod feature {
     /// Several requests or answers may share a frame, a BUNDLE.
     pub const BUNDLES: u64 = 1;
+    /// There are NICs in the list of devices, and PACKETs for them.
+    pub const PACKETS: u64 = 2;
 }
 
 /// The features that this code knows. Both sides name theirs, and a session has those that both
 /// know.
-pub const FEATURES: u64 = feature::BUNDLES;
+pub const FEATURES: u64 = feature::BUNDLES | feature::PACKETS;
 
 layout! {
     /// The clear part of HELLO and WELCOME, in front of the message of the
@@ -228,6 +235,7 @@ impl DeviceEntry {
     pub fn is_sound(&self) -> bool {
         let Self { block_bytes, physical_block_bytes, .. } = *self;
         self.has(device_flag::PRESENT)
+            && !self.has(device_flag::NIC)
             && block_bytes.is_power_of_two()
             && (512..=MAX_BLOCK_BYTES).contains(&block_bytes)
             && physical_block_bytes.is_power_of_two()

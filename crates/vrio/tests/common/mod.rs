@@ -32,6 +32,8 @@ pub struct Wire {
     len: usize,
     /// Frames that the link has no room for, before it has.
     pub refuses: usize,
+    /// Frames that the link has room for; `None` for any number.
+    pub room: Option<usize>,
 }
 
 impl Transmit for Wire {
@@ -39,6 +41,9 @@ impl Transmit for Wire {
         if self.refuses > 0 {
             self.refuses -= 1;
             return None;
+        }
+        if let Some(room) = &mut self.room {
+            *room = room.checked_sub(1)?;
         }
         self.buffer.resize(len_bytes.max(self.buffer.len()), 0xee);
         self.len = len_bytes;

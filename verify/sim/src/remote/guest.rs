@@ -92,6 +92,8 @@ pub(super) struct Guest {
     may_time_out: bool,
     /// The number of its device at its client.
     device: usize,
+    /// Its VMM was killed, and nothing reads what its requests return.
+    is_gone: bool,
     pub(super) requests: u64,
 }
 
@@ -113,8 +115,20 @@ impl Guest {
             settling: Settling::Done,
             may_time_out,
             device,
+            is_gone: false,
             requests: 0,
         }
+    }
+
+    /// Its VMM is killed. Returns the same guest as another VMM starts it: it knows what was
+    /// flushed.
+    pub(super) fn kill(&mut self) -> Self {
+        self.is_gone = true;
+        let memory = Memory(vec![vec![0xcc; self.memory.0[0].len()]; DEPTH]);
+        let (blocks, unanswered) = (self.blocks.clone(), vec![None; DEPTH]);
+        let mut next = Self { memory, blocks, unanswered, is_gone: false, ..*self };
+        next.die();
+        next
     }
 
     pub(super) fn in_flight(&self) -> usize {
@@ -230,6 +244,10 @@ impl Guest {
         result: Result<(), BlockError>,
     ) -> Result<(), String> {
         let place = (tag % DEPTH as u64) as usize;
+        if self.is_gone {
+            self.unanswered[place] = None;
+            return Ok(());
+        }
         let Some(ended) = self.unanswered[place].take().filter(|unanswered| unanswered.tag == tag)
         else {
             return Err(format!("request {tag} ended and was not unanswered"));

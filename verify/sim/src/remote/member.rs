@@ -299,6 +299,24 @@ impl Member {
         self.at_once.clear();
     }
 
+    /// The VMM of its guest is killed. Returns the guest, for another start.
+    pub(super) fn kill_guest(&mut self) -> Guest {
+        self.client.leave(0);
+        self.at_once.clear();
+        self.guests[0].kill()
+    }
+
+    /// Whether a guest can start: all requests of the last one have ended.
+    pub(super) fn is_free(&self) -> bool {
+        self.client.unanswered() == 0 && !self.client.has_events()
+    }
+
+    /// A guest starts here.
+    pub(super) fn start_guest(&mut self, guest: Guest) {
+        self.guests[0] = guest;
+        self.client.claim(0);
+    }
+
     /// The counters of this client, and of those that have died.
     pub(super) fn counts(&self) -> VrioCounts {
         let mut counts = self.stats.counts();

@@ -140,6 +140,7 @@ impl Unit {
         });
         let helpers: Vec<Helper> = helpers.collect();
         let (mut clients, mut numbers) = (Vec::new(), Vec::new());
+        let shared = Arc::default();
         for (client, disks) in disks.chunks(manner.devices).enumerate() {
             let spec = ClientSpec {
                 name: format!("client{client}").into(),
@@ -156,7 +157,7 @@ impl Unit {
                     read_only: false,
                     write_cache: true,
                     epoch: 1,
-                    tenure: Arc::default(),
+                    tenure: if manner.is_shared { Arc::clone(&shared) } else { Arc::default() },
                 };
                 numbers.push(export.add_device(id, &device).expect("a device"));
             }

@@ -46,6 +46,8 @@ pub(super) struct Manner {
     pub(super) sidecores: usize,
     /// The IOhost starts on either of two links.
     has_two_links: bool,
+    /// All clients have the same device.
+    pub(super) is_shared: bool,
 }
 
 impl Manner {
@@ -79,7 +81,45 @@ impl Manner {
             slow: [0, 8, 40][random.below(3) as usize],
             sidecores: if random.once_in(4) { 1 + random.below(4) as usize } else { 0 },
             has_two_links: false,
+            is_shared: false,
         }
+    }
+
+    /// Of a history in which one guest moves between two clients of a device.
+    pub(super) fn moving(random: &mut Random) -> Self {
+        let weather = Weather {
+            loss: [0, 20, 50][random.below(3) as usize],
+            doubles: random.below(3) * 30,
+            late: random.below(3) * 30,
+            late_by: Nanos(300_000),
+            ..Weather::default()
+        };
+        Self {
+            clients: 2,
+            devices: 1,
+            weather,
+            is_volatile: true,
+            times_out: false,
+            sidecores: 1 + random.below(2) as usize,
+            is_shared: true,
+            ..Self::draw(random)
+        }
+    }
+
+    /// The paths of its clients.
+    pub(super) fn network(&self, random: Random) -> Network {
+        Network::new(random, self.weather, self.clients)
+    }
+
+    /// The store of a device.
+    pub(super) fn store(&self, random: Random) -> Disk {
+        let shape = (self.block_bytes, self.blocks);
+        let geometry = Geometry {
+            physical_block_bytes: 4096,
+            volatile_cache: self.is_volatile,
+            ..Geometry::new(self.block_bytes * self.blocks as u64, self.block_bytes as u32)
+        };
+        Disk::new(Store::new(random, shape, self.slow, !self.is_volatile), geometry)
     }
 
     pub(super) fn is_calm(&self) -> bool {
@@ -136,19 +176,11 @@ impl World {
         let mut manner = Manner::draw(&mut random);
         manner.has_two_links = !manner.is_calm() && Random::new(!seed).once_in(3);
         let mut fork = || Random::new(random.below(u64::MAX));
-        let network = Network::new(fork(), manner.weather, manner.clients);
-        let shape = (manner.block_bytes, manner.blocks);
+        let network = manner.network(fork());
         let neglected = rule.map_or(Neglected::default(), Neglected::only);
         let count = manner.clients * manner.devices;
         let capacity_bytes = manner.block_bytes * manner.blocks as u64;
-        let geometry = Geometry {
-            physical_block_bytes: 4096,
-            volatile_cache: manner.is_volatile,
-            ..Geometry::new(capacity_bytes, manner.block_bytes as u32)
-        };
-        let store = || Store::new(fork(), shape, manner.slow, !manner.is_volatile);
-        let stores = std::iter::repeat_with(store).take(count);
-        let stores = stores.map(|store| Disk::new(store, geometry)).collect();
+        let stores = std::iter::repeat_with(|| manner.store(fork())).take(count).collect();
         let cache = if manner.is_volatile { device_flag::VOLATILE_CACHE } else { 0 };
         let device = |index: usize| DeviceEntry {
             flags: device_flag::PRESENT | device_flag::DISCARD | device_flag::WRITE_ZEROES | cache,

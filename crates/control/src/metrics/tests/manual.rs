@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{controllers, example, remote, render, switches};
+use super::{controllers, example, remote, render, schedules, switches};
 
 /// The line before a table has the prefixes of its metrics.
 const BEGIN: &str = "<!-- metrics: ";
@@ -81,7 +81,14 @@ fn rewritten(manual: &str, rows: &[Row]) -> String {
 #[test]
 fn the_tables_of_the_manual_are_those_of_the_page() {
     let (stats, devices) = example();
-    let rows = rows(&render(&stats, &devices, &controllers(), &remote(), &switches(), true));
+    let rows = rows(&render(
+        &stats,
+        &devices,
+        &controllers(),
+        &remote(),
+        (&switches(), &schedules()),
+        true,
+    ));
     let manual = std::fs::read_to_string(FILE).unwrap();
     let right = rewritten(&manual, &rows);
     if std::env::var_os(WRITE).is_some() {

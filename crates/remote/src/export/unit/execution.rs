@@ -8,6 +8,7 @@ use sidecore_vrio::{Execute, Server};
 use super::super::executor::Job;
 use super::super::sharing::Sharing;
 use super::super::slots::DataAt;
+use super::super::tenure::Hold;
 use super::{Export, is_over};
 
 impl<H: HostHandshake> Export<H> {
@@ -63,7 +64,7 @@ impl<H: HostHandshake> Export<H> {
     /// Gives a request to the store of its device.
     #[inline]
     pub(super) fn execute(&mut self, now: Nanos, execute: Execute) {
-        let Execute { ticket, place, device: number, attached_at, request } = execute;
+        let Execute { ticket, place, device: number, attachment, request } = execute;
         let device = self.devices.get_mut(usize::from(number)).and_then(Option::as_mut);
         let data = self.port.data.at(place);
         let (Some(device), Some((memory, data))) =
@@ -74,7 +75,7 @@ impl<H: HostHandshake> Export<H> {
         };
         let session = (place >> 16) as u16;
         // The client's next session waits for this request, and sends it again.
-        let is_owners = device.tenure.serves(attached_at, request.operation);
+        let is_owners = device.tenure.serves(attachment, request.operation);
         if is_over(&self.host, session) || !is_owners {
             self.end(ticket, Err(BlockError::EIO));
             return;
@@ -84,10 +85,19 @@ impl<H: HostHandshake> Export<H> {
             device.held.push(execute);
             return;
         }
-        if is_first && !device.tenure.take(self.holder) {
-            device.held.push(execute);
-            self.waiting.push(number);
-            return;
+        if is_first {
+            match device.tenure.take(self.holder, attachment, request.operation) {
+                Hold::Taken => {}
+                Hold::Waits => {
+                    device.held.push(execute);
+                    self.waiting.push(number);
+                    return;
+                }
+                Hold::Late => {
+                    self.end(ticket, Err(BlockError::EIO));
+                    return;
+                }
+            }
         }
         device.place = session;
         let (memory, data, is_lent) = match data {

@@ -1,0 +1,124 @@
+//! Announcements: the rest of the network learns where a station is.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use sidecore_memory::Segments;
+use sidecore_units::Nanos;
+
+use super::Switch;
+use crate::head::Head;
+use crate::table::Key;
+use crate::{DropReason, MacAddress, PortId, SwitchError};
+
+/// Announcements of a station whose port has come up: the first at once.
+const REPEATS: u8 = 4;
+/// The time between the first two, which doubles with each further one.
+const INTERVAL: Nanos = Nanos::from_millis(100);
+
+/// The announcements of a port's station that are still to be sent.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Announcements {
+    left: u8,
+    /// When the next one is sent.
+    due: Nanos,
+}
+
+impl Switch {
+    /// Announces a station on a port to all others, as if it had sent a RARP of its own, and an ARP
+    /// for each IPv4 address that its guard has: after a migration, the rest of the network learns
+    /// where it is.
+    ///
+    /// # Errors
+    /// There is no such port, or the address is not that of a station.
+    pub fn announce(
+        &mut self,
+        now: Nanos,
+        port: PortId,
+        mac: MacAddress,
+    ) -> Result<(), SwitchError> {
+        let from = self.port(port).ok_or(SwitchError::NoSuchPort)?;
+        let Some(vlan) = from.config.vlans.untagged() else {
+            return Ok(());
+        };
+        let is_own = from.config.guard.as_ref().is_none_or(|guard| guard.mac == mac);
+        if !mac.is_station() || !is_own {
+            return Err(SwitchError::Mac { mac });
+        }
+        let limit = from.config.stations;
+        self.now = now;
+        self.table.learn(Key::new(mac, vlan), port.index, now, limit);
+        self.flood_own(port.index, vlan, Head::rarp(mac));
+        let mut count = 0_usize;
+        while let Some(address) = self.ipv4_at(port.index, count) {
+            self.flood_own(port.index, vlan, Head::arp(mac, address));
+            count = count.saturating_add(1);
+        }
+        self.publish_all();
+        Ok(())
+    }
+
+    /// One of the IPv4 addresses of a port's station.
+    fn ipv4_at(&self, port: u16, index: usize) -> Option<Ipv4Addr> {
+        self.port_at(port)?.config.guard.as_ref()?.ipv4.as_ref()?.get(index).copied()
+    }
+
+    /// Sends a frame in the name of a port's station to all other ports of the VLAN.
+    fn flood_own(&mut self, port: u16, vlan: u16, mut head: Head) {
+        let Some(from) = self.port_at(port) else { return };
+        let stats = Arc::clone(&from.stats);
+        let none = Segments::with_capacity(0);
+        stats.in_frames.add(1);
+        stats.in_octets.add(head.len_bytes() as u64);
+        stats.in_group.add(1);
+        let targets = self.flood_targets(port, vlan);
+        if targets.is_empty() {
+            self.drop_frame(port, DropReason::NoDestination.into(), vlan, Some((&head, &none)));
+        }
+        for target in targets.iter() {
+            stats.in_copies.add(1);
+            // Announcements do not wait: they are repeated.
+            self.copy_to(target, vlan, &mut head, &none, true);
+        }
+    }
+
+    /// A port has come up, or has gone down: has its station announced from now on, or no more.
+    pub(super) fn note_station(&mut self, port: u16, is_up: bool) {
+        let now = self.now;
+        let Some(found) = self.ports.get_mut(usize::from(port)).and_then(Option::as_mut) else {
+            return;
+        };
+        let left = if is_up && found.config.announces.is_some() { REPEATS } else { 0 };
+        found.announcements = Announcements { left, due: now };
+        if left > 0 {
+            self.next_announcement = Some(now);
+        }
+    }
+
+    /// Sends the announcements that are due.
+    #[cold]
+    pub(super) fn announce_due(&mut self, now: Nanos) {
+        self.next_announcement = None;
+        for index in 0..self.ports.len() {
+            let Some(port) = self.ports.get_mut(index).and_then(Option::as_mut) else { continue };
+            let Announcements { left, due } = &mut port.announcements;
+            let Some(rest) = left.checked_sub(1) else { continue };
+            let mut announced = None;
+            if *due <= now {
+                let sent = u32::from(REPEATS.saturating_sub(*left));
+                (*left, *due) = (rest, now.after(Nanos(INTERVAL.0.wrapping_shl(sent))));
+                announced = port.config.announces;
+            }
+            if *left > 0 {
+                let next = self.next_announcement.unwrap_or(*due);
+                self.next_announcement = Some(next.min(*due));
+            }
+            let index = u16::try_from(index).unwrap_or(u16::MAX);
+            let id = PortId { index, generation: port.generation };
+            if let Some(mac) = announced {
+                // A station whose address is another's is not announced.
+                let _ = self.announce(now, id, mac);
+            }
+        }
+    }
+}
