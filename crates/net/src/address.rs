@@ -1,6 +1,7 @@
 //! Addresses of stations.
 
 use std::fmt;
+use std::net::Ipv6Addr;
 use std::str::FromStr;
 
 /// An Ethernet address.
@@ -30,6 +31,13 @@ impl MacAddress {
     #[inline]
     pub const fn is_reserved(self) -> bool {
         self.to_bits() & !0xf == 0x0180_c200_0000
+    }
+
+    /// The link-local address that follows from it (RFC 4291, appendix A).
+    #[must_use]
+    pub fn link_local(self) -> Ipv6Addr {
+        let [a, b, c, d, e, f] = self.0;
+        Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
     }
 
     /// The address as a number.

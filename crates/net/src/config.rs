@@ -144,6 +144,16 @@ pub struct Guard {
     pub router: bool,
 }
 
+impl Guard {
+    /// The IPv6 addresses that are known to be the station's, where not any may be: its networks
+    /// of one address, and the link-local one.
+    pub fn ipv6_addresses(&self) -> impl Iterator<Item = Ipv6Addr> {
+        let own = self.ipv6.as_deref();
+        let single = own.unwrap_or_default().iter().filter(|(_, bits)| *bits == 128);
+        single.map(|(address, _)| *address).chain(own.map(|_| self.mac.link_local()))
+    }
+}
+
 /// The side of the switch that a port is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortKind {

@@ -1,10 +1,8 @@
 //! The flow of a frame as a number, by which a port with several queues chooses one.
 
 use crate::bytes::{array, be16, be32, byte};
-use crate::head::Head;
+use crate::head::{Head, TYPE_IPV4, TYPE_IPV6};
 
-const TYPE_IPV4: u16 = 0x0800;
-const TYPE_IPV6: u16 = 0x86dd;
 const PROTOCOL_TCP: u8 = 6;
 const PROTOCOL_UDP: u8 = 17;
 

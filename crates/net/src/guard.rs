@@ -3,14 +3,8 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::bytes::{array, be16, byte};
-use crate::head::Head;
+use crate::head::{Head, TYPE_ARP, TYPE_IPV4, TYPE_IPV6, TYPE_RARP};
 use crate::{DropReason, Guard, MacAddress};
-
-/// Types of payloads.
-const TYPE_IPV4: u16 = 0x0800;
-const TYPE_ARP: u16 = 0x0806;
-const TYPE_RARP: u16 = 0x8035;
-const TYPE_IPV6: u16 = 0x86dd;
 
 /// IPv6 extension headers that a chain may have before the last one.
 const EXTENSIONS_MAX: usize = 6;
@@ -71,19 +65,13 @@ fn has_ipv4(guard: &Guard, address: Ipv4Addr) -> bool {
 /// Whether the station may use this address.
 fn has_ipv6(guard: &Guard, address: Ipv6Addr) -> bool {
     guard.ipv6.as_ref().is_none_or(|own| {
-        address == link_local(guard.mac)
+        address == guard.mac.link_local()
             || own.iter().any(|(network, bits)| {
                 let shift = 128_u32.saturating_sub((*bits).into());
                 let differ = u128::from(address) ^ u128::from(*network);
                 differ.checked_shr(shift).unwrap_or(0) == 0
             })
     })
-}
-
-/// The link-local address that follows from an Ethernet address (RFC 4291, appendix A).
-fn link_local(mac: MacAddress) -> Ipv6Addr {
-    let [a, b, c, d, e, f] = mac.0;
-    Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
 }
 
 fn check_ipv4(guard: &Guard, payload: &[u8]) -> Option<()> {

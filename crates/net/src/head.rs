@@ -1,7 +1,5 @@
 //! The head of a frame: the bytes that decisions are made on, in private memory.
 
-use std::net::Ipv4Addr;
-
 use sidecore_memory::{Part, Segments};
 use sidecore_spec_virtio::net::{PacketHeader, flag, gso};
 
@@ -19,6 +17,11 @@ const ADDRESSES_BYTES: usize = 12;
 /// The longest frame that an offload cuts, without virtio and Ethernet headers.
 pub(crate) const PACKET_BYTES_MAX: usize = 65_535;
 
+/// Types of payloads.
+pub(crate) const TYPE_IPV4: u16 = 0x0800;
+pub(crate) const TYPE_ARP: u16 = 0x0806;
+pub(crate) const TYPE_RARP: u16 = 0x8035;
+pub(crate) const TYPE_IPV6: u16 = 0x86dd;
 /// The type of a VLAN tag (IEEE 802.1Q).
 pub(crate) const TYPE_TAG: u16 = 0x8100;
 /// The type of a service tag.
@@ -97,38 +100,16 @@ impl Head {
         }
     }
 
-    /// A whole frame by which a station asks for its own address (RFC 903), as QEMU announces a
-    /// guest that has moved.
-    pub fn rarp(station: MacAddress) -> Self {
-        const REVERSE_REQUEST: &[u8] = &[0x80, 0x35, 0, 1, 8, 0, 6, 4, 0, 3];
-        let mut head = Self::own(station, REVERSE_REQUEST);
-        // The sender is the target, and neither has a protocol address.
-        put(&mut head.bytes, ROOM_BYTES.saturating_add(22), &station.0);
-        put(&mut head.bytes, ROOM_BYTES.saturating_add(32), &station.0);
-        head.ether_type = 0x8035;
-        head
-    }
-
-    /// A whole frame by which a station announces that it has an IPv4 address (RFC 5227, 2.3).
-    pub fn arp(station: MacAddress, address: Ipv4Addr) -> Self {
-        const REQUEST: &[u8] = &[0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 1];
-        let mut head = Self::own(station, REQUEST);
-        // The address is that of the sender and of the target, whose Ethernet address is zero.
-        put(&mut head.bytes, ROOM_BYTES.saturating_add(22), &station.0);
-        put(&mut head.bytes, ROOM_BYTES.saturating_add(28), &address.octets());
-        put(&mut head.bytes, ROOM_BYTES.saturating_add(38), &address.octets());
-        head.ether_type = 0x0806;
-        head
-    }
-
-    /// A frame from a station to all, which begins with this type behind its addresses.
-    fn own(station: MacAddress, start: &[u8]) -> Self {
-        /// The least size of Ethernet, to which the frame is padded.
-        const FRAME_BYTES: usize = 60;
+    /// A whole frame of the switch's own, padded to the least size of Ethernet.
+    pub fn own(to: MacAddress, from: MacAddress, ether_type: u16, payload: &[u8]) -> Self {
+        const LEAST_BYTES: usize = 60;
         let mut head = Self::new();
-        put(&mut head.bytes, ROOM_BYTES.saturating_add(ADDRESSES_BYTES), start);
-        (head.read, head.len_bytes) = (FRAME_BYTES, FRAME_BYTES);
-        (head.to, head.from) = (MacAddress::BROADCAST, station);
+        let type_at = ROOM_BYTES.saturating_add(ADDRESSES_BYTES);
+        put(&mut head.bytes, type_at, &ether_type.to_be_bytes());
+        put(&mut head.bytes, ROOM_BYTES.saturating_add(ETHERNET_BYTES), payload);
+        head.read = ETHERNET_BYTES.saturating_add(payload.len()).max(LEAST_BYTES);
+        head.len_bytes = head.read;
+        (head.to, head.from, head.ether_type) = (to, from, ether_type);
         head.payload_at = ETHERNET_BYTES;
         head
     }

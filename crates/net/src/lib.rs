@@ -21,6 +21,7 @@
 )]
 
 mod address;
+mod announcement;
 mod bytes;
 mod config;
 #[cfg(feature = "contract")]

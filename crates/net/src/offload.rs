@@ -5,10 +5,8 @@ use sidecore_spec_virtio::net::gso;
 
 use crate::bytes::{array, be16, be32, byte, put};
 use crate::guard::last_header;
-use crate::head::{HEAD_BYTES, Head, PACKET_BYTES_MAX};
+use crate::head::{HEAD_BYTES, Head, PACKET_BYTES_MAX, TYPE_IPV4, TYPE_IPV6};
 
-const TYPE_IPV4: u16 = 0x0800;
-const TYPE_IPV6: u16 = 0x86dd;
 const PROTOCOL_TCP: u8 = 6;
 const PROTOCOL_UDP: u8 = 17;
 const TCP_CHECKSUM_AT: usize = 16;

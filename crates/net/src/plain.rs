@@ -1,8 +1,8 @@
 //! The flow of a frame, of the kinds that most frames are: TCP and UDP, whole, with no headers
 //! between those of IP and of the transport.
 
-const TYPE_IPV4: u16 = 0x0800;
-const TYPE_IPV6: u16 = 0x86dd;
+use crate::head::{TYPE_IPV4, TYPE_IPV6};
+
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const IPV4_UDP_BYTES: usize = 28;

@@ -3,30 +3,46 @@
 
 mod harness;
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use harness::{BROADCAST, Lan, Place, frame, guard, mac, plain, tagged};
-use sidecore_net::{Guard, PortConfig, QueueState, SwitchError, Vlans};
+use sidecore_net::{Guard, MacAddress, PortConfig, QueueState, SwitchError, Vlans};
 use sidecore_units::Nanos;
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 9);
+const IPV6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9);
+/// That of 02:00:00:00:00:09.
+const LINK_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0xff, 0xfe00, 9);
 
 fn announced(vlan: u16) -> PortConfig {
-    let guard = Guard { ipv4: Some(vec![ADDRESS]), ..guard(9) };
+    // Which addresses the station has of a network is not known.
+    let ipv6 = Some(vec![("2001:db8:1::".parse().unwrap(), 64), (IPV6, 128)]);
+    let guard = Guard { ipv4: Some(vec![ADDRESS]), ipv6, ..guard(9) };
     let (vlans, announces) = (Vlans::Access(vlan), Some(mac(9)));
     PortConfig { vlans, guard: Some(guard), announces, ..PortConfig::station() }
 }
 
-/// The RARP and the ARP that announce the station, in frames of the least size.
-fn announcements() -> [Vec<u8>; 2] {
+/// The RARP, the ARP and the neighbor advertisements that announce the station.
+fn announcements() -> [Vec<u8>; 4] {
     let (own, none, address) = (mac(9).0, [0; 6], ADDRESS.octets());
     let rarp = [&[0, 1, 8, 0, 6, 4, 0, 3], &own[..], &[0; 4], &own, &[0; 4]].concat();
     let arp = [&[0, 1, 8, 0, 6, 4, 0, 1], &own[..], &address, &none, &address].concat();
-    [(0x8035, rarp), (0x0806, arp)].map(|(ether_type, payload)| {
+    let [rarp, arp] = [(0x8035, rarp), (0x0806, arp)].map(|(ether_type, payload)| {
         let mut frame = frame(BROADCAST, mac(9), ether_type, &payload);
         frame.resize(60, 0);
         frame
-    })
+    });
+    let [global, local] = [(IPV6, [0xf9, 0x12]), (LINK_LOCAL, [0x59, 0x83])].map(advertisement);
+    [rarp, arp, global, local]
+}
+
+/// The neighbor advertisement for an address, with this checksum.
+fn advertisement((address, checksum): (Ipv6Addr, [u8; 2])) -> Vec<u8> {
+    let (own, address) = (mac(9).0, address.octets());
+    let all_nodes = "ff02::1".parse::<Ipv6Addr>().unwrap().octets();
+    let header = [&[0x60, 0, 0, 0, 0, 32, 58, 255][..], &address, &all_nodes].concat();
+    let icmp = [&[136, 0][..], &checksum, &[0x20, 0, 0, 0], &address, &[2, 1], &own].concat();
+    frame(MacAddress([0x33, 0x33, 0, 0, 0, 1]), mac(9), 0x86dd, &[header, icmp].concat())
 }
 
 /// Lets time pass, and has the switch look at its ports.
@@ -80,7 +96,7 @@ fn a_station_whose_port_is_down_or_has_no_queue_is_not_announced() {
     after(&mut lan, 1_000_000);
     assert!(other.frames().is_empty());
     set_state(&mut lan, &place, QueueState::Up);
-    assert_eq!(other.frames().len(), 2);
+    assert_eq!(other.frames().len(), 4);
     drop(lan.switch.detach(place.queue).unwrap());
     after(&mut lan, 1_000_000);
     assert!(other.frames().is_empty());

@@ -1,12 +1,12 @@
 //! Announcements: the rest of the network learns where a station is.
 
-use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use sidecore_memory::Segments;
 use sidecore_units::Nanos;
 
 use super::Switch;
+use crate::announcement::{arp, neighbor, rarp};
 use crate::head::Head;
 use crate::table::Key;
 use crate::{DropReason, MacAddress, PortId, SwitchError};
@@ -25,9 +25,9 @@ pub(crate) struct Announcements {
 }
 
 impl Switch {
-    /// Announces a station on a port to all others, as if it had sent a RARP of its own, and an ARP
-    /// for each IPv4 address that its guard has: after a migration, the rest of the network learns
-    /// where it is.
+    /// Announces a station on a port to all others, as if it had sent a RARP of its own, an ARP for
+    /// each IPv4 address and a neighbor advertisement for each IPv6 address that its guard has:
+    /// after a migration, the rest of the network learns where it is.
     ///
     /// # Errors
     /// There is no such port, or the address is not that of a station.
@@ -48,19 +48,24 @@ impl Switch {
         let limit = from.config.stations;
         self.now = now;
         self.table.learn(Key::new(mac, vlan), port.index, now, limit);
-        self.flood_own(port.index, vlan, Head::rarp(mac));
-        let mut count = 0_usize;
-        while let Some(address) = self.ipv4_at(port.index, count) {
-            self.flood_own(port.index, vlan, Head::arp(mac, address));
-            count = count.saturating_add(1);
+        self.flood_own(port.index, vlan, rarp(mac));
+        for count in 0.. {
+            let Some(frame) = self.address_frame(port.index, count) else { break };
+            self.flood_own(port.index, vlan, frame);
         }
         self.publish_all();
         Ok(())
     }
 
-    /// One of the IPv4 addresses of a port's station.
-    fn ipv4_at(&self, port: u16, index: usize) -> Option<Ipv4Addr> {
-        self.port_at(port)?.config.guard.as_ref()?.ipv4.as_ref()?.get(index).copied()
+    /// The frame that announces one of the addresses of a port's station; `None` behind the last.
+    fn address_frame(&self, port: u16, index: usize) -> Option<Head> {
+        let guard = self.port_at(port)?.config.guard.as_ref()?;
+        let ipv4 = guard.ipv4.as_deref().unwrap_or_default();
+        if let Some(address) = ipv4.get(index) {
+            return Some(arp(guard.mac, *address));
+        }
+        let address = guard.ipv6_addresses().nth(index.checked_sub(ipv4.len())?)?;
+        Some(neighbor(guard.mac, address, guard.router))
     }
 
     /// Sends a frame in the name of a port's station to all other ports of the VLAN.
