@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use sidecore_control::report::{
-    Counts, FirewallReport, PortCounts, PortReport, RuleCounts, SwitchReport, WireCounts,
+    Counts, FirewallReport, PortCounts, PortReport, RuleCounts, StageFailureReport, SwitchReport,
+    WireCounts,
 };
 use sidecore_control::{CaptureQuery, Client, ClientError};
 
@@ -211,10 +212,10 @@ fn failures(switches: &[SwitchReport]) -> String {
     let mut text = String::new();
     for port in switches.iter().flat_map(|switch| &switch.ports) {
         let Some(failure) = &port.failure else { continue };
-        let (stage, message) = failure.split_once(": ").unwrap_or((failure, ""));
+        let StageFailureReport { stage, message } = failure;
         let name = &port.name;
         let drops = "the port drops all frames until";
-        let consequence = match stage {
+        let consequence = match stage.as_str() {
             "capture" => "it has ended".to_owned(),
             "firewall" => format!("{drops} `sidecore net rules {name} --set FILE`"),
             "limit" => format!("{drops} `sidecore net limits {name} --set LIMIT` or `--clear`"),
@@ -225,13 +226,9 @@ fn failures(switches: &[SwitchReport]) -> String {
     text
 }
 
-fn is_capture(failure: &str) -> bool {
-    failure.starts_with("capture:")
-}
-
 fn state(port: &PortReport) -> String {
     let state = match (port.is_blocked, port.is_up) {
-        _ if port.failure.as_ref().is_some_and(|failure| !is_capture(failure)) => "failed",
+        _ if port.failure.as_ref().is_some_and(|failure| failure.stage != "capture") => "failed",
         (true, _) => "blocked",
         (false, true) => "up",
         (false, false) => "down",
@@ -300,8 +297,11 @@ fn drops(switches: &[SwitchReport], port: &str) -> Result<String> {
 mod tests {
     use super::*;
 
-    fn port(name: &str, failure: Option<&str>) -> PortReport {
-        let failure = failure.map(str::to_owned);
+    fn port(name: &str, failure: Option<(&str, &str)>) -> PortReport {
+        let failure = failure.map(|(stage, message)| StageFailureReport {
+            stage: stage.to_owned(),
+            message: message.to_owned(),
+        });
         PortReport { name: name.to_owned(), is_up: true, failure, ..PortReport::default() }
     }
 
@@ -309,8 +309,8 @@ mod tests {
     fn a_failed_stage_is_listed_with_its_remedy() {
         let ports = vec![
             port("fine", None),
-            port("closed", Some("firewall: index out of bounds: 7")),
-            port("open", Some("capture: a bug")),
+            port("closed", Some(("firewall", "index out of bounds: 7"))),
+            port("open", Some(("capture", "a bug"))),
         ];
         let switch = SwitchReport { name: "lan".to_owned(), ports, ..SwitchReport::default() };
         let text = list(&[switch]);

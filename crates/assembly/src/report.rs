@@ -29,7 +29,8 @@ pub use controller::{
 };
 pub use meter::MeterReport;
 pub use net::{
-    CaptureReport, FirewallReport, PortReport, RuleReport, StationReport, SwitchReport, WireReport,
+    CaptureReport, FirewallReport, PortReport, RuleReport, StageFailureReport, StationReport,
+    SwitchReport, WireReport,
 };
 pub use remote::{
     ClientReport, ExecutorReport, ExportReport, ExportedNicReport, IohostReport, LinkReport,

@@ -24,7 +24,7 @@ use sidecore_units::Nanos;
 
 use crate::AssemblyError;
 use crate::operation::{ErrorKind, OperationError};
-use crate::report::{PortReport, StationReport, SwitchReport};
+use crate::report::{PortReport, StageFailureReport, StationReport, SwitchReport};
 use crate::spec::SwitchSpec;
 use capture::PortCapture;
 use firewall::PortFirewall;
@@ -304,7 +304,8 @@ impl RunningSwitch {
             switch.refresh();
             let failure = |id| {
                 let failure = switch.failure(id)?;
-                Some(format!("{}: {}", failure.place.word(), failure.message))
+                let (stage, message) = (failure.place.word().to_owned(), failure.message.clone());
+                Some(StageFailureReport { stage, message })
             };
             let state = |id: &PortId| (switch.is_up(*id), switch.is_blocked(*id), failure(*id));
             let states: Vec<_> = ids.iter().map(state).collect();

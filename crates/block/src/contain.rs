@@ -20,10 +20,9 @@ mod sampler;
 mod stopwatch;
 
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use sidecore_reactor::{CoreContext, panic_message};
+use sidecore_reactor::{CoreContext, caught};
 use sidecore_units::Nanos;
 
 use crate::{BlockChannel, BlockDevice, Geometry, Meter, OpenedStage, StageError};
@@ -50,18 +49,18 @@ pub fn contain(
 ) -> OpenedStage {
     let account = Arc::new(StageAccount::new(word, store));
     let floor = Arc::new(Floor { below: Arc::clone(&below), account: Arc::clone(&account) });
-    let opened = catch_unwind(AssertUnwindSafe(|| {
+    let opened = caught(|| {
         let stage = open(floor)?;
         let geometry = stage.geometry();
         Ok((stage, geometry))
-    }));
+    });
     match opened {
         Ok(opened) => {
             let (stage, geometry) = opened?;
             Ok(Arc::new(Contained { stage, below, geometry, account }))
         }
-        Err(panic) => {
-            let reason = format!("it has panicked as it was opened: {}", panic_message(panic));
+        Err(message) => {
+            let reason = format!("it has panicked as it was opened: {message}");
             Err(StageError { stage: word, reason })
         }
     }

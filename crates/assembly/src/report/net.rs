@@ -20,6 +20,15 @@ pub struct SwitchReport {
     pub stations: Vec<StationReport>,
 }
 
+/// A stage of a port that has panicked.
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct StageFailureReport {
+    /// Which: `wire`, `limit`, `firewall`, `capture`.
+    pub stage: String,
+    /// The message of its panic.
+    pub message: String,
+}
+
 /// A port of a switch.
 #[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct PortReport {
@@ -29,10 +38,10 @@ pub struct PortReport {
     pub is_up: bool,
     /// Whether the port is blocked for a while because of a loop.
     pub is_blocked: bool,
-    /// The stage that has failed with its panic, as `firewall: MESSAGE`. The port drops all frames
-    /// until the stage is set anew or taken away; it goes on without a `capture`.
+    /// The stage that has panicked. The port drops all frames until the stage is set anew or taken
+    /// away; it goes on without a `capture`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub failure: Option<String>,
+    pub failure: Option<StageFailureReport>,
     /// Its counters: *in* is from the guest, *out* is to it, as RFC 2863 has them for a switch.
     pub counters: PortCounts,
     /// Its firewall, if it has rules.
