@@ -230,6 +230,7 @@ fn state(port: &PortReport) -> String {
     let state = match (port.is_blocked, port.is_up) {
         _ if port.failure.as_ref().is_some_and(|failure| failure.stage != "capture") => "failed",
         (true, _) => "blocked",
+        (false, true) if port.is_standby => "standby",
         (false, true) => "up",
         (false, false) => "down",
     };

@@ -307,7 +307,13 @@ impl RunningSwitch {
                 let (stage, message) = (failure.place.word().to_owned(), failure.message.clone());
                 Some(StageFailureReport { stage, message })
             };
-            let state = |id: &PortId| (switch.is_up(*id), switch.is_blocked(*id), failure(*id));
+            let state = |id: &PortId| PortReport {
+                is_up: switch.is_up(*id),
+                is_blocked: switch.is_blocked(*id),
+                is_standby: switch.is_standby(*id),
+                failure: failure(*id),
+                ..PortReport::default()
+            };
             let states: Vec<_> = ids.iter().map(state).collect();
             (states, switch.stations().collect::<Vec<_>>())
         };
@@ -327,19 +333,16 @@ impl RunningSwitch {
             })
             .collect();
         stations.sort_by(|one, other| (one.vlan, &one.mac).cmp(&(other.vlan, &other.mac)));
-        let states = states.into_iter().chain(std::iter::repeat((false, false, None)));
-        let ports =
-            ports.iter().zip(states).map(|(port, (is_up, is_blocked, failure))| PortReport {
-                name: port.name.clone(),
-                is_up,
-                is_blocked,
-                failure,
-                counters: port.stats.counts(),
-                firewall: port.firewall.report(),
-                limits: port.limits.clone(),
-                wire: port.wire.report(),
-                capture: port.capture.report(),
-            });
+        let states = states.into_iter().chain(std::iter::repeat_with(PortReport::default));
+        let ports = ports.iter().zip(states).map(|(port, state)| PortReport {
+            name: port.name.clone(),
+            counters: port.stats.counts(),
+            firewall: port.firewall.report(),
+            limits: port.limits.clone(),
+            wire: port.wire.report(),
+            capture: port.capture.report(),
+            ..state
+        });
         SwitchReport {
             name: self.spec.name.clone(),
             sidecore: self.spec.sidecore.clone(),

@@ -38,13 +38,19 @@ fn spec() -> Spec {
 }
 
 fn ethernet(interface: &str) -> DeviceSpec {
+    member("wire", interface, None)
+}
+
+/// An Ethernet interface, of this team if it has one.
+fn member(name: &str, interface: &str, team: Option<&str>) -> DeviceSpec {
     let own = EthernetSpec {
         switch: "lan".to_owned(),
         interface: interface.to_owned(),
+        team: team.map(str::to_owned),
         ..EthernetSpec::default()
     };
     DeviceSpec {
-        name: "wire".to_owned(),
+        name: name.to_owned(),
         front_end: FrontEndSpec::Ethernet(Box::new(own)),
         ..DeviceSpec::default()
     }
@@ -115,4 +121,58 @@ fn an_interface_leads_to_another_host() {
     let error = missing.unwrap_err().to_string();
     assert!(error.contains("interface \"eth1\"") && error.contains("`ip link show`"), "{error}");
     assert_eq!(assembly.devices().len(), 1);
+}
+
+/// The state of a member of the team: whether it is up, and whether it stands by.
+fn state(assembly: &Assembly, member: &str) -> (bool, bool) {
+    let switch = assembly.switches(true).remove(0);
+    let port = switch.ports.into_iter().find(|port| port.name == member).unwrap();
+    (port.is_up, port.is_standby)
+}
+
+#[test]
+fn of_two_interfaces_to_one_network_one_stands_by() {
+    if !Path::new("/dev/net/tun").exists() {
+        return skip("the kernel has no TAP");
+    }
+    let (here, there) = match (Namespace::new(), Namespace::new()) {
+        (Ok(here), Ok(there)) => (here, there),
+        (Err(error), _) | (_, Err(error)) => {
+            return skip(format_args!("no network namespace: {error}"));
+        }
+    };
+    if there.ip("link add br0 type bridge").is_err() {
+        return skip("the kernel has no bridge");
+    }
+    let assembly = here.within(|| Assembly::start(&spec()).unwrap()).unwrap();
+    for (near, far, number) in [("eth1", "port1", 1), ("eth2", "port2", 2)] {
+        let addresses = [format!("02:00:00:00:01:0{number}"), format!("02:00:00:00:02:0{number}")];
+        let near_end = End { interface: near, address: &addresses[0] };
+        here.connect(&near_end, &there, &End { interface: far, address: &addresses[1] }, 1500)
+            .unwrap();
+        there.ip(&format!("link set {far} master br0")).unwrap();
+        let device = member(&format!("wire{number}"), near, Some("wan"));
+        here.within(|| assembly.add_device(&device, None).unwrap()).unwrap();
+    }
+    there.ip("addr add 10.9.0.2/24 dev br0").unwrap();
+    there.ip("link set br0 up").unwrap();
+    here.ip("addr add 10.9.0.1/24 dev tap0").unwrap();
+    here.ip("link set tap0 up").unwrap();
+    let one = here.within(|| socket("10.9.0.1:0")).unwrap();
+    let other = there.within(|| socket("10.9.0.2:0")).unwrap();
+    passes(&one, &other);
+    passes(&other, &one);
+    let states = || [state(&assembly, "wire1"), state(&assembly, "wire2")];
+    wait::until("both interfaces", SOON, || states() == [(true, false), (true, true)]);
+
+    there.ip("link set port1 down").unwrap();
+    wait::until("the second one", SOON, || states() == [(false, true), (true, false)]);
+    passes(&other, &one);
+    passes(&one, &other);
+    there.ip("link set port1 up").unwrap();
+    wait::until("the first one", SOON, || states() == [(true, true), (true, false)]);
+    passes(&one, &other);
+    assembly.remove_device("wire2").unwrap();
+    assert_eq!(state(&assembly, "wire1"), (true, false));
+    passes(&other, &one);
 }

@@ -190,6 +190,9 @@ pub struct PortConfig {
     /// The station that is [announced](crate::Switch::announce) to the rest of the network each
     /// time that the port has come up, because its frames have come another way before.
     pub announces: Option<MacAddress>,
+    /// Of the ports of a team, which lead to the same network, one carries frames, and the others
+    /// stand by for it.
+    pub team: Option<String>,
 }
 
 impl PortConfig {
@@ -204,6 +207,7 @@ impl PortConfig {
             stations: 1024,
             floods: Some(FloodLimit { per_second: 10_000, burst: 1_000 }),
             announces: None,
+            team: None,
         }
     }
 

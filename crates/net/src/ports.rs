@@ -12,8 +12,8 @@ use crate::stages::{StageFailure, Stages};
 use crate::switch::Announcements;
 use crate::table::Key;
 use crate::{
-    Dropped, FrameStage, Frames, Loan, PortConfig, PortKind, PortQueue, PortStats, Properties,
-    StageFrame, StagePlace, Vlans,
+    DropReason, Dropped, FrameStage, Frames, Loan, PortConfig, PortKind, PortQueue, PortStats,
+    Properties, StageFrame, StagePlace, Vlans,
 };
 
 /// Names a port of a switch. It is invalid once the port is removed, for ever.
@@ -97,7 +97,10 @@ pub(crate) struct Port {
     pub up: Vec<u16>,
     /// Its queues.
     pub queues: Vec<u16>,
+    /// Until when it is blocked because of a loop.
     pub blocked_until: Option<Nanos>,
+    /// Another port of its team carries the frames.
+    pub is_standby: bool,
     /// The announcements of its station that are still to be sent.
     pub announcements: Announcements,
     pub floods: Floods,
@@ -117,7 +120,22 @@ impl Port {
     /// Whether frames may go to the port, or come from it.
     #[inline]
     pub fn is_open(&self) -> bool {
-        self.blocked_until.is_none()
+        self.closed().is_none()
+    }
+
+    /// Why frames from the port are dropped, if all are.
+    #[inline]
+    pub fn closed(&self) -> Option<DropReason> {
+        match self.blocked_until {
+            _ if self.is_standby => Some(DropReason::Standby),
+            Some(_) => Some(DropReason::Blocked),
+            None => None,
+        }
+    }
+
+    pub fn stand_by(&mut self, is_standby: bool) {
+        self.is_standby = is_standby;
+        self.note_plain();
     }
 
     pub fn block(&mut self, until: Option<Nanos>) {
@@ -146,8 +164,8 @@ impl Port {
     }
 
     fn note_plain(&mut self) {
-        self.is_plain = self.blocked_until.is_none() && self.stages.is_empty();
-        self.runs = self.blocked_until.is_none() && !self.holds && !self.stages.show();
+        self.is_plain = self.is_open() && self.stages.is_empty();
+        self.runs = self.is_open() && !self.holds && !self.stages.show();
     }
 
     /// Shows a frame to a capture, if there is one.

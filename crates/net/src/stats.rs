@@ -153,6 +153,8 @@ reasons! {
         FloodLimit dropped_flood_limit = "dropped_flood_limit_total",
         /// Frames from the station dropped: on a port that is blocked because of a loop.
         Blocked dropped_blocked = "dropped_blocked_total",
+        /// Frames from the station dropped: on a port that stands by for another one of its team.
+        Standby dropped_standby = "dropped_standby_total",
         /// Frames from the station dropped: that no port may be given.
         NoDestination dropped_no_destination = "dropped_no_destination_total",
         /// Frames from the station dropped: for a station on the port that they came from.

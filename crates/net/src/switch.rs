@@ -5,6 +5,7 @@ mod decide;
 mod drops;
 mod release;
 mod run;
+mod teams;
 mod turn;
 
 use std::any::Any;
@@ -25,6 +26,7 @@ use crate::{
 };
 
 pub(crate) use announce::Announcements;
+use teams::TakingOver;
 pub use turn::WAIT_TURNS;
 
 /// The most events that are kept for the owner of the switch.
@@ -51,6 +53,13 @@ pub enum SwitchEvent {
         port: String,
         /// The stage and its panic.
         failure: StageFailure,
+    },
+    /// A port of a team carries its frames from now on.
+    TakenOver {
+        /// The team.
+        team: String,
+        /// The port.
+        port: String,
     },
     /// A blocked port is open again.
     Opened {
@@ -106,6 +115,8 @@ pub struct Switch {
     looked_at: Nanos,
     /// When the next station is announced.
     next_announcement: Option<Nanos>,
+    /// Ports on which the stations of others are announced.
+    taking_over: Vec<TakingOver>,
     events: Vec<SwitchEvent>,
     traces: Vec<Running>,
 }
@@ -128,6 +139,7 @@ impl Switch {
             now: Nanos::ZERO,
             looked_at: Nanos::ZERO,
             next_announcement: None,
+            taking_over: Vec::new(),
             events: Vec::with_capacity(EVENTS_MAX),
             traces: Vec::new(),
         }
@@ -162,6 +174,7 @@ impl Switch {
             up: Vec::with_capacity(PORT_QUEUES_MAX),
             queues: Vec::with_capacity(PORT_QUEUES_MAX),
             blocked_until: None,
+            is_standby: false,
             announcements: Announcements::default(),
             floods,
             stages: Stages::new(),
@@ -172,6 +185,7 @@ impl Switch {
         if let Some(place) = self.ports.get_mut(usize::from(index)) {
             *place = Some(port);
         }
+        self.join(index);
         Ok(PortId { index, generation })
     }
 
@@ -218,6 +232,10 @@ impl Switch {
             port.floods = Floods::new(config.floods, now);
             port.block(None);
             port.config = config;
+        }
+        if old.team != self.port_at(port.index).and_then(|port| port.config.team.clone()) {
+            self.join(port.index);
+            self.leave(old.team.as_deref());
         }
         Ok(())
     }
@@ -275,7 +293,8 @@ impl Switch {
     /// # Errors
     /// There is no such port.
     pub fn remove_port(&mut self, port: PortId) -> Result<Vec<Box<dyn PortQueue>>, SwitchError> {
-        let queues = self.port(port).ok_or(SwitchError::NoSuchPort)?.queues.clone();
+        let found = self.port(port).ok_or(SwitchError::NoSuchPort)?;
+        let (queues, team) = (found.queues.clone(), found.config.team.clone());
         let detached = queues.into_iter().filter_map(|index| {
             let generation = self.lane(index)?.generation;
             self.detach(QueueId { index, generation })
@@ -290,6 +309,7 @@ impl Switch {
         if let Some(place) = self.ports.get_mut(usize::from(port.index)) {
             *place = None;
         }
+        self.leave(team.as_deref());
         self.note_holders();
         Ok(detached)
     }
@@ -332,6 +352,7 @@ impl Switch {
             port.up.retain(|index| *index != queue.index);
             if port.up.is_empty() {
                 port.announcements = Announcements::default();
+                self.elect_for(lane.port);
             }
         }
         self.drop_undecided(&lane);
@@ -412,7 +433,13 @@ impl Switch {
     /// Whether a port is blocked because of a loop.
     #[must_use]
     pub fn is_blocked(&self, port: PortId) -> bool {
-        self.port(port).is_some_and(|port| !port.is_open())
+        self.port(port).is_some_and(|port| port.blocked_until.is_some())
+    }
+
+    /// Whether another port of its team carries the frames.
+    #[must_use]
+    pub fn is_standby(&self, port: PortId) -> bool {
+        self.port(port).is_some_and(|port| port.is_standby)
     }
 
     /// Whether a queue of the port carries frames.
@@ -523,6 +550,7 @@ impl Switch {
         }
         if was_down {
             self.note_station(owner, is_up);
+            self.elect_for(owner);
         }
     }
 }

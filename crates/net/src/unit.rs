@@ -120,6 +120,11 @@ impl SwitchUnit {
                     failure.consequence(),
                     failure.message
                 ),
+                SwitchEvent::TakenOver { team, port } => tracing::warn!(
+                    switch = self.name,
+                    team,
+                    "{port} carries the frames of the team from now on"
+                ),
                 SwitchEvent::Opened { port } => {
                     tracing::info!(switch = self.name, port, "the port is open again");
                 }

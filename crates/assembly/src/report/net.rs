@@ -38,6 +38,9 @@ pub struct PortReport {
     pub is_up: bool,
     /// Whether the port is blocked for a while because of a loop.
     pub is_blocked: bool,
+    /// Whether another port of its team carries the frames, and this one stands by for it.
+    #[serde(default)]
+    pub is_standby: bool,
     /// The stage that has panicked. The port drops all frames until the stage is set anew or taken
     /// away; it goes on without a `capture`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

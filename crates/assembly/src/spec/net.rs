@@ -227,6 +227,9 @@ macro_rules! interface_keys {
                 "uplink" => is_uplink: bool = true, Kind::Flag(true), "`true`",
                     "other networks may lie behind it: frames never go from an uplink to another \
                      one. With `false` it is a station as guests are";
+                "team" => team: Option<String> = None, Kind::Text, "none",
+                    "of the interfaces of a switch with the same name here, at most 32 bytes, one \
+                     carries frames, and the others stand by for it", is_team;
                 "vlan" => vlan: u16 = 1, Kind::Number(1, VLAN_MAX), "1",
                     "the VLAN of frames without a tag, 1 to 4094";
                 "trunk" => trunk: Option<Vec<(u64, u64)>> = None, Kind::Ranges, "none",
@@ -252,7 +255,8 @@ macro_rules! interface_keys {
                         Vlans::Trunk { native: Some(self.vlan), allowed: allowed.collect() }
                     }
                 };
-                PortConfig { vlans, is_isolated: self.is_isolated, ..base }
+                let team = self.team.clone();
+                PortConfig { vlans, is_isolated: self.is_isolated, team, ..base }
             }
         }
     };
@@ -315,6 +319,14 @@ fn is_interface(key: &str, value: &Value) -> Result<(), String> {
         "{key} = \"{text}\" is no name of an interface: write 1 to 15 bytes without spaces, `/`, \
          `:` and `%`, for instance \"tap0\""
     ))
+}
+
+fn is_team(key: &str, value: &Value) -> Result<(), String> {
+    let text = value.text();
+    if (1..=32).contains(&text.len()) && !text.contains(char::is_control) {
+        return Ok(());
+    }
+    Err(format!("`{key}` is no name for a team: write 1 to 32 bytes, for instance \"wan\""))
 }
 
 fn is_remote_device(key: &str, value: &Value) -> Result<(), String> {

@@ -39,6 +39,7 @@ name = "wire"
 front_end = "ethernet"
 switch = "lan"
 interface = "eth1"
+team = "wan"
 "#;
 
 fn parsed(text: &str) -> Result<Spec, String> {
@@ -66,6 +67,7 @@ fn a_nic_is_on_a_switch_whose_sidecore_serves_it() {
     assert_eq!(spec.devices[2].queues, 1);
     let FrontEndSpec::Ethernet(own) = &spec.devices[3].front_end else { panic!("{spec:?}") };
     assert_eq!((own.interface.as_str(), own.is_uplink, own.vlan), ("eth1", true, 1));
+    assert_eq!(own.team.as_deref(), Some("wan"));
 }
 
 #[test]

@@ -1,13 +1,12 @@
 //! Announcements: the rest of the network learns where a station is.
 
-use std::sync::Arc;
-
 use sidecore_memory::Segments;
 use sidecore_units::Nanos;
 
 use super::Switch;
 use crate::announcement::{arp, neighbor, rarp};
 use crate::head::Head;
+use crate::ports::Port;
 use crate::table::Key;
 use crate::{DropReason, MacAddress, PortId, SwitchError};
 
@@ -70,21 +69,38 @@ impl Switch {
 
     /// Sends a frame in the name of a port's station to all other ports of the VLAN.
     fn flood_own(&mut self, port: u16, vlan: u16, mut head: Head) {
-        let Some(from) = self.port_at(port) else { return };
-        let stats = Arc::clone(&from.stats);
         let none = Segments::with_capacity(0);
-        stats.in_frames.add(1);
-        stats.in_octets.add(head.len_bytes() as u64);
-        stats.in_group.add(1);
+        self.count_own(port, &head);
         let targets = self.flood_targets(port, vlan);
         if targets.is_empty() {
             self.drop_frame(port, DropReason::NoDestination.into(), vlan, Some((&head, &none)));
         }
         for target in targets.iter() {
-            stats.in_copies.add(1);
-            // Announcements do not wait: they are repeated.
-            self.copy_to(target, vlan, &mut head, &none, true);
+            self.copy_own(port, target, vlan, (&mut head, &none));
         }
+    }
+
+    /// Counts a frame in the name of a port's station as received from it.
+    pub(super) fn count_own(&self, port: u16, head: &Head) {
+        if let Some(Port { stats, .. }) = self.port_at(port) {
+            stats.in_frames.add(1);
+            stats.in_octets.add(head.len_bytes() as u64);
+            stats.in_group.add(1);
+        }
+    }
+
+    /// Sends a copy of such a frame. It waits for no buffers.
+    pub(super) fn copy_own(
+        &mut self,
+        from: u16,
+        to: u16,
+        vlan: u16,
+        (head, none): (&mut Head, &Segments),
+    ) {
+        if let Some(Port { stats, .. }) = self.port_at(from) {
+            stats.in_copies.add(1);
+        }
+        self.copy_to(to, vlan, head, none, true);
     }
 
     /// A port has come up, or has gone down: has its station announced from now on, or no more.

@@ -65,8 +65,8 @@ impl Switch {
     ) -> Result<(u16, Targets), DropReason> {
         head.parse(properties)?;
         let port = self.port_at(from).ok_or(DropReason::PortDown)?;
-        if !port.is_open() {
-            return Err(DropReason::Blocked);
+        if let Some(reason) = port.closed() {
+            return Err(reason);
         }
         if !head.from.is_station() {
             return Err(DropReason::BadSource);
@@ -207,7 +207,7 @@ impl Switch {
 
     /// Whether frames of this VLAN may go from the one port to the other.
     #[inline]
-    fn check_way(&self, from: u16, to: u16, vlan: u16) -> Result<(), DropReason> {
+    pub(super) fn check_way(&self, from: u16, to: u16, vlan: u16) -> Result<(), DropReason> {
         if from == to {
             return Err(DropReason::SamePort);
         }

@@ -509,6 +509,9 @@ impl Switch {
         if self.next_announcement.is_some_and(|due| due <= now) {
             self.announce_due(now);
         }
+        if !self.taking_over.is_empty() {
+            self.announce_taken_over();
+        }
         for index in 0..u16::try_from(self.ports.len()).unwrap_or(u16::MAX) {
             let port = self.ports.get_mut(usize::from(index)).and_then(Option::as_mut);
             let Some(port) = port.filter(|port| !port.is_plain) else {
