@@ -47,6 +47,7 @@ fn member(name: &str, interface: &str, team: Option<&str>) -> DeviceSpec {
         switch: "lan".to_owned(),
         interface: interface.to_owned(),
         team: team.map(str::to_owned),
+        probe: team.map(|_| "10.9.0.2".to_owned()),
         ..EthernetSpec::default()
     };
     DeviceSpec {
@@ -172,6 +173,11 @@ fn of_two_interfaces_to_one_network_one_stands_by() {
     there.ip("link set port1 up").unwrap();
     wait::until("the first one", SOON, || states() == [(true, true), (true, false)]);
     passes(&one, &other);
+    // One way, with a carrier.
+    assembly.set_faults("wire2", "to loss 100%").unwrap();
+    wait::until("the way back", SOON, || states() == [(true, false), (true, true)]);
+    passes(&one, &other);
+    assembly.set_faults("wire2", "").unwrap();
     assembly.remove_device("wire2").unwrap();
     assert_eq!(state(&assembly, "wire1"), (true, false));
     passes(&other, &one);

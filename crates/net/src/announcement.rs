@@ -1,9 +1,10 @@
-//! Frames by which the rest of the network learns where a station is, and has an address.
+//! Frames by which the rest of the network learns where a station is and has an address, and those
+//! that ask the network for an answer.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::MacAddress;
-use crate::bytes::put;
+use crate::bytes::{array, byte, put};
 use crate::head::{Head, TYPE_ARP, TYPE_IPV6, TYPE_RARP};
 use crate::offload::{complete_checksum, fold, sum};
 
@@ -11,6 +12,9 @@ use crate::offload::{complete_checksum, fold, sum};
 const ARP_BYTES: usize = 28;
 /// How one begins, before its operation: Ethernet, IPv4, six and four bytes for an address.
 const ARP_START: [u8; 7] = [0, 1, 8, 0, 6, 4, 0];
+
+/// Asks for the Ethernet address of the target.
+const REQUEST: u8 = 1;
 
 /// The size of an IPv6 header, and of a neighbor advertisement with the option that has the
 /// station's Ethernet address (RFC 4861, 4.4 and 4.6.1).
@@ -32,11 +36,26 @@ pub fn rarp(station: MacAddress) -> Head {
 
 /// A station announces that it has an IPv4 address (RFC 5227, 2.3).
 pub fn arp(station: MacAddress, address: Ipv4Addr) -> Head {
-    const REQUEST: u8 = 1;
     // The address is that of the sender and of the target, whose Ethernet address is zero.
     let target = (MacAddress([0; 6]), address);
     let message = arp_message(REQUEST, (station, address), target);
     Head::own(MacAddress::BROADCAST, station, TYPE_ARP, &message)
+}
+
+/// A station without an IPv4 address asks for the Ethernet address of another one, which answers
+/// and notes nothing (RFC 5227, 2.1.1).
+pub fn probe(station: MacAddress, target: Ipv4Addr) -> Head {
+    let sender = (station, Ipv4Addr::UNSPECIFIED);
+    let message = arp_message(REQUEST, sender, (MacAddress([0; 6]), target));
+    Head::own(MacAddress::BROADCAST, station, TYPE_ARP, &message)
+}
+
+/// The station whose answer to a [`probe`] this frame is, if it is one.
+pub fn probe_answer(head: &Head) -> Option<Ipv4Addr> {
+    const REPLY: u8 = 2;
+    let message: [u8; ARP_BYTES] = array(head.payload(), 0)?;
+    let is_reply = message.starts_with(&ARP_START) && byte(&message, 7)? == REPLY;
+    (is_reply && head.ether_type == TYPE_ARP).then_some(Ipv4Addr::from(array::<4>(&message, 14)?))
 }
 
 /// A station announces that it has an IPv6 address: an unsolicited neighbor advertisement, which

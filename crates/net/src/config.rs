@@ -193,6 +193,9 @@ pub struct PortConfig {
     /// Of the ports of a team, which lead to the same network, one carries frames, and the others
     /// stand by for it.
     pub team: Option<String>,
+    /// A station of the network behind the team, which answers to ARP: a member that it does not
+    /// answer to, one way or the other, is replaced.
+    pub probe: Option<Ipv4Addr>,
 }
 
 impl PortConfig {
@@ -208,6 +211,7 @@ impl PortConfig {
             floods: Some(FloodLimit { per_second: 10_000, burst: 1_000 }),
             announces: None,
             team: None,
+            probe: None,
         }
     }
 

@@ -9,7 +9,7 @@ use crate::config::{PORTS_MAX, QUEUES_MAX};
 use crate::floods::Floods;
 use crate::head::TAG_BYTES;
 use crate::stages::{StageFailure, Stages};
-use crate::switch::Announcements;
+use crate::switch::{Announcements, Probes};
 use crate::table::Key;
 use crate::{
     DropReason, Dropped, FrameStage, Frames, Loan, PortConfig, PortKind, PortQueue, PortStats,
@@ -101,6 +101,8 @@ pub(crate) struct Port {
     pub blocked_until: Option<Nanos>,
     /// Another port of its team carries the frames.
     pub is_standby: bool,
+    /// The probes of its network, if it is in a team that has them.
+    pub probes: Option<Probes>,
     /// The announcements of its station that are still to be sent.
     pub announcements: Announcements,
     pub floods: Floods,
@@ -121,6 +123,11 @@ impl Port {
     #[inline]
     pub fn is_open(&self) -> bool {
         self.closed().is_none()
+    }
+
+    /// Whether its network does not answer.
+    pub fn is_lost(&self) -> bool {
+        self.probes.is_some_and(|probes| probes.is_lost())
     }
 
     /// Why frames from the port are dropped, if all are.

@@ -155,6 +155,8 @@ reasons! {
         Blocked dropped_blocked = "dropped_blocked_total",
         /// Frames from the station dropped: on a port that stands by for another one of its team.
         Standby dropped_standby = "dropped_standby_total",
+        /// Frames from the station dropped: answers to the switch's own probes.
+        Probe dropped_probe = "dropped_probe_total",
         /// Frames from the station dropped: that no port may be given.
         NoDestination dropped_no_destination = "dropped_no_destination_total",
         /// Frames from the station dropped: for a station on the port that they came from.

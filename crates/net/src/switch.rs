@@ -3,6 +3,7 @@
 mod announce;
 mod decide;
 mod drops;
+mod probes;
 mod release;
 mod run;
 mod teams;
@@ -26,6 +27,7 @@ use crate::{
 };
 
 pub(crate) use announce::Announcements;
+pub(crate) use probes::Probes;
 use teams::TakingOver;
 pub use turn::WAIT_TURNS;
 
@@ -115,6 +117,8 @@ pub struct Switch {
     looked_at: Nanos,
     /// When the next station is announced.
     next_announcement: Option<Nanos>,
+    /// When the next probe of a team is sent, or an answer is late.
+    next_probe: Option<Nanos>,
     /// Ports on which the stations of others are announced.
     taking_over: Vec<TakingOver>,
     events: Vec<SwitchEvent>,
@@ -139,6 +143,7 @@ impl Switch {
             now: Nanos::ZERO,
             looked_at: Nanos::ZERO,
             next_announcement: None,
+            next_probe: None,
             taking_over: Vec::new(),
             events: Vec::with_capacity(EVENTS_MAX),
             traces: Vec::new(),
@@ -169,6 +174,7 @@ impl Switch {
         let port = Port {
             generation,
             name: name.to_owned(),
+            probes: Probes::new(&config, self.options.seed ^ generation),
             config,
             stats,
             up: Vec::with_capacity(PORT_QUEUES_MAX),
@@ -231,8 +237,10 @@ impl Switch {
         if let Some(port) = self.ports.get_mut(usize::from(port.index)).and_then(Option::as_mut) {
             port.floods = Floods::new(config.floods, now);
             port.block(None);
+            port.probes = Probes::new(&config, self.options.seed ^ port.generation);
             port.config = config;
         }
+        self.begin_probes(port.index);
         if old.team != self.port_at(port.index).and_then(|port| port.config.team.clone()) {
             self.join(port.index);
             self.leave(old.team.as_deref());
@@ -470,7 +478,8 @@ impl Switch {
     #[must_use]
     pub fn deadline(&self) -> Option<Nanos> {
         let queues = self.lanes.iter().flatten().filter_map(|lane| lane.queue.deadline());
-        queues.chain(self.next_release()).chain(self.next_announcement).min()
+        let own = [self.next_release(), self.next_announcement, self.next_probe];
+        queues.chain(own.into_iter().flatten()).min()
     }
 
     /// Removes all ports and their queues, to which all frames are given back.
@@ -550,6 +559,7 @@ impl Switch {
         }
         if was_down {
             self.note_station(owner, is_up);
+            self.begin_probes(owner);
             self.elect_for(owner);
         }
     }

@@ -3,9 +3,13 @@
 
 mod harness;
 
+use std::net::Ipv4Addr;
+
 use harness::{BROADCAST, Lan, Place, frame, guard, mac, plain, tagged};
-use sidecore_net::{DropReason, PortConfig, QueueState, SwitchEvent, Vlans};
+use sidecore_net::{DropReason, MacAddress, PortConfig, QueueState, SwitchEvent, Vlans};
 use sidecore_units::Nanos;
+
+const ROUTER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 
 fn member() -> PortConfig {
     PortConfig { team: Some("wan".to_owned()), ..PortConfig::uplink() }
@@ -162,4 +166,111 @@ fn many_stations_are_announced_over_some_time() {
     announced.sort();
     expected.sort();
     assert_eq!(announced, expected);
+}
+
+/// A member of a team whose network has the station of the probes.
+fn probing() -> PortConfig {
+    PortConfig { probe: Some(ROUTER), ..member() }
+}
+
+/// Has a member's network answer its probes, if it does, and returns their number.
+fn answer(place: &Place, answers: bool) -> usize {
+    let frames = place.frames();
+    let probes = frames.iter().filter(|frame| frame[12..14] == [8, 6] && frame[28..32] == [0; 4]);
+    for probe in probes.clone() {
+        let source = MacAddress(probe[6..12].try_into().unwrap());
+        assert_eq!(probe[..6], BROADCAST.0);
+        assert!(source.is_station() && source.0[0] & 2 != 0, "{source}");
+        let asks = [&[0, 1, 8, 0, 6, 4, 0, 1], &source.0[..], &[0; 10], &ROUTER.octets()].concat();
+        assert_eq!(probe[14..42], asks);
+        let router = mac(99);
+        let reply =
+            [&[0, 1, 8, 0, 6, 4, 0, 2], &router.0[..], &ROUTER.octets(), &source.0, &[0; 4]];
+        if answers {
+            place.station.send(&frame(source, router, 0x0806, &reply.concat()));
+        }
+    }
+    probes.count()
+}
+
+/// A second, in steps of 10 ms, in which the networks answer or not. Returns the probes of each.
+fn second(lan: &mut Lan, places: [&Place; 2], answers: [bool; 2]) -> [usize; 2] {
+    let mut counts = [0; 2];
+    for _ in 0..100 {
+        lan.now = lan.now.after(Nanos::from_millis(10));
+        lan.turn();
+        for ((place, answers), count) in places.iter().zip(answers).zip(&mut counts) {
+            *count += answer(place, answers);
+        }
+    }
+    counts
+}
+
+#[test]
+fn a_member_whose_network_does_not_answer_is_replaced() {
+    let mut lan = Lan::new();
+    let [first, other] = [lan.add(probing()), lan.add(probing())];
+    let both = [&first, &other];
+    assert_eq!(second(&mut lan, both, [true; 2]), [10, 10]);
+    assert!(!lan.switch.is_standby(first.port) && events(&mut lan).is_empty());
+    let due = lan.switch.deadline().unwrap();
+    assert!(due <= lan.now.after(Nanos::from_millis(100)), "an idle switch is woken for them");
+    second(&mut lan, both, [false, true]);
+    assert!(is_taken_over(&events(&mut lan)) && lan.switch.is_standby(first.port));
+    second(&mut lan, both, [true; 2]);
+    assert!(events(&mut lan).is_empty(), "no way back without a reason");
+    // A sidecore that has not run for a while has sent no probes in that time.
+    lan.now = lan.now.after(Nanos::from_millis(5_000));
+    second(&mut lan, both, [true; 2]);
+    assert!(events(&mut lan).is_empty());
+    // The station of the probes is away: that says nothing of the members.
+    second(&mut lan, both, [false; 2]);
+    assert!(events(&mut lan).is_empty() && !lan.switch.is_standby(other.port));
+    second(&mut lan, both, [true, false]);
+    assert!(is_taken_over(&events(&mut lan)) && !lan.switch.is_standby(first.port));
+    // A link that is up without an answer comes before one that is down.
+    first.station.set_state(QueueState::Down("no carrier"));
+    second(&mut lan, both, [false; 2]);
+    assert!(is_taken_over(&events(&mut lan)) && !lan.switch.is_standby(other.port));
+    let drops = first.counts().drops(DropReason::Probe);
+    assert!(drops > 30, "answers end at the switch: {drops}");
+}
+
+#[test]
+fn only_the_answer_of_the_right_station_counts() {
+    let mut lan = Lan::new();
+    let [first, other] = [lan.add(probing()), lan.add(probing())];
+    let mut source = None;
+    for _ in 0..100 {
+        lan.now = lan.now.after(Nanos::from_millis(10));
+        lan.turn();
+        answer(&other, true);
+        for probe in first.frames() {
+            source = Some(MacAddress(probe[6..12].try_into().unwrap()));
+        }
+        let Some(source) = source else { continue };
+        let claims = |operation, address: [u8; 4]| {
+            let start = [&[0, 1, 8, 0, 6, 4, 0, operation], &mac(98).0[..], &address].concat();
+            frame(source, mac(98), 0x0806, &[&start[..], &source.0, &[0; 4]].concat())
+        };
+        first.station.send(&claims(2, [10, 0, 0, 77]));
+        first.station.send(&claims(1, ROUTER.octets()));
+        first.station.send(&plain(source, mac(98), 60));
+        first.station.send(&frame(source, mac(98), 0x0806, &[0, 1, 8]));
+    }
+    assert!(is_taken_over(&events(&mut lan)) && lan.switch.is_standby(first.port));
+}
+
+#[test]
+fn without_a_team_nothing_is_probed() {
+    let mut lan = Lan::new();
+    let alone = lan.add(PortConfig { team: None, ..probing() });
+    for _ in 0..100 {
+        lan.now = lan.now.after(Nanos::from_millis(10));
+        lan.turn();
+    }
+    assert_eq!((alone.frames().len(), lan.switch.deadline()), (0, None));
+    lan.switch.change_port(lan.now, alone.port, probing()).unwrap();
+    look(&mut lan);
+    assert_eq!(alone.frames().len(), 1);
 }

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use sidecore_keys::{Key, Kind, Value, Values, keys};
-use sidecore_net::{Guard, MacAddress, PortConfig, Vlans};
+use sidecore_net::{Guard, Ipv6Network, MacAddress, PortConfig, Vlans};
 use sidecore_reactor::IdleMode;
 use sidecore_stage_firewall::{CONNECTIONS_MAX, CONNECTIONS_MIN, Rules};
 use sidecore_stage_limit::PortLimits;
@@ -134,9 +134,13 @@ macro_rules! nic_keys {
                 "ipv4" => ipv4: Option<Vec<String>> = None, Kind::Texts, "any",
                     "the IPv4 addresses that the guest may use, in ARP as well; others are dropped",
                     are_ipv4;
+                "ipv6" => ipv6: Option<Vec<String>> = None, Kind::Texts, "any",
+                    "the IPv6 addresses that the guest may use, and networks as `ADDRESS/BITS`, in \
+                     neighbor discovery as well; others are dropped. The link-local address that \
+                     follows from `mac` is its own in any case", are_ipv6;
                 "any_source" => any_source: bool = false, Kind::Flag(false), "`false`",
                     "the guest may send from any address, for instance as a bridge or a router; \
-                     with `true`, `ipv4` has no meaning";
+                     with `true`, `ipv4` and `ipv6` have no meaning";
                 "vlan" => vlan: u16 = 1, Kind::Number(1, VLAN_MAX), "1",
                     "the VLAN of its frames, which have no tag on the NIC, 1 to 4094; with \
                      `trunk`, of those without a tag";
@@ -166,6 +170,12 @@ macro_rules! nic_keys {
                 Some(addresses.iter().filter_map(|address| address.parse().ok()).collect())
             }
 
+            /// Its IPv6 addresses and networks; `None` for any.
+            pub fn ipv6(&self) -> Option<Vec<Ipv6Network>> {
+                let networks = self.ipv6.as_ref()?;
+                Some(networks.iter().filter_map(|network| ipv6_network(network)).collect())
+            }
+
             /// The VLANs of tagged frames; `None` without a trunk.
             pub fn trunk(&self) -> Option<impl Iterator<Item = u16> + '_> {
                 self.trunk.as_deref().map(numbers)
@@ -173,7 +183,8 @@ macro_rules! nic_keys {
 
             /// The settings of its port.
             pub(crate) fn port(&self) -> PortConfig {
-                let guard = Guard { mac: self.mac(), ipv4: self.ipv4(), ipv6: None, router: false };
+                let (ipv4, ipv6) = (self.ipv4(), self.ipv6());
+                let guard = Guard { mac: self.mac(), ipv4, ipv6, router: false };
                 let vlans = match self.trunk() {
                     None => Vlans::Access(self.vlan),
                     Some(allowed) => {
@@ -230,6 +241,11 @@ macro_rules! interface_keys {
                 "team" => team: Option<String> = None, Kind::Text, "none",
                     "of the interfaces of a switch with the same name here, at most 32 bytes, one \
                      carries frames, and the others stand by for it", is_team;
+                "probe" => probe: Option<String> = None, Kind::Text, "none",
+                    "with `team`: the IPv4 address of a station that is always there, the router \
+                     for instance. A member that it does not answer, three times within 0.4 s, is \
+                     replaced",
+                    is_ipv4;
                 "vlan" => vlan: u16 = 1, Kind::Number(1, VLAN_MAX), "1",
                     "the VLAN of frames without a tag, 1 to 4094";
                 "trunk" => trunk: Option<Vec<(u64, u64)>> = None, Kind::Ranges, "none",
@@ -255,8 +271,9 @@ macro_rules! interface_keys {
                         Vlans::Trunk { native: Some(self.vlan), allowed: allowed.collect() }
                     }
                 };
-                let team = self.team.clone();
-                PortConfig { vlans, is_isolated: self.is_isolated, team, ..base }
+                let probe = self.probe.as_ref().and_then(|address| address.parse().ok());
+                let (is_isolated, team) = (self.is_isolated, self.team.clone());
+                PortConfig { vlans, is_isolated, team, probe, ..base }
             }
         }
     };
@@ -350,11 +367,33 @@ fn is_mac(key: &str, value: &Value) -> Result<(), String> {
     }
 }
 
+fn is_ipv4(key: &str, value: &Value) -> Result<(), String> {
+    let text = value.text();
+    match text.parse::<Ipv4Addr>() {
+        Ok(_) => Ok(()),
+        Err(_) => Err(format!(
+            "\"{text}\" in `{key}` is no IPv4 address; write for instance \"10.0.0.2\""
+        )),
+    }
+}
+
 fn are_ipv4(key: &str, value: &Value) -> Result<(), String> {
     let Value::Texts(texts) = value else { return Ok(()) };
-    match texts.iter().find(|text| text.parse::<Ipv4Addr>().is_err()) {
+    texts.iter().try_for_each(|text| is_ipv4(key, &Value::Text(text.clone())))
+}
+
+/// An IPv6 address, or a network as `ADDRESS/BITS`.
+fn ipv6_network(text: &str) -> Option<Ipv6Network> {
+    let (address, bits) = text.split_once('/').unwrap_or((text, "128"));
+    Some((address.parse().ok()?, bits.parse().ok().filter(|bits| *bits <= 128)?))
+}
+
+fn are_ipv6(key: &str, value: &Value) -> Result<(), String> {
+    let Value::Texts(texts) = value else { return Ok(()) };
+    match texts.iter().find(|text| ipv6_network(text).is_none()) {
         Some(text) => Err(format!(
-            "\"{text}\" in `{key}` is no IPv4 address; write for instance \"10.0.0.2\""
+            "\"{text}\" in `{key}` is no IPv6 address or network; write for instance \
+             \"2001:db8::2\" or \"2001:db8::/64\""
         )),
         None => Ok(()),
     }

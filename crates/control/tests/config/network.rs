@@ -26,6 +26,7 @@ socket = "/run/two.sock"
 vlan = 5
 trunk = [[10, 12]]
 ipv4 = ["10.0.0.2"]
+ipv6 = ["2001:db8::2", "2001:db8:1::/64"]
 queues = 4
 rules = ["ct state established,related accept", "to drop"]
 [[device]]
@@ -40,6 +41,7 @@ front_end = "ethernet"
 switch = "lan"
 interface = "eth1"
 team = "wan"
+probe = "10.0.0.1"
 "#;
 
 fn parsed(text: &str) -> Result<Spec, String> {
@@ -60,6 +62,8 @@ fn a_nic_is_on_a_switch_whose_sidecore_serves_it() {
     assert_eq!(own.trunk().unwrap().collect::<Vec<_>>(), [10, 11, 12]);
     assert_eq!((own.rules.len(), own.connections), (2, 16_384));
     assert_eq!(own.ipv4().unwrap(), [std::net::Ipv4Addr::new(10, 0, 0, 2)]);
+    let ipv6 = [("2001:db8::2", 128), ("2001:db8:1::", 64)];
+    assert_eq!(own.ipv6().unwrap(), ipv6.map(|(address, bits)| (address.parse().unwrap(), bits)));
     let FrontEndSpec::Tap(own) = &spec.devices[2].front_end else { panic!("{spec:?}") };
     assert_eq!((own.interface.as_str(), own.is_uplink, own.mtu), ("tap0", true, None));
     assert!(own.rules.is_empty());
@@ -67,7 +71,7 @@ fn a_nic_is_on_a_switch_whose_sidecore_serves_it() {
     assert_eq!(spec.devices[2].queues, 1);
     let FrontEndSpec::Ethernet(own) = &spec.devices[3].front_end else { panic!("{spec:?}") };
     assert_eq!((own.interface.as_str(), own.is_uplink, own.vlan), ("eth1", true, 1));
-    assert_eq!(own.team.as_deref(), Some("wan"));
+    assert_eq!((own.team.as_deref(), own.probe.as_deref()), (Some("wan"), Some("10.0.0.1")));
 }
 
 #[test]
@@ -81,6 +85,10 @@ fn each_fault_of_a_switch_or_a_nic_is_named() {
         ("vlan = 5\n", "vlan = 4095\n", "from 1 to 4094"),
         ("[[10, 12]]", "[[4000, 4095]]", "no range of VLANs"),
         ("\"10.0.0.2\"", "\"10.0.0\"", "no IPv4 address"),
+        ("\"10.0.0.1\"", "\"router\"", "\"router\" in `probe` is no IPv4 address"),
+        ("\"wan\"", "\"\"", "`team` is no name"),
+        ("2001:db8::2", "2001:db8::2/129", "no IPv6 address or network"),
+        ("1::/64", "1::/x", "no IPv6 address or network"),
         ("queues = 4\n", "queues = 17\n", "at most 16 pairs"),
         (
             "\"to drop\"",

@@ -66,6 +66,7 @@ impl Switch {
         head.parse(properties)?;
         let port = self.port_at(from).ok_or(DropReason::PortDown)?;
         if let Some(reason) = port.closed() {
+            self.note_answer(from, head)?;
             return Err(reason);
         }
         if !head.from.is_station() {
@@ -79,8 +80,11 @@ impl Switch {
             guard::check(guard, head)?;
         }
         self.learn(now, from, memo, Key::new(head.from, vlan))?;
-        let targets = self.targets(now, from, memo, (head.to, vlan))?;
-        Ok((vlan, targets))
+        let targets = self.targets(now, from, memo, (head.to, vlan));
+        if targets == Err(DropReason::Probe) {
+            self.note_answer(from, head)?;
+        }
+        Ok((vlan, targets?))
     }
 
     /// Notes where the sender is.
@@ -179,6 +183,9 @@ impl Switch {
         }
         let port = self.ports.get_mut(usize::from(from)).and_then(Option::as_mut);
         let port = port.ok_or(DropReason::PortDown)?;
+        if port.probes.is_some_and(|probes| probes.are_from(to)) {
+            return Err(DropReason::Probe);
+        }
         if !port.floods.take(now) {
             return Err(DropReason::FloodLimit);
         }

@@ -23,19 +23,18 @@ pub(super) struct TakingOver {
 }
 
 impl Switch {
-    /// Chooses the port that carries the frames of a team: the one that does so already as long as
-    /// it is up, else the oldest that is up. While none is up, the last one is kept.
+    /// Chooses the port that carries the frames of a team: one that is up, if there is one, whose
+    /// network answers; among several the one that does so already, or else the oldest.
     pub(super) fn elect(&mut self, team: &str) {
         let members = || {
             let ports = (0_u16..).zip(&self.ports);
             let ports = ports.filter_map(|(index, port)| Some((index, port.as_ref()?)));
             ports.filter(|(_, port)| port.config.team.as_deref() == Some(team))
         };
-        let oldest = members().min_by_key(|(_, port)| port.generation);
-        let up = members().filter(|(_, port)| !port.up.is_empty());
-        let best_up = up.min_by_key(|(_, port)| (port.is_standby, port.generation));
-        let before = members().find(|(_, port)| !port.is_standby);
-        let Some((chosen, _)) = best_up.or(before).or(oldest) else { return };
+        let chosen = members().min_by_key(|(_, port)| {
+            (port.up.is_empty(), port.is_lost(), port.is_standby, port.generation)
+        });
+        let Some((chosen, _)) = chosen else { return };
         let leaving: Vec<u16> = members()
             .filter(|(index, port)| *index != chosen && !port.is_standby)
             .map(|(index, _)| index)

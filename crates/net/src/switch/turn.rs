@@ -278,15 +278,28 @@ impl Switch {
         segments: &Segments,
         is_last: bool,
     ) -> bool {
-        let now = self.now;
-        let Some(port) = self.ports.get_mut(usize::from(target)).and_then(Option::as_mut) else {
-            return true;
-        };
+        let Some(port) = self.port_at(target) else { return true };
         // The stages decide on frames that a station can get.
         if !port.is_open() || port.up.is_empty() {
             self.drop_frame(target, DropReason::PortDown.into(), vlan, Some((head, segments)));
             return true;
         }
+        self.copy_through_stages(target, vlan, head, segments, is_last)
+    }
+
+    /// As [`copy_by_stages`](Self::copy_by_stages), to a port that stands by, too.
+    pub(super) fn copy_through_stages(
+        &mut self,
+        target: u16,
+        vlan: u16,
+        head: &mut Head,
+        segments: &Segments,
+        is_last: bool,
+    ) -> bool {
+        let now = self.now;
+        let Some(port) = self.ports.get_mut(usize::from(target)).and_then(Option::as_mut) else {
+            return true;
+        };
         let frame = StageFrame::new(Way::ToStation, vlan, head, segments);
         match port.stages.pass(now, &frame, None) {
             Ok(true) => {}
@@ -508,6 +521,9 @@ impl Switch {
         self.refresh();
         if self.next_announcement.is_some_and(|due| due <= now) {
             self.announce_due(now);
+        }
+        if self.next_probe.is_some_and(|due| due <= now) {
+            self.send_probes(now);
         }
         if !self.taking_over.is_empty() {
             self.announce_taken_over();

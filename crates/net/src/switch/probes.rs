@@ -1,0 +1,130 @@
+//! Probes of teams: whether the network behind a port answers, in both directions.
+//!
+//! A link can be up and lose all frames one way. So each member of a team, the ones in reserve too,
+//! asks for the Ethernet address of a station of the network, in a request that changes no tables
+//! there (RFC 5227, 2.1.1), and expects an answer.
+
+use std::net::Ipv4Addr;
+
+use sidecore_memory::Segments;
+use sidecore_units::Nanos;
+
+use super::Switch;
+use crate::announcement::{probe, probe_answer};
+use crate::head::Head;
+use crate::{DropReason, MacAddress, PortConfig};
+
+/// The time between two probes of a port.
+const INTERVAL: Nanos = Nanos::from_millis(100);
+/// A port is taken for lost when so many probes in a row have no answer by the time of the next.
+/// They are counted instead of the time, in which the sidecore may not have run.
+const LOST_AFTER: u8 = 3;
+
+/// The probes of a port.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Probes {
+    /// Their source: an address of their own, so that answers are known from other frames.
+    mac: MacAddress,
+    /// The station that answers.
+    target: Ipv4Addr,
+    vlan: u16,
+    /// When the next one is sent.
+    due: Nanos,
+    /// How many have been sent since the last answer, up to [`LOST_AFTER`].
+    unanswered: u8,
+    is_lost: bool,
+}
+
+impl Probes {
+    /// Those that a port is configured for, with a source that `random` chooses.
+    pub fn new(config: &PortConfig, random: u64) -> Option<Self> {
+        /// The bit of addresses that no manufacturer gives (IEEE 802, 8.4), and that of groups.
+        const LOCAL: u64 = 0x0200_0000_0000;
+        const GROUP: u64 = 0x0100_0000_0000;
+        let (target, vlan) = (config.probe?, config.vlans.untagged()?);
+        config.team.as_ref()?;
+        let mixed = random.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 16;
+        let mac = MacAddress::from_bits((mixed | LOCAL) & !GROUP);
+        Some(Self { mac, target, vlan, due: Nanos::ZERO, unanswered: 0, is_lost: false })
+    }
+
+    /// The link has come up, or gone down: it has some time for its first answer.
+    pub fn begin(&mut self) {
+        (self.due, self.unanswered, self.is_lost) = (Nanos::ZERO, 0, false);
+    }
+
+    /// Whether this is their source, which answers go to.
+    pub fn are_from(&self, mac: MacAddress) -> bool {
+        self.mac == mac
+    }
+
+    /// Whether the last answers did not come.
+    pub const fn is_lost(&self) -> bool {
+        self.is_lost
+    }
+}
+
+impl Switch {
+    /// The link of a port has come up or gone down, or its probes are others now.
+    pub(super) fn begin_probes(&mut self, port: u16) {
+        let port = self.ports.get_mut(usize::from(port)).and_then(Option::as_mut);
+        if let Some(probes) = port.and_then(|port| port.probes.as_mut()) {
+            probes.begin();
+            self.next_probe = Some(Nanos::ZERO);
+        }
+    }
+
+    /// Sends the probes that are due, and elects anew where answers stay away.
+    #[cold]
+    pub(super) fn send_probes(&mut self, now: Nanos) {
+        self.next_probe = None;
+        for index in 0..u16::try_from(self.ports.len()).unwrap_or(u16::MAX) {
+            let port = self.ports.get_mut(usize::from(index)).and_then(Option::as_mut);
+            let Some(port) = port.filter(|port| !port.up.is_empty()) else { continue };
+            let Some(probes) = &mut port.probes else { continue };
+            let is_due = probes.due <= now;
+            if is_due {
+                probes.due = now.after(INTERVAL);
+            }
+            self.next_probe = Some(self.next_probe.map_or(probes.due, |due| due.min(probes.due)));
+            if is_due {
+                self.send_probe(index);
+            }
+        }
+        self.publish_all();
+    }
+
+    fn send_probe(&mut self, index: u16) {
+        let port = self.ports.get_mut(usize::from(index)).and_then(Option::as_mut);
+        let Some(probes) = port.and_then(|port| port.probes.as_mut()) else { return };
+        let is_lost = probes.unanswered >= LOST_AFTER;
+        let was_lost = std::mem::replace(&mut probes.is_lost, is_lost);
+        probes.unanswered = probes.unanswered.saturating_add(1).min(LOST_AFTER);
+        let (vlan, mut head) = (probes.vlan, probe(probes.mac, probes.target));
+        let none = Segments::with_capacity(0);
+        self.copy_through_stages(index, vlan, &mut head, &none, true);
+        if is_lost && !was_lost {
+            self.elect_for(index);
+        }
+    }
+
+    /// Notes a frame that a port has received, if it answers a probe of the port.
+    ///
+    /// # Errors
+    /// The frame is for the source of the probes: it ends here.
+    #[cold]
+    pub(super) fn note_answer(&mut self, from: u16, head: &Head) -> Result<(), DropReason> {
+        let port = self.ports.get_mut(usize::from(from)).and_then(Option::as_mut);
+        let Some(probes) = port.and_then(|port| port.probes.as_mut()) else { return Ok(()) };
+        if !probes.are_from(head.to) {
+            return Ok(());
+        }
+        if probe_answer(head) == Some(probes.target) {
+            probes.unanswered = 0;
+            if std::mem::take(&mut probes.is_lost) {
+                self.elect_for(from);
+            }
+        }
+        Err(DropReason::Probe)
+    }
+}
