@@ -10,6 +10,7 @@ use sidecore_extent::{Content, ExtentTree, FunctionId, NODE_BYTES, Node, NodeMem
 use sidecore_telemetry::CounterSet;
 use sidecore_volume::{Disk, OpenOptions, Recovery, VolumeId, Volumes};
 
+use crate::dedup::Jobs;
 use crate::function::{Function, Opening, Ports, VirtualFunction, VolumeState};
 use crate::hypervisor::{Hypervisor, OpenVolume, State};
 use crate::physical::PhysicalDisk;
@@ -39,6 +40,7 @@ pub struct Controller {
     ports: Ports,
     block_shift: u32,
     pub(crate) last_usage: LastUsage,
+    pub(crate) dedup_jobs: Jobs,
     mail: Sender<Mail>,
     running: Mutex<Running>,
     myself: Weak<Self>,
@@ -139,6 +141,7 @@ impl Controller {
             ports,
             block_shift: block_bytes.trailing_zeros(),
             last_usage: LastUsage::default(),
+            dedup_jobs: Jobs::default(),
             mail,
             running: Mutex::new(running),
             myself: Weak::clone(myself),
@@ -175,6 +178,15 @@ impl Controller {
 
     pub(crate) fn is_down(&self) -> bool {
         self.running().down
+    }
+
+    /// Does this unless the controller was shut down; a shutdown waits for it.
+    pub(crate) fn unless_down<T>(
+        &self,
+        act: impl FnOnce() -> Result<T, ControllerError>,
+    ) -> Result<T, ControllerError> {
+        let running = self.running();
+        if running.down { Err(ControllerError::Down) } else { act() }
     }
 
     /// Opens a virtual function that exposes a volume as a disk.
@@ -411,6 +423,8 @@ impl Controller {
             running.down = true;
             std::mem::take(&mut running.threads)
         };
+        // While commits are made that the run may wait for.
+        let _ = self.stop_dedup();
         let _ = self.mail.send(Mail::Stop);
         threads.join_servers();
         self.hypervisor.commits.stop();

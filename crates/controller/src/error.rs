@@ -83,6 +83,12 @@ pub enum ControllerError {
     /// Blocks that were to be shared differ, or some are not mapped.
     #[error("the blocks differ or are not mapped, so none was shared")]
     NotEqual,
+    /// A deduplication is in progress.
+    #[error("a deduplication is in progress: wait for its end, or stop it")]
+    DedupRuns,
+    /// The store is too full for the metadata of a remap.
+    #[error("the store has no room for the metadata of a remap: free some space, then start again")]
+    NoRoomToRemap,
     /// The metadata could not be made durable.
     #[error("the change could not be made durable: {0}")]
     Commit(String),

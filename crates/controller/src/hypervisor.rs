@@ -129,6 +129,16 @@ impl Hypervisor {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The requests of all open functions until now, about.
+    pub(crate) fn requests(&self) -> u64 {
+        let total = |function: &Function| {
+            let (stats, _) = function.stats.total();
+            stats.last_hits.saturating_add(stats.translations)
+        };
+        let state = self.state();
+        state.functions.values().map(|(_, function)| total(function)).fold(0, u64::saturating_add)
+    }
+
     /// Answers one question, and the questions that its changes unblock.
     pub(crate) fn serve(&self, message: Message, disk: &mut dyn Disk) {
         let mut to_do = vec![message];

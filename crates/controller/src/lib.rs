@@ -55,6 +55,7 @@
 
 mod channel;
 mod controller;
+mod dedup;
 mod epochs;
 mod error;
 mod events;
@@ -73,6 +74,10 @@ mod usage;
 mod volumes;
 
 pub use controller::{Controller, PinNodes};
+pub use dedup::{
+    DEFAULT_DEDUP_BYTES_PER_S, DedupCounts, DedupOptions, DedupReport, DedupRun, DedupState,
+    DedupStep,
+};
 pub use error::ControllerError;
 pub use events::Event;
 pub use function::VirtualFunction;

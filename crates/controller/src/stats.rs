@@ -47,6 +47,12 @@ counters! {
     pub(crate) commits: SharedCounter = "commits_total",
     /// Nodes of extent trees that were dropped from memory.
     pub(crate) pruned_nodes: SharedCounter = "pruned_nodes_total",
+    /// Bytes that deduplications have read.
+    pub(crate) dedup_read_bytes: SharedCounter = "dedup_read_bytes_total",
+    /// Runs of equal blocks that deduplications have remapped.
+    pub(crate) dedup_remaps: SharedCounter = "dedup_remaps_total",
+    /// Bytes of blocks that deduplications have freed.
+    pub(crate) dedup_freed_bytes: SharedCounter = "dedup_freed_bytes_total",
 }
 
 /// The counters of all queues of a function.

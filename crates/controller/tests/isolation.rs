@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sidecore_block::Operation;
-use sidecore_controller::Controller;
+use sidecore_controller::{Controller, DedupOptions, DedupState};
 use sidecore_extent::BlockRange;
 use sidecore_units::Vlba;
 
@@ -144,6 +144,16 @@ fn contents(controller: &Controller, name: &str, volume: u64) -> Vec<u8> {
     all
 }
 
+/// A deduplication to its end: of zeros, because no guest writes what another one does.
+fn deduplicate(controller: &Controller) {
+    let options = DedupOptions { across: true, bytes_per_s: 1 << 40, ..DedupOptions::default() };
+    controller.start_dedup(&options).unwrap();
+    while controller.dedup().unwrap().state == DedupState::Running {
+        std::thread::yield_now();
+    }
+    assert_eq!(controller.dedup().unwrap().state, DedupState::Done);
+}
+
 /// The operator's operations, while guests run.
 fn operate(controller: &Controller, stop: &AtomicBool, seed: u64) {
     let mut random = Random(seed);
@@ -152,7 +162,7 @@ fn operate(controller: &Controller, stop: &AtomicBool, seed: u64) {
     while !stop.load(Ordering::Relaxed) {
         let volume = random.next(VOLUMES);
         let name = format!("v{volume}");
-        match random.next(7) {
+        match random.next(8) {
             0 | 1 if snapshots.len() < 4 => {
                 next += 1;
                 let snapshot = format!("s{next}");
@@ -184,6 +194,7 @@ fn operate(controller: &Controller, stop: &AtomicBool, seed: u64) {
                     (&format!("v{}", random.next(VOLUMES)), Vlba(shift)),
                 );
             }
+            6 => deduplicate(controller),
             _ => {
                 let report = controller.check().unwrap();
                 assert!(report.is_clean(), "seed {seed}: {:?}", report.problems);

@@ -34,6 +34,7 @@
 
 use crate::free::FreeSpace;
 use crate::geometry::Geometry;
+use crate::guard::Guard;
 use crate::lingering::Lingering;
 use crate::ranges::RangeSet;
 use crate::shares::{Piece, Shares};
@@ -88,6 +89,8 @@ pub(crate) struct Allocator {
     shares: Shares,
     /// Data that other trees still refer to on the disk.
     lingering: Lingering<RangeSet>,
+    /// Data that is being compared.
+    guard: Guard,
     data_blocks: u64,
     nodes: u64,
     reserve: u64,
@@ -124,6 +127,7 @@ impl Allocator {
             waiting: RangeSet::default(),
             shares,
             lingering: Lingering::default(),
+            guard: Guard::default(),
             data_blocks,
             nodes,
             reserve,
@@ -235,6 +239,7 @@ impl Allocator {
             }
         }
         for (first, count) in self.shares.drop_one(first, count) {
+            self.guard.note_freed(first, count);
             if self.pending.insert(first, count) {
                 self.data_blocks = self.data_blocks.saturating_sub(count);
             }
@@ -244,10 +249,19 @@ impl Allocator {
     /// Data in pieces that are shared or not.
     pub(crate) fn pieces(&self, first: u64, count: u64) -> Vec<Piece> {
         let pieces = self.shares.pieces(first, count);
-        if self.lingering.is_empty() {
+        if self.lingering.is_empty() && self.guard.is_empty() {
             return pieces;
         }
-        pieces.into_iter().flat_map(|piece| self.with_lingering(piece)).collect()
+        pieces.into_iter().flat_map(|piece| self.with_others(piece)).collect()
+    }
+
+    /// Guards these blocks, and no others.
+    pub(crate) fn set_guard(&mut self, ranges: impl Iterator<Item = (u64, u64)>) {
+        self.guard.set(ranges);
+    }
+
+    pub(crate) fn guard(&self) -> &Guard {
+        &self.guard
     }
 
     /// Counts data that is shared on the disk as shared, also if it is not in memory, until this
@@ -256,14 +270,18 @@ impl Allocator {
         self.lingering.add(first, count);
     }
 
-    /// A piece, with the parts of it that linger as shared ones.
-    fn with_lingering(&self, piece: Piece) -> Vec<Piece> {
+    /// A piece, with the parts of it that linger or are guarded as shared ones.
+    fn with_others(&self, piece: Piece) -> Vec<Piece> {
         if piece.shared {
             return vec![piece];
         }
+        let mut others = self.lingering.inside(piece.first, piece.count);
+        for (first, count) in self.guard.inside(piece.first, piece.count) {
+            others.cover(first, count);
+        }
         let mut pieces = Vec::new();
         let mut at = piece.first;
-        for (first, count) in self.lingering.inside(piece.first, piece.count).iter() {
+        for (first, count) in others.iter() {
             if at < first {
                 pieces.push(Piece { first: at, count: first.saturating_sub(at), shared: false });
             }

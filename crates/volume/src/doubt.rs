@@ -31,7 +31,12 @@ pub(crate) struct Families(HashMap<u64, u64>);
 
 impl Families {
     pub(crate) fn of(records: &[Record]) -> Self {
-        Self(records.iter().map(|record| (record.id, record.origin)).collect())
+        Self::by_origin(records.iter().map(|record| (record.id, record.origin)))
+    }
+
+    /// Of volumes by number, each with the number of its origin, or 0.
+    pub(crate) fn by_origin(volumes: impl Iterator<Item = (u64, u64)>) -> Self {
+        Self(volumes.collect())
     }
 
     fn ancestor(&self, mut id: u64) -> Ancestor {

@@ -58,6 +58,7 @@
 //! * `owner.rs`: the tripwire for a second program on the disk;
 //! * `log.rs` and `volumes/recover.rs`: what the death of the process leaves;
 //! * `walk.rs`, `open.rs`, `check.rs`: looking at everything;
+//! * `guard.rs` and `volumes/remap.rs`: equal blocks become one;
 //! * `doubt.rs`, `repair.rs`: the knowledge left by damaged metadata, and the parts that are kept;
 //! * `node.rs`, `record.rs`, `superblock.rs`: the format, byte by byte in `docs/volume-format.md`.
 //!
@@ -94,6 +95,7 @@ mod format;
 mod free;
 mod geometry;
 mod grant;
+mod guard;
 mod info;
 mod limits;
 mod lingering;

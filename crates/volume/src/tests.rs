@@ -8,6 +8,7 @@ mod large;
 mod log;
 mod model;
 mod owner;
+mod remap;
 mod repair;
 mod space;
 mod usage;

@@ -4,6 +4,7 @@ mod blocks;
 mod catalogue;
 mod commit;
 mod recover;
+mod remap;
 mod reserve;
 
 pub use recover::Recovery;

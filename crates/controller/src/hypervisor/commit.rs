@@ -88,7 +88,7 @@ impl CommitQueue {
     }
 
     /// Starts the commit interval after a change that no request waits for.
-    pub(super) fn note_change(&self) {
+    pub(crate) fn note_change(&self) {
         let mut wanted = self.wanted();
         if wanted.dirty_since.is_none() {
             wanted.dirty_since = Some(Instant::now());

@@ -7,7 +7,7 @@ use super::Volumes;
 use crate::allocator::{Need, Wish};
 use crate::disk::Disk;
 use crate::error::VolumeError;
-use crate::forest::{Found, Item, MAX_ITEMS};
+use crate::forest::{Found, Item};
 use crate::grant::{Grant, Mapped};
 use crate::info::VolumeId;
 use crate::log::Change;
@@ -254,92 +254,21 @@ impl Volumes {
         need: Need,
     ) -> Result<(), VolumeError> {
         let blocks = self.changeable(id)?.info.blocks;
-        self.touch(id, need)?;
-        let end = if end == blocks { u64::MAX } else { end };
-        self.change(disk, id, (first, end), Vec::new(), need)
+        self.drop_mappings(disk, id, (first, end), blocks, need)
     }
 
-    /// Maps the blocks of `from` in its range at `to` as well; holes there become holes here. The
-    /// former blocks lose a reference.
-    ///
-    /// The caller guarantees that this is right: for deduplication, that the contents are equal,
-    /// and stay so.
-    ///
-    /// # Errors
-    /// [`VolumeError`]: no such volume or range, ranges of a volume that
-    /// overlap, a read-only or damaged volume, the quota, no space, the disk. A first part may have
-    /// been shared then.
-    pub fn share(
-        &mut self,
-        disk: &mut dyn Disk,
-        from: (VolumeId, BlockRange),
-        to: (VolumeId, Vlba),
-    ) -> Result<(), VolumeError> {
-        let source = self.healthy(from.0)?;
-        let (first, end) = inside(from.1, source.info.blocks)?;
-        let target = BlockRange { first: to.1, count: from.1.count };
-        let (to_first, to_end) = inside(target, self.changeable(to.0)?.info.blocks)?;
-        if from.0 == to.0 {
-            if first == to_first || first == end {
-                return Ok(());
-            }
-            if first < to_end && to_first < end {
-                return Err(VolumeError::Overlap);
-            }
-        }
-        let mut at = first;
-        while at < end {
-            // The source may be the target: its tree changes as we go.
-            let tree = self.healthy(from.0)?.tree;
-            let looked = self.forest.look(disk, &tree, at, end, MAX_ITEMS);
-            let (found, reached) = looked.map_err(|error| self.fail(from.0, error))?;
-            let to_at = to_first.saturating_add(at.saturating_sub(first));
-            let to_reached = to_first.saturating_add(reached.saturating_sub(first));
-            let items = found.iter().map(|found| Entry {
-                first: to_first.saturating_add(found.entry.first.saturating_sub(first)),
-                ..found.entry
-            });
-            self.share_part(disk, to.0, (to_at, to_reached), items.collect())?;
-            at = reached.max(at.saturating_add(1));
-        }
-        Ok(())
-    }
-
-    fn share_part(
+    /// As [`unmap_for`](Self::unmap_for), of a volume of so many blocks that may be changed.
+    pub(super) fn drop_mappings(
         &mut self,
         disk: &mut dyn Disk,
         id: VolumeId,
         (first, end): (u64, u64),
-        entries: Vec<Entry>,
+        blocks: u64,
+        need: Need,
     ) -> Result<(), VolumeError> {
-        let volume = self.changeable(id)?;
-        let (tree, quota_blocks) = (volume.tree, volume.info.quota_blocks);
-        let used_blocks = volume.info.allocated_blocks.saturating_add(volume.charged_blocks);
-        let looked = self.forest.look(disk, &tree, first, end, usize::MAX.saturating_sub(1));
-        let (mapped, _) = looked.map_err(|error| self.fail(id, error))?;
-        let blocks = |counts: &mut dyn Iterator<Item = u64>| counts.fold(0, u64::saturating_add);
-        let more = blocks(&mut entries.iter().map(|entry| entry.count));
-        let less = blocks(&mut mapped.iter().map(|found| found.entry.count));
-        if let Some(quota_blocks) = quota_blocks
-            && more > less
-            && used_blocks.saturating_add(more).saturating_sub(less) > quota_blocks
-        {
-            return Err(VolumeError::QuotaExceeded { quota_blocks });
-        }
-        self.touch(id, Need::Growth)?;
-        // From the generation on that has this, equal blocks may lie anywhere.
-        self.superblock.only_copies = false;
-        for entry in &entries {
-            self.forest.allocator.refer(entry.physical, entry.count);
-        }
-        let items = entries.iter().copied().map(Item::Extent).collect();
-        let shared = self.change(disk, id, (first, end), items, Need::Growth);
-        if shared.is_err() {
-            for entry in &entries {
-                self.forest.allocator.drop_reference(entry.physical, entry.count);
-            }
-        }
-        shared
+        self.touch(id, need)?;
+        let end = if end == blocks { u64::MAX } else { end };
+        self.change(disk, id, (first, end), Vec::new(), need)
     }
 
     /// Makes `items` all that the volume has in `first..end`.
