@@ -23,9 +23,14 @@ impl Interrupt {
         Ok(interrupt)
     }
 
+    /// Whether a signal has come.
+    pub(crate) fn has_come(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
     /// Fails if a signal has come.
     pub(crate) fn check(&self) -> Result<()> {
-        if self.0.load(Ordering::Relaxed) {
+        if self.has_come() {
             bail!("interrupted; the unfinished work was removed");
         }
         Ok(())

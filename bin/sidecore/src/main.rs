@@ -4,6 +4,7 @@
 
 mod bound;
 mod controller;
+mod dedup;
 mod device;
 mod disk;
 mod export;

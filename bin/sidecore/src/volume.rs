@@ -12,7 +12,7 @@ use sidecore_control::{Client, CreateVolume, ExtentsQuery, Volumes, offline};
 use crate::pick::{self, OnController};
 use crate::table::Table;
 use crate::units::{bytes, count, percent, time};
-use crate::{FAULTS, export, import, print, print_json, repair, salvage};
+use crate::{FAULTS, dedup, export, import, print, print_json, repair, salvage};
 
 /// The arguments of `sidecore volume`.
 pub(crate) type Arguments = OnController<Command>;
@@ -94,6 +94,10 @@ pub(crate) enum Command {
         #[arg(long, value_name = "PATH", conflicts_with = "controller")]
         path: Option<PathBuf>,
     },
+    /// Find equal blocks, compare them, and keep one of each: in the background, under guests.
+    ///
+    /// Within a volume with its snapshots and clones, unless --across is given.
+    Dedup(dedup::Arguments),
     /// Repair the metadata of a store that no daemon has open: damaged parts are left out, and the
     /// losses are listed.
     ///
@@ -162,6 +166,7 @@ pub(crate) fn run(socket: &std::path::Path, arguments: Arguments) -> Result<Exit
             one(client.set_quota(on, &volume, quota.0)?, "changed")?
         }
         Command::Delete { volumes } => return delete(&client, on, &volumes, json),
+        Command::Dedup(arguments) => return dedup::run(&client, on, arguments, json),
         Command::Check { .. } => return checked(&client.check_controller(on)?, json),
         // Handled above, because no daemon has that store.
         Command::Repair(arguments) => return repair::run(&arguments, json),

@@ -1,5 +1,6 @@
 //! The controllers of an assembly: opened with their stores, and managed while they run.
 
+mod dedup;
 mod scheduled;
 
 use std::collections::{BTreeMap, HashMap};

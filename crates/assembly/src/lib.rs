@@ -76,5 +76,6 @@ pub use left::LeftDevice;
 pub use operation::{ErrorKind, OperationError};
 pub use plan::dry_run;
 pub use remote::GivenUp;
+pub use sidecore_controller::{DEFAULT_DEDUP_BYTES_PER_S, DedupOptions};
 pub use sidecore_stage_capture::SNAPLEN_MAX;
 pub use switches::{Capture, Trace};

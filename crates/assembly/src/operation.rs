@@ -57,12 +57,14 @@ impl From<ControllerError> for OperationError {
             ControllerError::NotMade(_)
             | ControllerError::InUse { .. }
             | ControllerError::NoFunction
+            | ControllerError::DedupRuns
             | ControllerError::NotEqual => ErrorKind::Conflict,
             ControllerError::Store(_)
             | ControllerError::BadWeight(_)
             | ControllerError::BadLimit
             | ControllerError::PartialBlock { .. }
             | ControllerError::TreeMemory { .. } => ErrorKind::Invalid,
+            ControllerError::NoRoomToRemap => ErrorKind::NoSpace,
             ControllerError::Down => ErrorKind::Ending,
             _ => ErrorKind::Failed,
         };

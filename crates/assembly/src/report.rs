@@ -5,6 +5,7 @@
 
 mod closed;
 mod controller;
+mod dedup;
 mod meter;
 mod net;
 mod remote;
@@ -27,6 +28,7 @@ pub use controller::{
     CheckReport, ControllerReport, EventReport, ExtentReport, ExtentsReport, FunctionReport,
     SpaceReport, TreeMemoryReport, TreeReport, VolumeReport,
 };
+pub use dedup::{DedupPhase, DedupReport};
 pub use meter::MeterReport;
 pub use net::{
     CaptureReport, FirewallReport, PortReport, RuleReport, StageFailureReport, StationReport,

@@ -5,6 +5,7 @@
 mod answer;
 mod capture;
 mod connections;
+mod dedup;
 mod document;
 mod new_device;
 mod ports;
@@ -46,6 +47,7 @@ use crate::{Source, metrics};
 use answer::{Refusal, body, off_thread};
 use connections::Limits;
 
+pub use dedup::Dedup;
 pub use new_device::NewDevice;
 pub use ports::{LimitsOfPort, PortFaults, PortRules};
 pub use remote::{Invitation, NewClient, NewIohost, NewLink, NewServe};

@@ -40,10 +40,10 @@ mod metrics;
 mod source;
 
 pub use api::{
-    Api, BindError, CaptureQuery, Controllers, CreateVolume, Devices, ExtentsQuery, Invitation,
-    LimitsOfPort, MetricsQuery, Named, NewClient, NewDevice, NewIohost, NewLink, NewSchedule,
-    NewSchedules, NewServe, NewStage, Place, PortFaults, PortRules, Prune, Quota, Resize,
-    Schedules, Share, Sidecores, Socket, TraceQuery, Volumes,
+    Api, BindError, CaptureQuery, Controllers, CreateVolume, Dedup, Devices, ExtentsQuery,
+    Invitation, LimitsOfPort, MetricsQuery, Named, NewClient, NewDevice, NewIohost, NewLink,
+    NewSchedule, NewSchedules, NewServe, NewStage, Place, PortFaults, PortRules, Prune, Quota,
+    Resize, Schedules, Share, Sidecores, Socket, TraceQuery, Volumes,
 };
 pub use client::{Client, ClientError};
 pub use config::{Config, Depth, Problem, Problems};

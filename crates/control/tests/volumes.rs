@@ -11,7 +11,10 @@ use sidecore_assembly::Assembly;
 use sidecore_assembly::spec::{
     ControllerSpec, FormatSpec, SidecoreSpec, SocketAccess, Spec, StoreKind, StoreSpec,
 };
-use sidecore_control::{Api, Client, ClientError, CreateVolume, ExtentsQuery, NewDevice, Socket};
+use sidecore_control::report::DedupPhase;
+use sidecore_control::{
+    Api, Client, ClientError, CreateVolume, Dedup, ExtentsQuery, NewDevice, Socket,
+};
 use tempfile::TempDir;
 
 struct Daemon {
@@ -67,6 +70,7 @@ fn ask(path: &Path, request: &str, body: &str) -> (u16, String) {
 }
 
 const VOLUMES: &str = "/v1/controllers/pool/volumes";
+const DEDUP: &str = "/v1/controllers/pool/dedup";
 
 #[test]
 fn every_operation_has_its_status() {
@@ -176,6 +180,19 @@ fn check_others(socket: &Path, device_socket: &Path) {
             ("POST /v1/controllers/pool/prune".to_owned(), "{\"volume\":\"z\"}", 404, "no volume"),
             ("POST /v1/controllers/pool/flush-btlb".to_owned(), "", 204, ""),
             ("POST /v1/controllers/pool/share".to_owned(), share, 409, "differ"),
+            (format!("GET {DEDUP}"), "", 404, "was not deduplicated since the daemon"),
+            (format!("DELETE {DEDUP}"), "", 404, "was not deduplicated since the daemon"),
+            (format!("POST {DEDUP}"), "{\"volumes\":[\"z\"]}", 404, "no volume"),
+            (format!("POST {DEDUP}"), "{\"rate_bytes_per_s\":0}", 400, "a number from 1 on"),
+            (format!("POST {DEDUP}"), "{\"dry\":true}", 400, "unknown field"),
+            (
+                format!("POST {DEDUP}"),
+                "{\"across\":true,\"dry_run\":true,\"volumes\":[\"a\"]}",
+                202,
+                "\"rate_bytes_per_s\":134217728",
+            ),
+            (format!("DELETE {DEDUP}"), "", 200, "\"volumes\":[\"a\"],\"across\":true"),
+            (format!("GET {DEDUP}"), "", 200, "\"dry_run\":true"),
             ("GET /v1/controllers/pool/check".to_owned(), "", 405, "there is no GET"),
             (
                 "POST /v1/devices".to_owned(),
@@ -242,6 +259,11 @@ fn the_client_has_every_operation() {
     assert!(client.check_controller("pool").unwrap().clean);
     client.prune("pool", None).unwrap();
     client.flush_btlb("pool").unwrap();
+    let started = client.start_dedup("pool", &Dedup { across: true, ..Dedup::default() }).unwrap();
+    assert_eq!((started.controller.as_str(), started.total_bytes), ("pool", 0));
+    let stopped = client.stop_dedup("pool").unwrap();
+    assert_ne!(stopped.state, DedupPhase::Running);
+    assert_eq!(client.dedup("pool").unwrap(), stopped);
     assert_eq!(client.controllers().unwrap()[0].volumes, 3);
     let mut device =
         NewDevice::new("vd", &daemon.directory.path().join("vd.sock")).of_volume("pool", "d");

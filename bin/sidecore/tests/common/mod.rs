@@ -25,6 +25,13 @@ impl Daemon {
         Self { _api: Api::start(socket, assembly, || {}).unwrap(), directory }
     }
 
+    /// Ends the daemon in order; its directory stays.
+    pub fn stop(self) -> TempDir {
+        let Self { _api: api, directory } = self;
+        drop(api);
+        directory
+    }
+
     pub fn path(&self) -> &Path {
         self.directory.path()
     }

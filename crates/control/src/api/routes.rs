@@ -6,8 +6,8 @@ use axum::Router;
 use schemars::SchemaGenerator;
 use serde_json::{Map, Value};
 use sidecore_assembly::report::{
-    CheckReport, ControllerReport, DeviceReport, DropReport, ExtentsReport, FirewallReport,
-    RemoteReport, StageChange, StagesReport, Stats, VolumeReport,
+    CheckReport, ControllerReport, DedupReport, DeviceReport, DropReport, ExtentsReport,
+    FirewallReport, RemoteReport, StageChange, StagesReport, Stats, VolumeReport,
 };
 
 use super::document::SchemaOf;
@@ -16,9 +16,9 @@ use super::requests::{
     TraceQuery,
 };
 use super::{
-    Controllers, Devices, Invitation, LimitsOfPort, NewClient, NewDevice, NewIohost, NewLink,
-    NewSchedules, NewServe, NewStage, PortFaults, PortRules, Schedules, Sidecores, Switches,
-    Volumes, capture, ports, remote, schedules, stages, trace, volumes,
+    Controllers, Dedup, Devices, Invitation, LimitsOfPort, NewClient, NewDevice, NewIohost,
+    NewLink, NewSchedules, NewServe, NewStage, PortFaults, PortRules, Schedules, Sidecores,
+    Switches, Volumes, capture, dedup, ports, remote, schedules, stages, trace, volumes,
 };
 use crate::Source;
 
@@ -179,6 +179,13 @@ routes! {
         "Empty the buffers of translations", Nothing;
     post "/v1/controllers/{controller}/share" => volumes::share,
         "Let equal blocks be one", Nothing, body Share;
+    post "/v1/controllers/{controller}/dedup" => dedup::start,
+        "Find equal blocks and let them be one, in the background", json!(202, DedupReport),
+        body Dedup;
+    get "/v1/controllers/{controller}/dedup" => dedup::show,
+        "The deduplication in progress, or the last one", json!(200, DedupReport);
+    delete "/v1/controllers/{controller}/dedup" => dedup::stop,
+        "Stop a deduplication; what it has done stays", json!(200, DedupReport);
     get "/v1/controllers/{controller}/volumes" => volumes::volumes, "The volumes of a controller",
         json!(200, Volumes);
     post "/v1/controllers/{controller}/volumes" => volumes::create,

@@ -24,7 +24,7 @@ type Done = Result<StatusCode, Refusal>;
 type Pair = Path<(String, String)>;
 
 /// Runs `work` with the controller of this name, on another thread than the API's.
-async fn with<T: Send + 'static>(
+pub(super) async fn with<T: Send + 'static>(
     source: &Arc<dyn Source>,
     controller: String,
     work: impl FnOnce(&ControllerHandle) -> Result<T, OperationError> + Send + 'static,
@@ -33,7 +33,7 @@ async fn with<T: Send + 'static>(
     off_thread(move || work(&handle)).await
 }
 
-fn find(source: &Arc<dyn Source>, name: &str) -> Result<Arc<ControllerHandle>, Refusal> {
+pub(super) fn find(source: &Arc<dyn Source>, name: &str) -> Result<Arc<ControllerHandle>, Refusal> {
     let controllers = source.controllers();
     controllers.iter().find(|controller| controller.name() == name).cloned().ok_or_else(|| {
         if let Some(closed) =

@@ -1,12 +1,14 @@
 //! The client's requests for controllers and volumes.
 
 use hyper::Method;
-use sidecore_assembly::report::{CheckReport, ControllerReport, ExtentsReport, VolumeReport};
+use sidecore_assembly::report::{
+    CheckReport, ControllerReport, DedupReport, ExtentsReport, VolumeReport,
+};
 
 use super::{Client, ClientError, DISK_PATIENCE, LONG_PATIENCE, escaped};
 use crate::api::{
-    CONTROLLERS_PATH, Controllers, CreateVolume, ExtentsQuery, Named, Prune, Quota, Resize, Share,
-    Volumes,
+    CONTROLLERS_PATH, Controllers, CreateVolume, Dedup, ExtentsQuery, Named, Prune, Quota, Resize,
+    Share, Volumes,
 };
 
 fn controller_path(controller: &str) -> String {
@@ -169,6 +171,23 @@ impl Client {
             DISK_PATIENCE,
         )
         .map(drop)
+    }
+
+    /// Starts a deduplication.
+    pub fn start_dedup(&self, controller: &str, dedup: &Dedup) -> Result<DedupReport, ClientError> {
+        self.post(&format!("{}/dedup", controller_path(controller)), dedup, DISK_PATIENCE)
+    }
+
+    /// Returns the report of the deduplication in progress, or of the last one.
+    pub fn dedup(&self, controller: &str) -> Result<DedupReport, ClientError> {
+        let path = format!("{}/dedup", controller_path(controller));
+        self.parse(&self.ask(Method::GET, &path, None, DISK_PATIENCE)?)
+    }
+
+    /// Stops a deduplication.
+    pub fn stop_dedup(&self, controller: &str) -> Result<DedupReport, ClientError> {
+        let path = format!("{}/dedup", controller_path(controller));
+        self.parse(&self.ask(Method::DELETE, &path, None, DISK_PATIENCE)?)
     }
 
     /// Maps equal blocks to the same place in the store.
