@@ -48,6 +48,8 @@ pub struct Outcome {
     pub went_ahead: u64,
     /// The largest number of extents in a volume (volumes).
     pub most_extents: u64,
+    /// Blocks that were found equal to others and became one with them.
+    pub remaps: u64,
     /// Guests' requests that succeeded (controller).
     pub requests: u64,
     /// Requests that failed because the store failed (controller).
@@ -65,6 +67,7 @@ impl Total for Outcome {
         self.fell_back += other.fell_back;
         self.went_ahead += other.went_ahead;
         self.most_extents = self.most_extents.max(other.most_extents);
+        self.remaps += other.remaps;
         self.requests += other.requests;
         self.failures += other.failures;
     }

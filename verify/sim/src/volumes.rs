@@ -3,9 +3,10 @@
 //! # A history
 //!
 //! A seed gives a disk, a block size, and a workload: how large writes are, how many volumes there
-//! are, how long freed blocks wait. Guests write, read, discard and flush, and the operator makes
-//! and deletes volumes. The controller's part is done here on `sidecore-volume` directly, a step at
-//! a time, also between the writes of a commit. The disk records every write and flush.
+//! are, how long freed blocks wait. Guests write, read, discard and flush, the operator makes and
+//! deletes volumes, and equal blocks become one. The controller's part is done here on
+//! `sidecore-volume` directly, a step at a time, also between the writes of a commit. The disk
+//! records every write and flush.
 //!
 //! Then the power is cut: after every event of the recording, a disk is made of all data that is
 //! safe and some that is not ([`cut`]), opened, checked, read completely, and compared with what
@@ -23,6 +24,7 @@
 
 pub mod cut;
 pub(crate) mod death;
+mod dedup;
 pub mod disk;
 pub(crate) mod find;
 mod format;
@@ -70,16 +72,19 @@ pub enum Bug {
     FlushWithoutCommit,
     /// Guests get answers before the log has the entry.
     AnswerBeforeLog,
+    /// Blocks that were equal are remapped although a guest may have written to one since.
+    RemapWithoutGuard,
 }
 
 impl Bug {
     /// All duties that can be neglected.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::LyingFlushes,
         Self::LinkBeforeData,
         Self::NoZeroes,
         Self::OverwriteShared,
         Self::FlushWithoutCommit,
         Self::AnswerBeforeLog,
+        Self::RemapWithoutGuard,
     ];
 }

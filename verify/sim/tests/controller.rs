@@ -30,10 +30,11 @@ fn no_power_cut_takes_what_a_guest_was_promised() {
     );
     // A simulation without events would pass as well.
     if histories >= SEEDS {
-        let Outcome { cut_points, requests, failures, refusals, deaths, replays, .. } = total;
+        let Outcome { cut_points, requests, failures, refusals, deaths, replays, remaps, .. } =
+            total;
         assert!(cut_points >= CUT_POINTS && requests > 3_000, "{total:?}");
         assert!(failures > 0 && refusals > 0, "{total:?}");
-        assert!(deaths > 100 && replays > 30, "{total:?}");
+        assert!(deaths > 100 && replays > 30 && remaps > 80, "{total:?}");
     }
 }
 

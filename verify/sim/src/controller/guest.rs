@@ -130,7 +130,8 @@ impl World {
         let Some(guest) = self.guests.get(index) else { return self.attach() };
         let read_only = guest.read_only;
         // A larger size is served once it is durable.
-        let size = guest.sectors() / self.model.sectors_per_block;
+        let guest_sectors = guest.sectors();
+        let size = guest_sectors / self.model.sectors_per_block;
         let operation = match self.random.below(if read_only { 8 } else { 24 }) {
             0..6 => Operation::Read,
             6 | 7 => Operation::Flush,
@@ -141,6 +142,10 @@ impl World {
         };
         let (sector, count) = match operation {
             Operation::Flush => (0, 0),
+            Operation::Write if self.random.once_in(4) => {
+                let sectors = self.pick_sectors(size, true);
+                self.whole_units(sectors, guest_sectors)
+            }
             _ => self.pick_sectors(size, matches!(operation, Operation::Read | Operation::Write)),
         };
         self.submit(index, operation, sector, count)
@@ -190,10 +195,7 @@ impl World {
         self.note(format!("volume {volume}: {operation:?} of {count} sectors from {sector} on"));
         let issued = self.now();
         let stamps: Vec<(u64, u64)> = match operation {
-            Operation::Write => {
-                let give = |sector| (sector, self.ledger.stamps.give(Some((volume, sector))));
-                (sector..sector + count).map(give).collect()
-            }
+            Operation::Write => self.stamps_to_write(volume, sector..sector + count),
             // A discard promises nothing about parts of blocks, and in fact leaves them as they
             // are.
             Operation::Discard => {

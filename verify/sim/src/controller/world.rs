@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sidecore_controller::{Answered, Controller, ControllerOptions};
+use sidecore_controller::{Answered, Controller, ControllerOptions, DedupRun};
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 use sidecore_volume::{FormatOptions, HeapMemory, format};
@@ -19,7 +19,7 @@ use crate::history::{Cut, History, Ledger, Outcome, Parts, Step, System, Traced}
 use crate::violation::Violation;
 use crate::volumes::cut::Cutter;
 use crate::volumes::disk::SimDisk;
-use crate::volumes::model::Found;
+use crate::volumes::model::{Found, Stamp};
 use crate::volumes::tuning::Tuning;
 
 /// The choices of a history beside the [`Tuning`].
@@ -68,6 +68,9 @@ pub(super) struct World {
     pub(super) core: CoreContext,
     pub(super) guests: Vec<Guest>,
     pub(super) settling: Vec<Settling>,
+    pub(super) dedup: Option<DedupRun>,
+    /// Contents that guests write in many places.
+    pub(super) common: Vec<Stamp>,
     pub(super) time: Nanos,
     pub(super) is_committing: bool,
     /// The number of steps that are nested in the controller's work.
@@ -156,6 +159,8 @@ impl System for World {
             core: CoreContext::default(),
             guests: Vec::new(),
             settling: Vec::new(),
+            dedup: None,
+            common: Vec::new(),
             time: Nanos(1),
             is_committing: false,
             depth: 0,
@@ -231,6 +236,9 @@ impl World {
         if self.random.once_in(self.habits.steps_per_service) {
             return self.serve();
         }
+        if self.dedup.is_some() && self.random.once_in(12) {
+            return self.dedup();
+        }
         match self.random.below(64) {
             0..22 => self.send_request(),
             22..52 => self.poll_some(),
@@ -244,6 +252,7 @@ impl World {
                 Ok(())
             }
             61 if self.random.once_in(8) => self.check(),
+            62 | 63 => self.dedup(),
             _ => self.serve(),
         }
     }

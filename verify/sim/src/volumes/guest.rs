@@ -73,6 +73,10 @@ impl World {
 
     /// A random volume, and sectors in it.
     pub(super) fn pick(&mut self, read_only_too: bool) -> Option<(u64, u64, u64)> {
+        if let Some((id, block)) = self.compared_block() {
+            let spb = self.sectors_per_block();
+            return Some((id, block * spb + self.random.below(spb), 1));
+        }
         let candidates =
             self.state.0.iter().filter(|(_, volume)| read_only_too || !volume.read_only);
         let candidates = candidates.filter_map(|(&id, _)| Some((id, self.served_blocks(id)?)));
@@ -331,6 +335,39 @@ impl World {
             }
         }
         self.disk.write_sectors(write.offset_bytes, &data)
+    }
+
+    /// Writes a whole block of a volume to a fresh one, in a step.
+    pub(super) fn write_fresh_block(&mut self, to: Place, stamps: &[Stamp]) -> Step {
+        let range = BlockRange::new(Vlba(to.block), 1);
+        let grant = match self.volumes.allocate(&mut self.disk.clone(), VolumeId(to.volume), range)
+        {
+            Ok(grant) => grant,
+            Err(VolumeError::NoSpace { .. } | VolumeError::QuotaExceeded { .. }) => {
+                return self.refused();
+            }
+            Err(error) => return Err(format!("allocate {to:?}: {error}")),
+        };
+        let physical = grant.extents().first().map_or(0, |extent| extent.physical.0);
+        let write = BlockWrite {
+            offset_bytes: physical * u64::from(self.tuning.block_bytes),
+            block: to.block,
+            contents: stamps.iter().map(|stamp| Content::New(*stamp)).collect(),
+        };
+        let cell = self.cells.make(stamps.len());
+        let mut fresh = FreshWrite {
+            volume: to.volume,
+            range,
+            grant: Some(grant),
+            quota_blocks: self.state.0.get(&to.volume).and_then(|volume| volume.quota_blocks),
+            cells: BTreeMap::from([(to.block, cell)]),
+            writes: Vec::new(),
+        };
+        if self.fill(&fresh, &write).is_err() {
+            self.cancel(fresh);
+            return Ok(());
+        }
+        self.link(&mut fresh)
     }
 
     /// Links the written blocks to the volume.

@@ -14,6 +14,18 @@ use crate::history::{Step, System as _};
 /// Commits after which an operation that must succeed on a full store may still fail.
 const PATIENCE: u32 = 3;
 
+/// The reserve of metadata of a small store, while nothing has used any of it: 32 nodes.
+const RESERVE_BYTES: u64 = 32 * 4096;
+
+/// The room that an operation may need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Needs {
+    /// There must always be enough.
+    Nothing,
+    /// There is enough unless earlier changes of shared blocks have used it up.
+    OfShared,
+}
+
 impl World {
     /// A random operation, and usually a commit, because the operator is then told of its end.
     pub(super) fn manage(&mut self) -> Step {
@@ -150,10 +162,12 @@ impl World {
                 result => Err(format!("resize of snapshot {id}: {result:?}")),
             };
         }
-        let done = self.until_there_is_space(|world| match world.state.0.contains_key(&id) {
-            true => world.volumes.resize(&mut world.disk.clone(), VolumeId(id), blocks),
-            // The volume was deleted during a commit that this operation waited for.
-            false => Ok(()),
+        let done = self.until_there_is_space(Needs::OfShared, |world| {
+            match world.state.0.contains_key(&id) {
+                true => world.volumes.resize(&mut world.disk.clone(), VolumeId(id), blocks),
+                // The volume was deleted during a commit that this operation waited for.
+                false => Ok(()),
+            }
         })?;
         if let (true, Some(volume)) = (done, self.state.0.get_mut(&id)) {
             volume.blocks = blocks;
@@ -202,10 +216,12 @@ impl World {
         if !self.random.once_in(4) {
             self.cancel_range(id, BlockRange::new(Vlba(0), u64::MAX));
         }
-        let deleted = self.until_there_is_space(|world| match world.state.0.contains_key(&id) {
-            true => world.volumes.delete(&mut world.disk.clone(), VolumeId(id)),
-            // The volume was deleted during a commit that this operation waited for.
-            false => Ok(()),
+        let deleted = self.until_there_is_space(Needs::Nothing, |world| {
+            match world.state.0.contains_key(&id) {
+                true => world.volumes.delete(&mut world.disk.clone(), VolumeId(id)),
+                // The volume was deleted during a commit that this operation waited for.
+                false => Ok(()),
+            }
         });
         if deleted? {
             self.state.0.remove(&id);
@@ -238,6 +254,7 @@ impl World {
     /// if a commit is in progress, so that the operation has to wait.
     pub(super) fn until_there_is_space(
         &mut self,
+        needs: Needs,
         mut operation: impl FnMut(&mut Self) -> Result<(), VolumeError>,
     ) -> Result<bool, String> {
         for round in 0..PATIENCE {
@@ -265,7 +282,14 @@ impl World {
                 Err(error) => return Err(error.to_string()),
             }
         }
-        Err(format!("no space for what needs none: {:?}", self.volumes.space()))
+        let space = self.volumes.space();
+        let reserve = RESERVE_BYTES / u64::from(self.tuning.block_bytes);
+        if needs == Needs::OfShared && space.reserved < reserve {
+            // Changes of shared blocks have used the reserve up: they take nodes and free nothing.
+            self.ledger.outcome.refusals += 1;
+            return Ok(false);
+        }
+        Err(format!("no space for what needs none: {space:?}"))
     }
 
     /// Ends a history: deletes all volumes, after which no block may be in use.

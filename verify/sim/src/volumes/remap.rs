@@ -7,6 +7,7 @@ use sidecore_units::Vlba;
 use sidecore_volume::{VolumeError, VolumeId};
 
 use super::death::Answered;
+use super::manage::Needs;
 use super::world::World;
 use crate::history::{Step, System as _};
 
@@ -27,7 +28,7 @@ impl World {
 
     fn unmap(&mut self, id: u64, range: BlockRange) -> Step {
         let mut is_there = true;
-        let done = self.until_there_is_space(|world| {
+        let done = self.until_there_is_space(Needs::OfShared, |world| {
             // A commit that this operation waited for may have deleted or shrunk the volume.
             is_there =
                 world.served_blocks(id).is_some_and(|blocks| range.first.0 + range.count <= blocks);

@@ -13,6 +13,7 @@ use sidecore_volume::{
 use super::Bug;
 use super::cut::Cutter;
 use super::death::{Answered, log_memory, place};
+use super::dedup::Pair;
 use super::disk::SimDisk;
 use super::find;
 use super::format::format_and_cut;
@@ -44,6 +45,8 @@ pub(super) struct World {
     pub(super) cells: Cells,
     pub(super) marks: Vec<Mark>,
     pub(super) fresh_writes: Vec<FreshWrite>,
+    /// The blocks that a deduplication compares.
+    pub(super) dedup: Option<Pair>,
     /// Freed blocks that wait, and the step at which they may be reused.
     freed: Vec<(Freed, u64)>,
     steps: u64,
@@ -117,6 +120,7 @@ impl System for World {
             cells,
             marks,
             fresh_writes: Vec::new(),
+            dedup: None,
             freed: Vec::new(),
             steps: 0,
             committing: false,
@@ -234,6 +238,7 @@ impl World {
             46..49 => self.share(),
             49 => self.fragment(),
             50..58 => self.manage(),
+            58..62 => self.dedup(),
             _ => self.advance_fresh_write(),
         }
     }
