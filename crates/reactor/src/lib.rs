@@ -10,6 +10,7 @@
 //! except for a look at the armed pollables' wake-ups every [`GLANCE_INTERVAL`].
 #![forbid(unsafe_code)]
 
+mod bell;
 mod caught;
 mod contention;
 mod context;
@@ -25,6 +26,7 @@ mod stats;
 mod surroundings;
 mod wake_set;
 
+pub use bell::{Bell, Listener};
 pub use caught::{caught, panic_message};
 pub use contention::{Contention, CoreChange, CoreSample};
 pub use context::{CoreClock, CoreContext};

@@ -8,9 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 
-use sidecore_reactor::Arm;
-
-use crate::bell::{Bell, Listener};
+use sidecore_reactor::{Arm, Bell, Listener};
 
 /// The sending end. Its drop is seen by the receiver as the end of the messages.
 pub(crate) struct Sender<T> {

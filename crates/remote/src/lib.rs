@@ -33,7 +33,6 @@
     )
 )]
 
-mod bell;
 pub mod client;
 mod crossing;
 pub mod export;

@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
 use sidecore_block::{Batch, BlockChannel, BlockError, BlockRequest, Next, Readiness};
+use sidecore_reactor::{Bell, Listener};
 use sidecore_units::Nanos;
 
 use super::iohost::{Command, Shared};
 use super::store::{Opened, OpeningShared};
-use crate::bell::{Bell, Listener};
 
 /// The part of a line that both sides see.
 #[derive(Debug)]

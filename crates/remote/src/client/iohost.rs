@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use sidecore_link::LinkStats;
+use sidecore_reactor::{Bell, Listener};
 use sidecore_vrio::VrioStats;
 use sidecore_vrio::wire::DeviceEntry;
 
@@ -12,7 +13,6 @@ use super::handover::{HandoverEnd, HandoverShared};
 use super::stats::SessionStats;
 use super::status::DeviceShared;
 use super::store::{OpenError, padded_name};
-use crate::bell::{Bell, Listener};
 use crate::nic::NicEnd;
 
 /// The number of the next session of this process: units of a sidecore find each other by it.

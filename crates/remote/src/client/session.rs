@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use sidecore_block::BlockError;
 use sidecore_link::{Link, LinkAddress, LinkState};
-use sidecore_reactor::{Arm, CoreContext, IdleMode, Pollable, Polled, Port, Unit, WakeSet};
+use sidecore_reactor::{
+    Arm, CoreContext, IdleMode, Listener, Pollable, Polled, Port, Unit, WakeSet,
+};
 use sidecore_units::Nanos;
 use sidecore_vrio::handshake::ClientHandshake;
 use sidecore_vrio::wire::DeviceEntry;
@@ -19,7 +21,6 @@ use super::iohost::{Iohost, Shared};
 use super::local::Desks;
 use super::table::Table;
 use crate::LinkPort;
-use crate::bell::Listener;
 
 /// The options of a session.
 #[derive(Clone, Copy, Debug)]

@@ -1,4 +1,7 @@
 //! Waking a thread that sleeps, at no system call while it polls.
+//!
+//! Senders publish a message and then [ring](Bell::ring). The receiver, before it sleeps, raises a
+//! flag and looks for messages once more: either it sees the message, or the sender sees the flag.
 
 use std::cell::Cell;
 use std::io;
@@ -6,11 +9,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-use sidecore_reactor::EventFd;
+use crate::EventFd;
 
 /// The senders' end: shared by all that send to one receiver.
 #[derive(Debug)]
-pub(crate) struct Bell {
+pub struct Bell {
     /// The receiver sleeps, or is about to.
     sleeps: AtomicBool,
     event: EventFd,
@@ -18,7 +21,7 @@ pub(crate) struct Bell {
 
 /// The receiver's end.
 #[derive(Debug)]
-pub(crate) struct Listener {
+pub struct Listener {
     bell: Arc<Bell>,
     /// [`sleep`](Self::sleep) was called after the last [`wake`](Self::wake).
     is_asleep: Cell<bool>,
@@ -30,7 +33,7 @@ impl Bell {
     /// Wakes the receiver if it sleeps. The message has been published before. Returns whether it
     /// did.
     #[inline]
-    pub(crate) fn ring(&self) -> bool {
+    pub fn ring(&self) -> bool {
         // Either the receiver sees the message when it looks once more, or its flag is seen here.
         fence(Ordering::SeqCst);
         if !self.sleeps.load(Ordering::Relaxed) || !self.sleeps.swap(false, Ordering::AcqRel) {
@@ -46,18 +49,20 @@ impl Listener {
     ///
     /// # Errors
     /// The process has no descriptor left.
-    pub(crate) fn new() -> io::Result<Self> {
+    pub fn new() -> io::Result<Self> {
         let bell = Bell { sleeps: AtomicBool::new(false), event: EventFd::new()? };
         Ok(Self { bell: Arc::new(bell), is_asleep: Cell::new(false), owed: Cell::new(0) })
     }
 
-    pub(crate) fn bell(&self) -> Arc<Bell> {
+    /// The senders' end.
+    #[must_use]
+    pub fn bell(&self) -> Arc<Bell> {
         Arc::clone(&self.bell)
     }
 
     /// Has the next message signal the descriptor. The receiver looks for messages once more
     /// afterwards.
-    pub(crate) fn sleep(&self) {
+    pub fn sleep(&self) {
         if !self.is_asleep.replace(true) {
             self.bell.sleeps.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
@@ -67,7 +72,7 @@ impl Listener {
     /// Ends the signals, and takes those that were sent: a signal that stays would keep the
     /// sidecore awake.
     #[inline]
-    pub(crate) fn wake(&self) {
+    pub fn wake(&self) {
         if self.is_asleep.replace(false) && !self.bell.sleeps.swap(false, Ordering::AcqRel) {
             self.owed.set(self.owed.get().saturating_add(1));
         }
@@ -78,6 +83,12 @@ impl Listener {
     }
 }
 
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.bell.event.as_fd()
@@ -85,35 +96,4 @@ impl AsFd for Listener {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_sleeping_receiver_is_signalled_and_only_once() {
-        let listener = Listener::new().unwrap();
-        let bell = listener.bell();
-        assert!(!bell.ring(), "the receiver polls");
-        listener.sleep();
-        assert!(bell.ring() && !bell.ring());
-        listener.wake();
-        assert_eq!((listener.owed.get(), bell.event.drain()), (0, 0), "the signal was taken");
-        listener.sleep();
-        listener.wake();
-        assert!(!bell.ring());
-        assert_eq!(listener.owed.get(), 0);
-    }
-
-    #[test]
-    fn a_signal_that_is_late_is_taken_by_a_later_poll() {
-        let listener = Listener::new().unwrap();
-        let bell = listener.bell();
-        listener.sleep();
-        // The sender has seen the flag, and has not signalled yet.
-        assert!(bell.sleeps.swap(false, Ordering::AcqRel));
-        listener.wake();
-        assert_eq!(listener.owed.get(), 1);
-        bell.event.signal();
-        listener.wake();
-        assert_eq!((listener.owed.get(), bell.event.drain()), (0, 0));
-    }
-}
+mod tests;
