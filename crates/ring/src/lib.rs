@@ -7,9 +7,11 @@
 //! * [`nvme`] is the same for a controller's queues and doorbells.
 //! * [`driver`] is the guest's side in user space, for tests, benches and
 //!   applications that reach a device with no kernel.
+//! * [`spsc()`] is a ring between two threads of this process.
 //!
 //! Unsafe code is here because ring words are read and written through raw pointers into shared
-//! memory; a ring's [`Window`](sidecore_memory::Window)s keep that memory mapped.
+//! memory; a ring's [`Window`](sidecore_memory::Window)s keep that memory mapped. The slots of a
+//! ring between threads change hands without a lock.
 #![cfg_attr(
     not(test),
     deny(
@@ -35,9 +37,11 @@ mod log;
 pub mod nvme;
 mod packed;
 mod split;
+mod spsc;
 
 pub use chain::{Chain, Descriptor, Token};
 pub use device::DeviceRing;
 pub use error::RingError;
 pub use history::was_used;
 pub use layout::{RingFormat, RingLayout, RingState};
+pub use spsc::{Consumer, Producer, spsc};
