@@ -187,6 +187,24 @@ mod tests {
     }
 
     #[test]
+    fn a_unit_is_started_without_a_wait() {
+        let thread = SidecoreThread::start("sc", None, &Clock::new()).unwrap();
+        let begin = |sidecore: &Sidecore, is_made: bool| {
+            let (started, answer) = oneshot::channel();
+            let unit = Worker { in_flight: false, told: 3, stopped: None };
+            let make = move |_: &_| if is_made { Ok(unit) } else { Err("no") };
+            sidecore.start_then(make, move |unit| drop(started.send(unit)));
+            answer.recv_timeout(SOON)
+        };
+        let sidecore = thread.sidecore().clone();
+        let Ok(Ok(unit)) = begin(&sidecore, true) else { panic!("it was not started") };
+        assert_eq!(unit.ask(|unit| unit.told).unwrap(), Some(3));
+        assert!(matches!(begin(&sidecore, false), Ok(Err(NotStarted::Unit("no")))));
+        drop(thread);
+        assert!(begin(&sidecore, true).is_err(), "there is no answer");
+    }
+
+    #[test]
     fn what_cannot_be_made_or_has_lost_its_sidecore_is_an_error() {
         let thread = SidecoreThread::start("sc", None, &Clock::new()).unwrap();
         let refused = thread.sidecore().start(|_| Err::<Worker, _>("no"));

@@ -150,6 +150,21 @@ impl Sidecore {
         Ok(Handle { sidecore: self.clone(), id })
     }
 
+    /// Makes a unit as [`start`](Self::start) does, and does not wait: calls `started` on the
+    /// sidecore's thread. If the sidecore is gone, `started` is dropped.
+    pub fn start_then<U: Pollable, E: 'static>(
+        &self,
+        make: impl FnOnce(&Rc<CoreContext>) -> Result<U, E> + Send + 'static,
+        started: impl FnOnce(Result<Handle<U>, NotStarted<E>>) + Send + 'static,
+    ) {
+        let sidecore = self.clone();
+        self.tell(move |reactor| {
+            let made = make(reactor.context()).map_err(NotStarted::Unit);
+            let added = made.and_then(|unit| reactor.add(unit).map_err(NotStarted::Watch));
+            started(added.map(|id| Handle { sidecore, id }));
+        });
+    }
+
     /// Whether both are the same sidecore.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.end, &other.end)
