@@ -28,7 +28,7 @@ use sidecore_units::Nanos;
 use crate::{BlockChannel, BlockDevice, Geometry, Meter, OpenedStage, StageError};
 
 pub(crate) use account::ChannelStats;
-pub use account::{StageAccount, StageCounts};
+pub use account::{StageAccount, StageCounts, StageThreads};
 use channel::ContainedChannel;
 use floor::{Floor, Opened};
 pub(crate) use sampler::Sampler;

@@ -14,6 +14,9 @@ pub struct FilterChannel<J> {
     inner: Box<dyn BlockChannel>,
     judge: J,
     depth: usize,
+    /// Submitted and not handed back. The channel below is not asked: a question for its readiness
+    /// says that its queue may sleep.
+    in_flight: usize,
     /// On their way to the channel below.
     passed: Batch,
     refused: Batch,
@@ -27,6 +30,7 @@ impl<J: FnMut(&BlockRequest) -> Result<(), BlockError>> FilterChannel<J> {
             inner,
             judge,
             depth,
+            in_flight: 0,
             passed: Batch::with_capacity(depth),
             refused: Batch::with_capacity(depth),
         }
@@ -45,8 +49,9 @@ impl<J: FnMut(&BlockRequest) -> Result<(), BlockError>> BlockChannel for FilterC
     }
 
     fn submit(&mut self, now: Nanos, batch: &mut Batch) {
-        let room = self.depth.saturating_sub(self.readiness().in_flight);
-        for mut request in batch.drain(..room.min(batch.len())) {
+        let room = self.depth.saturating_sub(self.in_flight).min(batch.len());
+        self.in_flight = self.in_flight.saturating_add(room);
+        for mut request in batch.drain(..room) {
             match (self.judge)(&request) {
                 Ok(()) => self.passed.push(request),
                 Err(error) => {
@@ -59,8 +64,11 @@ impl<J: FnMut(&BlockRequest) -> Result<(), BlockError>> BlockChannel for FilterC
     }
 
     fn poll(&mut self, now: Nanos, completed: &mut Batch) {
+        let before = completed.len();
         completed.append(&mut self.refused);
         self.inner.poll(now, completed);
+        let returned = completed.len().saturating_sub(before);
+        self.in_flight = self.in_flight.saturating_sub(returned);
         self.pass_on(now);
     }
 

@@ -63,7 +63,7 @@ mod stage;
 mod stats;
 mod sums;
 
-pub use contain::{StageAccount, StageCounts, contain};
+pub use contain::{StageAccount, StageCounts, StageThreads, contain};
 pub use device::{BlockChannel, BlockDevice, Geometry, Next, Readiness};
 pub use error::{BlockError, BoundsError};
 pub use filter::FilterChannel;

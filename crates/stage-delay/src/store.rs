@@ -44,6 +44,7 @@ impl BlockDevice for DelayStore {
             inner: self.inner.open_channel(core, depth)?,
             delay: self.delay,
             depth,
+            in_flight: 0,
             waiting: VecDeque::with_capacity(depth),
             due: Batch::with_capacity(depth),
         }))
@@ -66,6 +67,8 @@ struct DelayChannel {
     inner: Box<dyn BlockChannel>,
     delay: Nanos,
     depth: usize,
+    /// Submitted and not handed back.
+    in_flight: usize,
     /// In the order of submission, and so of their times.
     waiting: VecDeque<(Nanos, Box<BlockRequest>)>,
     /// Expired requests for which the device below had no room.
@@ -78,8 +81,9 @@ impl BlockChannel for DelayChannel {
     }
 
     fn submit(&mut self, now: Nanos, batch: &mut Batch) {
-        let room = self.depth.saturating_sub(self.readiness().in_flight);
-        for request in batch.drain(..room.min(batch.len())) {
+        let room = self.depth.saturating_sub(self.in_flight).min(batch.len());
+        self.in_flight = self.in_flight.saturating_add(room);
+        for request in batch.drain(..room) {
             let due = request.taken_at.max(now).after(self.delay);
             self.waiting.push_back((due, request));
         }
@@ -91,7 +95,10 @@ impl BlockChannel for DelayChannel {
         if !self.due.is_empty() {
             self.inner.submit(now, &mut self.due);
         }
+        let before = completed.len();
         self.inner.poll(now, completed);
+        let returned = completed.len().saturating_sub(before);
+        self.in_flight = self.in_flight.saturating_sub(returned);
     }
 
     fn takes_write_through(&self) -> bool {

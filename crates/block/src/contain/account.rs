@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use sidecore_reactor::panic_message;
 use sidecore_telemetry::counters;
@@ -26,12 +26,25 @@ counters! {
 
     /// Requests that the stage has taken.
     pub requests: Counter = "requests_total",
-    /// Turns of sidecores in which the stage did something.
+    /// Turns of sidecores, or of threads of the stage's own, in which the stage did something.
     pub turns: Counter = "turns_total",
-    /// Time of sidecores that the stage took itself, without the store behind it.
+    /// Time that the stage took itself, of sidecores or of threads of its own, without the store
+    /// behind it.
     pub busy_ns: Counter = "busy_seconds_total",
     /// Turns of which the stage took over a millisecond, in which other disks waited.
     pub long_turns: Counter = "long_turns_total",
+}
+
+/// Threads of their own that a stage runs on, for reports.
+pub trait StageThreads: Send + Sync {
+    /// Their number.
+    fn count(&self) -> usize;
+
+    /// The time for which they have run, also without work, by the kernel's account.
+    fn ran(&self) -> Nanos;
+
+    /// Why requests wait for a thread in vain, if they may. Never waits.
+    fn problem(&self) -> Option<String>;
 }
 
 /// The account of a stage that is open: its cost, and whether it has failed. All channels of the
@@ -43,6 +56,7 @@ pub struct StageAccount {
     failure: OnceLock<String>,
     is_left_out: AtomicBool,
     recording: OnceLock<Arc<Recording>>,
+    threads: OnceLock<Weak<dyn StageThreads>>,
     channels: Mutex<Sums<ChannelStats>>,
     longest_turn_ns: AtomicU64,
 }
@@ -55,6 +69,7 @@ impl StageAccount {
             failure: OnceLock::new(),
             is_left_out: AtomicBool::new(false),
             recording: OnceLock::new(),
+            threads: OnceLock::new(),
             channels: Mutex::default(),
             longest_turn_ns: AtomicU64::new(0),
         }
@@ -82,6 +97,17 @@ impl StageAccount {
         self.recording.get()
     }
 
+    /// Says which threads the stage runs on, before its first channel is opened.
+    pub fn set_threads(&self, threads: Weak<dyn StageThreads>) {
+        let _ = self.threads.set(threads);
+    }
+
+    /// The threads that the stage runs on, unless it runs on sidecores.
+    #[must_use]
+    pub fn threads(&self) -> Option<Arc<dyn StageThreads>> {
+        self.threads.get()?.upgrade()
+    }
+
     /// The longest time that the stage took of a turn, if that was over a millisecond once.
     #[must_use]
     pub fn longest_turn(&self) -> Nanos {
@@ -89,9 +115,13 @@ impl StageAccount {
     }
 
     /// Counts a turn of which the stage took too much, and writes it to the log each time that
-    /// their number has doubled: a slow stage must not turn the sidecore into a log writer.
+    /// their number has doubled: a slow stage must not turn the sidecore into a log writer. No
+    /// disk waits for turns of threads of the stage's own.
     #[cold]
     pub(crate) fn long_turn(&self, stats: &ChannelStats, took: Nanos) {
+        if self.threads.get().is_some() {
+            return;
+        }
         self.longest_turn_ns.fetch_max(took.0, Ordering::Relaxed);
         stats.long_turns.add(1);
         let long_turns = stats.long_turns.get();
