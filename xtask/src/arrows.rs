@@ -81,10 +81,12 @@ const ARROWS: &[(&str, Uses)] = &[
     ("ownership", Only(&["units"])),
     ("cluster", Only(&["ownership", "linux", "units"])),
     ("sidecore", Only(&["linux", "reactor", "units"])),
+    ("offload", Only(&["sidecore", "linux", "block", "ring", "memory", "reactor", "units"])),
     (
         "assembly",
         Only(&[
             "sidecore",
+            "offload",
             "remote",
             "ublk",
             "uplink",

@@ -41,6 +41,7 @@ const PEER_FACING: &[&str] = &[
     "spool",
     "remote",
     "ownership",
+    "offload",
     "ublk",
     "cluster",
     "vhost-user",

@@ -149,7 +149,8 @@ fn meters(before: &[MeterReport], now: &[MeterReport], elapsed_ns: u64) -> Table
     table
 }
 
-/// The cost of stages: the share of a core, and the time of a request, without the stores.
+/// The cost of stages: the share of a core, and the time of a request, without the stores. For
+/// stages with threads of their own also the time for which these run, with that of polling.
 fn stages(before: &[StageStats], now: &[StageStats], elapsed_ns: u64) -> Table {
     let mut table = Table::new(&[
         "DEVICE",
@@ -160,6 +161,8 @@ fn stages(before: &[StageStats], now: &[StageStats], elapsed_ns: u64) -> Table {
         ">NS/REQ",
         ">LONG TURNS",
         ">LONGEST us",
+        ">THREADS",
+        ">CPU%",
     ]);
     let fresh = StageStats::default();
     let key = |stage: &StageStats| (stage.device.clone(), stage.position, stage.word.clone());
@@ -171,6 +174,7 @@ fn stages(before: &[StageStats], now: &[StageStats], elapsed_ns: u64) -> Table {
         let old = before.iter().find(is_older).unwrap_or(&fresh);
         let requests = stage.counts.requests.saturating_sub(old.counts.requests);
         let busy_ns = stage.counts.busy_ns.saturating_sub(old.counts.busy_ns);
+        let ran_ns = stage.threads_ran_ns.saturating_sub(old.threads_ran_ns);
         let each = match (requests, stage.has_failed) {
             (_, true) => "failed".to_owned(),
             (0, false) => "-".to_owned(),
@@ -185,6 +189,8 @@ fn stages(before: &[StageStats], now: &[StageStats], elapsed_ns: u64) -> Table {
             each,
             stage.counts.long_turns.to_string(),
             micros(stage.longest_turn_ns as f64),
+            stage.threads.to_string(),
+            format!("{:.1}", share(ran_ns, elapsed_ns) * 100.0),
         ]);
     }
     table
@@ -261,6 +267,8 @@ mod tests {
                 word,
                 has_failed,
                 longest_turn_ns,
+                threads: 2,
+                threads_ran_ns: 2 * busy_ns,
                 recording: None,
                 counts,
             };
@@ -273,7 +281,10 @@ mod tests {
         let (before, now) =
             (with(0, 10, 1_000, false), with(2_000_000_000, 4_010, 200_001_000, false));
         let shown = row(&before, &now);
-        assert_eq!(shown, ["vd0", "1", "delay", "2.00k", "10.0", "50000", "3", "1500"]);
+        assert_eq!(
+            shown,
+            ["vd0", "1", "delay", "2.00k", "10.0", "50000", "3", "1500", "2", "20.0"]
+        );
         // Opened again.
         let shown = row(&now, &with(4_000_000_000, 2, 2_000, false));
         assert_eq!(shown[3..6], ["1", "0.0", "1000"]);

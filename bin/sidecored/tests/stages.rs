@@ -266,6 +266,8 @@ fn change(client: &Client, device: &str, load: &Load) -> Vec<u64> {
     let mut pauses = Vec::new();
     for turn in 0..CHANGES / 2 {
         let stage = if turn % 2 == 0 { delay(20) } else { harmless.clone() };
+        // On the sidecores, or on threads of its own.
+        let stage = stage.with("threads", turn % 3);
         let added = client.add_stage(device, &stage).unwrap();
         assert_eq!((added.position, added.queues), (1, 2), "{added:?}");
         load.goes_on();
@@ -393,8 +395,13 @@ fn has_failed(client: &Client, device: &str) -> bool {
 
 /// A stage that panics fails its device, and not the one beside it on the same sidecores, until it
 /// is removed.
-fn panics<Q: Queue, R: Queue>(client: &Client, (name, queue): (&str, &mut Q), beside: &mut R) {
-    let stage = NewStage::new("fault").with("panic_every", 2);
+fn panics<Q: Queue, R: Queue>(
+    client: &Client,
+    (name, queue): (&str, &mut Q),
+    beside: &mut R,
+    threads: usize,
+) {
+    let stage = NewStage::new("fault").with("panic_every", 2).with("threads", threads);
     client.add_stage(name, &stage).unwrap();
     assert!(time(queue).1, "the first of two");
     for _ in 0..3 {
@@ -425,8 +432,10 @@ fn a_stage_that_panics_fails_its_device_alone() {
     let client = daemon.client();
     for index in 0..2 {
         let (blk, nvme) = (blk.queue(index).unwrap(), nvme.queue(index).unwrap());
-        panics(&client, ("blk", blk), nvme);
-        panics(&client, ("fn", nvme), blk);
+        for threads in 0..2 {
+            panics(&client, ("blk", blk), nvme, threads);
+            panics(&client, ("fn", nvme), blk, threads);
+        }
     }
     // Another queue of the device fails, too, and the device stops all the same.
     client.add_stage("blk", &NewStage::new("fault").with("panic_every", 1)).unwrap();
@@ -468,6 +477,66 @@ fn a_stage_that_takes_long_is_named_with_its_cost() {
     let (status, log) = daemon.wait();
     assert_eq!(status.code(), Some(0), "{log}");
     assert!(log.contains("a stage has taken over a millisecond of a turn"), "{log}");
+}
+
+#[test]
+fn a_stage_on_threads_of_its_own_is_shown_with_them() {
+    let mut daemon = start();
+    let mut blk = blk(daemon.directory.path());
+    let client = daemon.client();
+    let stall = NewStage::new("fault").with("stall_every", 1).with("threads", 2);
+    client.add_stage("blk", &stall).unwrap();
+    for index in [0, 1, 1] {
+        assert!(time(blk.queue(index).unwrap()).1);
+    }
+    let listed = client.stages("blk").unwrap();
+    assert_eq!((listed.stages[0].threads, listed.stages[0].settings.len()), (2, 2), "{listed:?}");
+    let stages = client.stats().unwrap().stages;
+    let fault = stages.iter().find(|stage| stage.device == "blk").unwrap();
+    assert_eq!((fault.counts.requests, fault.counts.long_turns), (3, 0), "{fault:?}");
+    assert!(fault.counts.busy_ns >= 6_000_000, "{fault:?}");
+    assert!(fault.threads == 2 && fault.threads_ran_ns > 0, "{fault:?}");
+    let metrics = client.metrics(false).unwrap();
+    let name = "sidecore_stage_threads{device=\"blk\",position=\"1\",stage=\"fault\"} 2";
+    assert!(metrics.lines().any(|line| line == name), "{metrics}");
+    assert_eq!(device(&client, "blk").warnings, [""; 0]);
+    drop(blk);
+    daemon.signal(Signal::TERM);
+    let (status, log) = daemon.wait();
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(!log.contains("over a millisecond of a turn"), "no disk has waited: {log}");
+}
+
+/// A guest goes while a thread has its requests: the device waits for them, and serves the next.
+#[test]
+fn a_device_stops_when_its_stages_threads_have_sent_all_requests_back() {
+    let mut daemon = start();
+    let client = daemon.client();
+    client.add_stage("blk", &delay(300_000).with("threads", 2)).unwrap();
+    for _ in 0..2 {
+        let mut blk = blk(daemon.directory.path());
+        let mut queues = [0, 1].map(|index| blk.take_queue(index).unwrap());
+        for queue in &mut queues {
+            for page in 0..u64::from(SLOTS) {
+                let slot = queue.take_slot().unwrap();
+                queue.submit_write(slot, Sector(page * 8), 4096).unwrap();
+            }
+            queue.publish().unwrap();
+        }
+        let is_taken = || {
+            let stages = client.stats().unwrap().stages;
+            stages.iter().any(|stage| stage.device == "blk" && stage.counts.requests > 0)
+        };
+        wait::until("the stage has the requests", PATIENCE, is_taken);
+        drop((queues, blk));
+        wait::until("the queues stop", PATIENCE, || device(&client, "blk").queues_running == 0);
+    }
+    let mut blk = guest::connect(&daemon.directory.path().join("blk.sock"));
+    assert_eq!(guest::write(&mut blk, 0, 1), Status::Ok);
+    drop(blk);
+    daemon.signal(Signal::TERM);
+    let (status, log) = daemon.wait();
+    assert_eq!(status.code(), Some(0), "{log}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use crate::AddedStage;
 use crate::operation::{ErrorKind, OperationError};
-use crate::spec::StageSpec;
+use crate::spec::StageKind;
 
 /// Permissions that the directory never has: writing by the group or by others.
 const OPEN: u32 = 0o022;
@@ -22,7 +22,7 @@ const OPEN: u32 = 0o022;
 /// The recording is elsewhere, or the directory cannot be made, or others can change it.
 pub(crate) fn settle(stage: &AddedStage, directory: &Path) -> Result<AddedStage, OperationError> {
     let mut stage = stage.clone();
-    let StageSpec::Record(record) = &mut stage.spec else { return Ok(stage) };
+    let StageKind::Record(record) = &mut stage.spec.kind else { return Ok(stage) };
     if record.file.parent() == Some(Path::new("")) {
         record.file = directory.join(&record.file);
     }
@@ -71,7 +71,7 @@ mod tests {
 
     fn record(file: impl Into<PathBuf>) -> AddedStage {
         let record = sidecore_stage_record::RecordStage { file: file.into(), ..Default::default() };
-        AddedStage { spec: StageSpec::Record(record), settings: Vec::new() }
+        AddedStage { spec: StageKind::Record(record).into(), settings: Vec::new() }
     }
 
     #[test]
@@ -118,7 +118,9 @@ mod tests {
     fn other_stages_need_no_directory() {
         let place = tempfile::tempdir().unwrap();
         let directory = place.path().join("recordings");
-        let spec = StageSpec::from_values("read-only", &crate::spec::Values::default()).unwrap();
+        let spec =
+            crate::spec::StageSpec::from_values("read-only", &crate::spec::Values::default())
+                .unwrap();
         let stage = AddedStage { spec, settings: Vec::new() };
         assert_eq!(settle(&stage, &directory).unwrap(), stage);
         assert!(!directory.exists());

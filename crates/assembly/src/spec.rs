@@ -41,7 +41,7 @@ pub use sidecore_reactor::IdleMode;
 pub use sidecore_schedule::Keep;
 pub use sidecore_units::{CoreId, Nanos, Sector};
 pub use sidecore_volume::Owner;
-pub use stage::{STAGE, StageOfMany, StageSpec};
+pub use stage::{STAGE, STAGE_THREADS, StageKind, StageOfMany, StageSpec};
 pub use store::{LimitSpec, LimitsSpec, STORE, StoreKind, StoreSpec, VOLUME, VolumeSpec};
 
 use rules::NAME;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use sidecore_assembly::Assembly;
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
-    DeviceSpec, FrontEndSpec, Sector, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec,
+    DeviceSpec, FrontEndSpec, Sector, SidecoreSpec, Spec, StageKind, StoreKind, StoreSpec,
     VirtioBlkSpec,
 };
 use sidecore_block::dropped_tags;
@@ -55,7 +55,7 @@ fn spec(directory: &Path) -> Spec {
             StoreSpec::in_front_of(
                 "slow",
                 "below",
-                StageSpec::Delay(DelayStage { delay_us: 1_000 }),
+                StageKind::Delay(DelayStage { delay_us: 1_000 }),
             ),
         ],
         controllers: Vec::new(),

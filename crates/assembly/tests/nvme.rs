@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
-    FrontEndSpec, IdleMode, NvmeSpec, Sector, Spec, StageSpec, StoreKind, StoreSpec, VolumeSpec,
+    FrontEndSpec, IdleMode, NvmeSpec, Sector, Spec, StageKind, StoreKind, StoreSpec, VolumeSpec,
 };
 use sidecore_assembly::{Assembly, ControllerHandle};
 use sidecore_driver::{
@@ -362,7 +362,7 @@ fn a_shutdown_flushes_and_errors_are_logged() {
     let mut spec = spec(directory.path(), IdleMode::Poll, &["bad", "one"]);
     let rule =
         FaultRule { affected: Affected::Flushes, when: When::EveryNth(1), fault: Fault::Eio };
-    let stage = StageSpec::Fault(FaultPlan { seed: 1, rules: vec![rule] });
+    let stage = StageKind::Fault(FaultPlan { seed: 1, rules: vec![rule] });
     spec.stores.push(StoreSpec::in_front_of("bad", "file", stage));
     let assembly = Assembly::start(&spec).unwrap();
     for (device, is_bad) in spec.devices.iter().zip([true, false]) {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
     ControllerSpec, CrashLogSpec, DeviceSpec, FileOptions, FormatSpec, FrontEndSpec, IdleMode,
-    NvmeSpec, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec, VolumeSpec,
+    NvmeSpec, SidecoreSpec, Spec, StageKind, StoreKind, StoreSpec, VolumeSpec,
 };
 use sidecore_assembly::{Assembly, ControllerHandle, ErrorKind};
 use sidecore_driver::{NvmeClient, NvmeCommand, NvmeStatus, admin_opcode, register};
@@ -500,7 +500,7 @@ fn a_client_is_not_exported_if_its_store_loses_writes_at_the_end() {
         when: When::Touching(bad..bad + 2 * 4096),
         fault: Fault::Eio,
     };
-    let stage = StageSpec::Fault(FaultPlan { seed: 1, rules: vec![rule] });
+    let stage = StageKind::Fault(FaultPlan { seed: 1, rules: vec![rule] });
     spec.stores.push(StoreSpec::in_front_of("bad", "below", stage));
     spec.controllers[0] = ControllerSpec {
         store: "bad".to_owned(),

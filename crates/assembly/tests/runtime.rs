@@ -6,7 +6,7 @@ use std::path::Path;
 
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
-    DeviceSpec, FileOptions, Sector, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec,
+    DeviceSpec, FileOptions, Sector, SidecoreSpec, Spec, StageKind, StoreKind, StoreSpec,
 };
 use sidecore_assembly::{Assembly, AssemblyError};
 use sidecore_driver::{BlkClient, Status};
@@ -126,12 +126,12 @@ fn a_refused_addition_has_a_reason_and_changes_nothing() {
     assert!(message(&lost, None).contains("names sidecore \"no\""));
     let nowhere = DeviceSpec { socket: path.join("no/such/new.sock"), ..named("file") };
     assert!(message(&nowhere, None).starts_with("device \"new\": "));
-    let circle = StoreSpec::in_front_of("new", "new", StageSpec::Delay(DelayStage::default()));
+    let circle = StoreSpec::in_front_of("new", "new", StageKind::Delay(DelayStage::default()));
     assert!(matches!(assembly.add_device(&new, Some(&circle)), Err(AssemblyError::Cycle { .. })));
     assert_eq!(message(&new, None), "device \"new\" names store \"new\", which does not exist");
     // A second writer to the file is refused, also through a stage in front of it.
     assembly.add_device(&device(path, "file"), None).unwrap();
-    let slow = StoreSpec::in_front_of("slow", "file", StageSpec::Delay(DelayStage::default()));
+    let slow = StoreSpec::in_front_of("slow", "file", StageKind::Delay(DelayStage::default()));
     assert!(
         message(&named("slow"), Some(&slow))
             .contains("device \"file\" writes to store \"slow\" too")
@@ -150,7 +150,7 @@ fn a_removal_waits_for_requests_in_flight_and_succeeds_once() {
     let directory = tempfile::tempdir().unwrap();
     let assembly = Assembly::start(&spec(directory.path())).unwrap();
     let slow =
-        StoreSpec::in_front_of("slow", "mem", StageSpec::Delay(DelayStage { delay_us: 50_000 }));
+        StoreSpec::in_front_of("slow", "mem", StageKind::Delay(DelayStage { delay_us: 50_000 }));
     let device = device(directory.path(), "slow");
     assembly.add_device(&device, Some(&slow)).unwrap();
     let mut client = connect(&device.socket);

@@ -11,7 +11,7 @@ use sidecore_assembly::offline::{OfflineVolume, ReadOptions};
 use sidecore_assembly::report::{ScheduleReport, ScheduledVolumeReport};
 use sidecore_assembly::spec::{
     ControllerSpec, DeviceSpec, FileOptions, FormatSpec, ScheduleSpec, SidecoreSpec, Spec,
-    StageSpec, StoreKind, StoreSpec, VolumeSpec,
+    StageKind, StoreKind, StoreSpec, VolumeSpec,
 };
 use sidecore_assembly::{Assembly, ControllerHandle, ErrorKind};
 use sidecore_driver::Status;
@@ -269,7 +269,7 @@ fn each_success_is_durable_on_a_store_that_fails_commits() {
     Assembly::start(&spec).unwrap().drain();
     let (when, fault) = (When::EveryNth(5), Fault::NoSpace);
     let rules = vec![FaultRule { affected: Affected::Writes, when, fault }];
-    spec.stores[0].stages = vec![StageSpec::Fault(FaultPlan { seed: 0, rules })];
+    spec.stores[0].stages = vec![StageKind::Fault(FaultPlan { seed: 0, rules }).into()];
     // The commits of guests do not make up for those that fail.
     spec.controllers[0].commit_interval = Duration::from_secs(3600);
     spec.devices.clear();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
-    FileOptions, Sector, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec, Values,
+    FileOptions, Sector, SidecoreSpec, Spec, StageKind, StageSpec, StoreKind, StoreSpec, Values,
 };
 use sidecore_assembly::{Assembly, AssemblyError};
 use sidecore_driver::{BlkClient, BlkQueue, ClientError, ClientOptions, Completion, Status};
@@ -136,9 +136,9 @@ fn stores_are_stacked_and_fail_as_planned() {
         StoreSpec::in_front_of(
             "bad",
             "mem",
-            StageSpec::Fault(FaultPlan { seed: 0, rules: vec![bad] }),
+            StageKind::Fault(FaultPlan { seed: 0, rules: vec![bad] }),
         ),
-        StoreSpec::in_front_of("slow", "bad", StageSpec::Delay(DelayStage { delay_us: 20_000 })),
+        StoreSpec::in_front_of("slow", "bad", StageKind::Delay(DelayStage { delay_us: 20_000 })),
     ];
     let spec = spec(directory.path(), stores);
     let assembly = Assembly::start(&spec).unwrap();
@@ -164,13 +164,13 @@ fn requests_pass_the_stages_of_a_store_in_their_order() {
     std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
     let fault = |affected, when| {
         let rules = vec![FaultRule { affected, when, fault: Fault::Eio }];
-        StageSpec::Fault(FaultPlan { seed: 0, rules })
+        StageKind::Fault(FaultPlan { seed: 0, rules }).into()
     };
     // A request that the first stage refuses is not counted by the second one.
     let stages = vec![
         fault(Affected::All, When::Touching(4096..8192)),
         fault(Affected::Writes, When::EveryNth(2)),
-        StageSpec::Delay(DelayStage::default()),
+        StageKind::Delay(DelayStage::default()).into(),
     ];
     let bottoms = [
         ("file", StoreKind::File(FileOptions::new(&image))),
@@ -203,7 +203,7 @@ fn a_drain_finishes_requests_in_flight_and_flushes_files() {
     std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
     let stores = vec![
         StoreSpec::new("disk", StoreKind::File(FileOptions::new(&image))),
-        StoreSpec::in_front_of("slow", "disk", StageSpec::Delay(DelayStage { delay_us: 200_000 })),
+        StoreSpec::in_front_of("slow", "disk", StageKind::Delay(DelayStage { delay_us: 200_000 })),
     ];
     let mut spec = spec(directory.path(), stores);
     spec.devices.remove(0);
@@ -316,7 +316,7 @@ fn a_refused_start_has_a_reason_and_leaves_nothing_behind() {
     spec.devices[0].sidecores.clear();
     assert_eq!(message(&spec), "device \"mem\": it has no sidecore");
     let mut spec = good();
-    spec.stores[0] = StoreSpec::in_front_of("mem", "mem", StageSpec::Delay(DelayStage::default()));
+    spec.stores[0] = StoreSpec::in_front_of("mem", "mem", StageKind::Delay(DelayStage::default()));
     assert!(matches!(Assembly::start(&spec), Err(AssemblyError::Cycle { .. })));
     let mut spec = good();
     spec.stores[0].kind = StoreKind::File(FileOptions::new("/no/such"));

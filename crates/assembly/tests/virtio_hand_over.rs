@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use sidecore_assembly::report::DeviceState;
 use sidecore_assembly::spec::{
-    FileOptions, Sector, SidecoreSpec, Spec, StageSpec, StoreKind, StoreSpec,
+    FileOptions, Sector, SidecoreSpec, Spec, StageKind, StoreKind, StoreSpec,
 };
 use sidecore_assembly::{Assembly, LeftDevice};
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Notify, Status};
@@ -122,7 +122,7 @@ fn a_disk_whose_stage_has_panicked_is_handed_over() {
     let mut spec = spec(directory.path());
     let (affected, when) = (Affected::Reads, When::EveryNth(2));
     let rules = vec![FaultRule { affected, when, fault: Fault::Panic }];
-    spec.stores[0].stages = vec![StageSpec::Fault(FaultPlan { seed: 0, rules })];
+    spec.stores[0].stages = vec![StageKind::Fault(FaultPlan { seed: 0, rules }).into()];
     let mut assembly = Assembly::start(&spec).unwrap();
     let options = ClientOptions { huge_pages: false, ..ClientOptions::default() };
     let mut client = BlkClient::connect(&spec.devices[0].socket, &options).unwrap();

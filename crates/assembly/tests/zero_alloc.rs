@@ -5,7 +5,7 @@ mod common;
 mod no_allocations;
 
 use sidecore_assembly::report::DeviceState;
-use sidecore_assembly::spec::StageSpec;
+use sidecore_assembly::spec::StageKind;
 use sidecore_assembly::{AddedStage, Assembly};
 use sidecore_counting_alloc::CountingAllocator;
 use sidecore_driver::{BlkClient, ClientOptions};
@@ -33,7 +33,7 @@ fn a_hundred_thousand_requests_allocate_nothing() {
             );
             if device.name == "ram" && !packed {
                 // A stage that came in use, and what is left when it has gone.
-                let spec = StageSpec::Delay(DelayStage { delay_us: 1 });
+                let spec = StageKind::Delay(DelayStage { delay_us: 1 }).into();
                 let added =
                     assembly.add_stage("ram", &AddedStage { spec, settings: Vec::new() }, 1);
                 assert_eq!(added.unwrap().queues, 1);

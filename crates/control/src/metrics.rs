@@ -24,6 +24,10 @@ const fn gauge<T>(name: &'static str, help: &'static str, value: fn(&T) -> Value
     Metric { field: "", name: Some(name), kind: Kind::Gauge, help, value }
 }
 
+const fn counter<T>(name: &'static str, help: &'static str, value: fn(&T) -> Value) -> Metric<T> {
+    Metric { field: "", name: Some(name), kind: Kind::Counter, help, value }
+}
+
 const SIDECORES: &[Metric<SidecoreReport>] = &[
     gauge(
         "core_contended",
@@ -65,6 +69,16 @@ const STAGES: &[Metric<StageStats>] = &[
         "longest_turn_seconds",
         "The longest time that the stage took of a turn; 0 if that was never over a millisecond.",
         |stage| Value::seconds(stage.longest_turn_ns),
+    ),
+    gauge(
+        "threads",
+        "Threads of its own that the stage runs on; 0 if it runs on sidecores.",
+        |stage| Value::Whole(stage.threads as u64),
+    ),
+    counter(
+        "threads_ran_seconds_total",
+        "Time for which these threads have run, also without work.",
+        |stage| Value::seconds(stage.threads_ran_ns),
     ),
 ];
 

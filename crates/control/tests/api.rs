@@ -192,6 +192,7 @@ impl Source for StandIn {
             word: "delay".to_owned(),
             is_live: true,
             settings: vec!["delay_us=5".to_owned()],
+            threads: 0,
             failure: None,
             recording: None,
         };

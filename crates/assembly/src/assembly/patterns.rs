@@ -326,6 +326,7 @@ mod tests {
     use sidecore_keys::{Value, Values};
 
     use super::*;
+    use crate::spec::StageKind;
 
     fn serve(name: &str, pattern: &str, devices_max: usize) -> ServeSpec {
         ServeSpec {
@@ -488,7 +489,7 @@ mod tests {
         let (_, store) = local(&serve, "db-1").unwrap();
         let words: Vec<&str> = store.stages.iter().map(StageSpec::word).collect();
         assert_eq!(words, ["read-only", "encrypt"]);
-        let StageSpec::Encrypt(stage) = &store.stages[1] else { panic!("{store:?}") };
+        let StageKind::Encrypt(stage) = &store.stages[1].kind else { panic!("{store:?}") };
         assert_eq!(stage.header.to_str(), Some("/k/db-1/a.luks"));
         assert_eq!(stage.key_file.to_str(), Some("/k/db-1.key"));
         serve.stages = vec![("no-such", Values::default())];

@@ -126,14 +126,19 @@ impl Disk {
     /// Reads the counters of the stages.
     pub(crate) fn stage_stats(&self) -> Vec<StageStats> {
         let accounts = (1_usize..).zip(self.stage_accounts());
-        let stats = accounts.map(|(position, account)| StageStats {
-            device: self.spec.name.clone(),
-            position,
-            word: account.word().to_owned(),
-            has_failed: account.failure().is_some(),
-            longest_turn_ns: account.longest_turn().0,
-            recording: account.recording().map(|recording| RecordingReport::of(recording)),
-            counts: account.counts(),
+        let stats = accounts.map(|(position, account)| {
+            let threads = account.threads();
+            StageStats {
+                device: self.spec.name.clone(),
+                position,
+                word: account.word().to_owned(),
+                has_failed: account.failure().is_some(),
+                longest_turn_ns: account.longest_turn().0,
+                threads: threads.as_ref().map_or(0, |threads| threads.count()),
+                threads_ran_ns: threads.map_or(0, |threads| threads.ran().0),
+                recording: account.recording().map(|recording| RecordingReport::of(recording)),
+                counts: account.counts(),
+            }
         });
         stats.collect()
     }
@@ -146,7 +151,8 @@ impl Disk {
             Some(format!("stage \"{word}\" is left out, {failure}"))
         });
         let recordings = accounts.iter().filter_map(|account| account.recording()?.problem());
-        left_out.chain(recordings).collect()
+        let threads = accounts.iter().filter_map(|account| account.threads()?.problem());
+        left_out.chain(recordings).chain(threads).collect()
     }
 
     /// Why the device's requests fail, if a stage has failed, and the remedy.
@@ -210,6 +216,9 @@ impl Disk {
                     word,
                     is_live,
                     settings,
+                    threads: account(position)
+                        .and_then(|it| it.threads())
+                        .map_or(0, |threads| threads.count()),
                     failure: account(position).and_then(|it| it.failure()).map(str::to_owned),
                     recording: account(position)
                         .and_then(|it| it.recording())

@@ -16,7 +16,7 @@ use sidecore_volume::{Disk, OpenError, OpenOptions, VolumeError, VolumeId, Volum
 use super::{OfflineError, has_log};
 use crate::convert;
 use crate::report::LossReport;
-use crate::spec::StageSpec;
+use crate::spec::{StageKind, StageSpec};
 
 /// Metadata is accessed in multiples of this.
 const PAGE_BYTES: usize = 4096;
@@ -182,7 +182,8 @@ fn opened(path: &Path, unlock: Option<&Unlock>) -> Result<PhysicalDisk, OfflineE
     if let Some(Unlock { header, key_file }) = unlock {
         let (header, key_file) = (header.clone(), key_file.clone());
         let stage = EncryptStage { header, key_file, allow_discards: false };
-        let open = StageSpec::Encrypt(stage).open(&path.display().to_string(), store);
+        let stage = StageSpec::from(StageKind::Encrypt(stage));
+        let open = stage.open(&path.display().to_string(), store);
         store =
             open.map_err(|error: StageError| OfflineError::Stage { path: path.to_owned(), error })?;
     }

@@ -27,6 +27,9 @@ pub struct StageReport {
     /// The settings of an added stage that were given, each as `KEY=VALUE`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub settings: Vec<String>,
+    /// The number of threads of its own that the stage runs on; 0 if it runs on sidecores.
+    #[serde(default)]
+    pub threads: usize,
     /// Why the stage has failed, and with it all requests of the device; `None` while it works.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
@@ -78,6 +81,12 @@ pub struct StageStats {
     pub has_failed: bool,
     /// The longest time that the stage took of a turn; 0 if that was never over a millisecond.
     pub longest_turn_ns: u64,
+    /// The number of threads of its own that the stage runs on; 0 if it runs on sidecores.
+    #[serde(default)]
+    pub threads: usize,
+    /// The time for which these threads have run, also without work.
+    #[serde(default)]
+    pub threads_ran_ns: u64,
     /// The recording that the stage makes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recording: Option<RecordingReport>,

@@ -6,8 +6,18 @@ use std::sync::Arc;
 
 use sidecore_block::{BlockDevice, OpenedStage, Stage, open_stage};
 use sidecore_keys::{Key, Kind, Value, Values, Variant};
+use sidecore_offload::{THREADS_MAX, offload};
 
 use super::DEVICE_IN_PATH;
+
+/// The key that all types of stages have, beside their own.
+pub const STAGE_THREADS: Key = Key::new(
+    "threads",
+    Kind::Number(0, THREADS_MAX),
+    "0",
+    "the number of [threads](stages.md#threads-of-its-own) of its own that the stage runs on, for \
+     one that takes long; 0 runs it on the sidecores of its disks; 0 to 16",
+);
 
 /// The key of a store for the stages in front of it.
 pub const STAGE: Key = Key::new(
@@ -30,12 +40,39 @@ pub(super) const SERVE_STAGE: Key = Key::new(
 /// [`DEVICE_IN_PATH`] stands for the name of a device.
 pub type StageOfMany = (&'static str, Values);
 
+/// A stage: an interposer on the path of requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StageSpec {
+    /// The stage, with its own keys.
+    pub kind: StageKind,
+    /// The threads of its own that it runs on; 0 for the sidecores of its disks.
+    pub threads: u8,
+}
+
+impl From<StageKind> for StageSpec {
+    /// The stage on the sidecores of its disks.
+    fn from(kind: StageKind) -> Self {
+        Self { kind, threads: 0 }
+    }
+}
+
+/// The keys of a stage, and behind them [`STAGE_THREADS`].
+const fn and_threads<const N: usize>(own: &[Key]) -> [Key; N] {
+    let mut keys = [STAGE_THREADS; N];
+    let mut index = 0;
+    while index < own.len() {
+        keys[index] = own[index];
+        index += 1;
+    }
+    keys
+}
+
 macro_rules! stages {
     ($( $name:ident($stage:ty); )*) => {
-        /// A stage: an interposer on the path of requests.
+        /// A stage by its type.
         #[allow(missing_docs)]
         #[derive(Clone, Debug, PartialEq, Eq)]
-        pub enum StageSpec {
+        pub enum StageKind {
             $( $name($stage), )*
         }
 
@@ -45,54 +82,45 @@ macro_rules! stages {
                 Variant {
                     word: <$stage as Stage>::WORD,
                     meaning: <$stage as Stage>::MEANING,
-                    keys: <$stage as Stage>::KEYS,
+                    keys: &and_threads::<{ <$stage as Stage>::KEYS.len() + 1 }>(
+                        <$stage as Stage>::KEYS,
+                    ),
                 },
             )*];
+        }
 
+        impl StageKind {
             /// The stage of this word, with these values of its keys.
-            #[must_use]
-            pub fn from_values(word: &str, values: &Values) -> Option<Self> {
+            fn from_values(word: &str, values: &Values) -> Option<Self> {
                 $( if word == <$stage as Stage>::WORD {
                     return Some(Self::$name(<$stage as Stage>::from_values(values)));
                 } )*
                 None
             }
 
-            /// The stages that these values of [`STAGE`] name, in the order of a request.
-            #[must_use]
-            pub fn list(values: &Values) -> Vec<Self> {
-                let sections: Vec<(&str, Values)> = values.get("stage").unwrap_or_default();
-                sections
-                    .iter()
-                    .filter_map(|(word, values)| Self::from_values(word, values))
-                    .collect()
-            }
-
             /// The word for it in the configuration and in reports.
-            #[must_use]
-            pub const fn word(&self) -> &'static str {
+            const fn word(&self) -> &'static str {
                 match self {
                     $( Self::$name(_) => <$stage as Stage>::WORD, )*
                 }
             }
 
             /// Whether no write gets past it.
-            #[must_use]
-            pub fn is_read_only(&self) -> bool {
+            fn is_read_only(&self) -> bool {
                 match self {
                     $( Self::$name(stage) => stage.is_read_only(), )*
                 }
             }
 
             /// Whether the store holds other bytes because of it.
-            pub(crate) const fn transforms(&self) -> bool {
+            const fn transforms(&self) -> bool {
                 match self {
                     $( Self::$name(_) => <$stage as Stage>::TRANSFORMS, )*
                 }
             }
 
             /// Whether a thread of its own opens it.
-            pub(crate) const fn may_not_answer(&self) -> bool {
+            const fn may_not_answer(&self) -> bool {
                 match self {
                     $( Self::$name(_) => <$stage as Stage>::MAY_NOT_ANSWER, )*
                 }
@@ -100,11 +128,7 @@ macro_rules! stages {
 
             /// The device that it makes of the one below it, for the store of this name. Its
             /// panics are contained.
-            pub(crate) fn open(
-                &self,
-                store: &str,
-                below: Arc<dyn BlockDevice>,
-            ) -> OpenedStage {
+            fn open(&self, store: &str, below: Arc<dyn BlockDevice>) -> OpenedStage {
                 match self {
                     $( Self::$name(stage) => open_stage(stage, store, below), )*
                 }
@@ -123,11 +147,59 @@ stages! {
 }
 
 impl StageSpec {
+    /// The stage of this word, with these values of its keys.
+    #[must_use]
+    pub fn from_values(word: &str, values: &Values) -> Option<Self> {
+        let threads = values.get(STAGE_THREADS.name).unwrap_or(0);
+        Some(Self { kind: StageKind::from_values(word, values)?, threads })
+    }
+
+    /// The stages that these values of [`STAGE`] name, in the order of a request.
+    #[must_use]
+    pub fn list(values: &Values) -> Vec<Self> {
+        let sections: Vec<(&str, Values)> = values.get("stage").unwrap_or_default();
+        sections.iter().filter_map(|(word, values)| Self::from_values(word, values)).collect()
+    }
+
+    /// The word for it in the configuration and in reports.
+    #[must_use]
+    pub const fn word(&self) -> &'static str {
+        self.kind.word()
+    }
+
+    /// Whether no write gets past it.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.kind.is_read_only()
+    }
+
+    /// Whether the store holds other bytes because of it.
+    pub(crate) const fn transforms(&self) -> bool {
+        self.kind.transforms()
+    }
+
+    /// Whether a thread of its own opens it.
+    pub(crate) const fn may_not_answer(&self) -> bool {
+        self.kind.may_not_answer()
+    }
+
+    /// The device that it makes of the one below it, for the store of this name. Its panics are
+    /// contained.
+    pub(crate) fn open(&self, store: &str, below: Arc<dyn BlockDevice>) -> OpenedStage {
+        match self.threads {
+            0 => self.kind.open(store, below),
+            threads => {
+                let open = |below| self.kind.open(store, below);
+                offload(self.word(), threads.into(), below, open)
+            }
+        }
+    }
+
     /// The file that it appends usage records to, if it writes any.
     #[must_use]
     pub fn records(&self) -> Option<&Path> {
-        match self {
-            Self::Meter(meter) => meter.records.as_deref(),
+        match &self.kind {
+            StageKind::Meter(meter) => meter.records.as_deref(),
             _ => None,
         }
     }
@@ -135,8 +207,8 @@ impl StageSpec {
     /// The file that it makes for a recording, if it records.
     #[must_use]
     pub fn recording(&self) -> Option<&Path> {
-        match self {
-            Self::Record(record) => Some(&record.file),
+        match &self.kind {
+            StageKind::Record(record) => Some(&record.file),
             _ => None,
         }
     }

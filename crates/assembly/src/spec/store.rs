@@ -33,9 +33,12 @@ impl StoreSpec {
     pub fn in_front_of(
         name: impl Into<String>,
         store: impl Into<String>,
-        stage: StageSpec,
+        stage: impl Into<StageSpec>,
     ) -> Self {
-        Self { stages: vec![stage], ..Self::new(name, StoreKind::Store { store: store.into() }) }
+        Self {
+            stages: vec![stage.into()],
+            ..Self::new(name, StoreKind::Store { store: store.into() })
+        }
     }
 
     /// Its type in reports: the bottom's, or that of the stage in front of another store.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use sidecore_assembly::spec::{
-    ControllerSpec, FileOptions, FormatSpec, IdleMode, SidecoreSpec, Spec, StageSpec, StoreKind,
+    ControllerSpec, FileOptions, FormatSpec, IdleMode, SidecoreSpec, Spec, StageKind, StoreKind,
     StoreSpec, VolumeSpec,
 };
 use sidecore_driver::{NvmeClient, NvmeQueue};
@@ -24,7 +24,7 @@ fn ram(name: &str, size_bytes: u64) -> StoreSpec {
 }
 
 fn slow(name: &str, below: &str, millis: u64) -> StoreSpec {
-    StoreSpec::in_front_of(name, below, StageSpec::Delay(DelayStage { delay_us: millis * 1000 }))
+    StoreSpec::in_front_of(name, below, StageKind::Delay(DelayStage { delay_us: millis * 1000 }))
 }
 
 fn volume(name: &str) -> StoreSpec {

@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use sidecore_assembly::spec::{
-    ControllerSpec, DeviceSpec, FileOptions, FormatSpec, Sector, SidecoreSpec, Spec, StageSpec,
+    ControllerSpec, DeviceSpec, FileOptions, FormatSpec, Sector, SidecoreSpec, Spec, StageKind,
     StoreKind, StoreSpec, VolumeSpec,
 };
 use sidecore_counting_alloc::allocations_of;
@@ -44,9 +44,9 @@ pub fn spec(directory: &Path, devices: Vec<DeviceSpec>) -> Spec {
     stores.push(StoreSpec::in_front_of(
         "delay",
         "below",
-        StageSpec::Delay(DelayStage { delay_us: 1 }),
+        StageKind::Delay(DelayStage { delay_us: 1 }),
     ));
-    stores.push(StoreSpec::in_front_of("fault", "below", StageSpec::Fault(FaultPlan::default())));
+    stores.push(StoreSpec::in_front_of("fault", "below", StageKind::Fault(FaultPlan::default())));
     Spec {
         sidecores: vec![SidecoreSpec { name: SIDECORE.to_owned(), cpu: None }],
         devices,

@@ -54,7 +54,7 @@ impl NewDevice {
 mod tests {
     use serde_json::json;
     use sidecore_assembly::spec::{
-        FrontEndSpec, IdleMode, Nanos, StageSpec, StoreKind, VirtioBlkSpec, VolumeSpec,
+        FrontEndSpec, IdleMode, Nanos, StageKind, StageSpec, StoreKind, VirtioBlkSpec, VolumeSpec,
     };
     use sidecore_stage_delay::DelayStage;
 
@@ -186,7 +186,7 @@ mod tests {
         let delay = DelayStage { delay_us: 5 };
         let words: Vec<_> = store.as_ref().unwrap().stages.iter().map(StageSpec::word).collect();
         assert_eq!(words, ["fault", "delay"]);
-        assert_eq!(store.unwrap().stages[1], StageSpec::Delay(delay));
+        assert_eq!(store.unwrap().stages[1], StageKind::Delay(delay).into());
     }
 
     #[test]

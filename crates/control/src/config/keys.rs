@@ -2,8 +2,8 @@
 
 pub use sidecore_assembly::spec::{
     FormatSpec, FrontEndSpec, IOHOST, Key, Kind, LINK, LinkKind, LinkSpec, SCHEDULE, SERVE,
-    SIDECORE, STAGE, STORE, STRUCTURE, SWITCH, StageSpec, StoreKind, VOLUME, Value, Values,
-    Variant,
+    SIDECORE, STAGE, STAGE_THREADS, STORE, STRUCTURE, SWITCH, StageSpec, StoreKind, VOLUME, Value,
+    Values, Variant,
 };
 
 use sidecore_assembly::spec::{

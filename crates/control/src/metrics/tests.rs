@@ -90,6 +90,8 @@ fn example() -> (Stats, Vec<DeviceReport>) {
             device: "vd0".to_owned(),
             position: 1,
             word: "delay".to_owned(),
+            threads: 2,
+            threads_ran_ns: 2_000_000_000,
             recording: Some(RecordingReport::default()),
             ..StageStats::default()
         }],

@@ -58,17 +58,20 @@ fn stage_type() -> String {
         StageSpec::VARIANTS.iter().map(|stage| format!("`{}`", stage.word)).collect();
     let (last, others) = words.split_last().unwrap();
     let meaning = format!("{} or {last}; the other keys depend on it", others.join(", "));
-    table(&[("type", "required", &meaning)])
+    let threads = &keys::STAGE_THREADS;
+    table(&[("type", "required", &meaning), (threads.name, threads.default, threads.meaning)])
+}
+
+/// The keys that a stage has beside those of all stages.
+fn own_keys(stage: &keys::Variant) -> Vec<&'static Key> {
+    stage.keys.iter().filter(|key| key.name != keys::STAGE_THREADS.name).collect()
 }
 
 /// A chapter for each stage.
 fn stages() -> String {
     let chapter = |stage: &keys::Variant| {
-        let table = if stage.keys.is_empty() {
-            String::new()
-        } else {
-            format!("\n{}", table_of(stage.keys))
-        };
+        let own = own_keys(stage);
+        let table = if own.is_empty() { String::new() } else { format!("\n{}", table_of(own)) };
         format!("### type = \"{}\"\n\n{}\n{table}", stage.word, stage.meaning)
     };
     StageSpec::VARIANTS.iter().map(chapter).collect::<Vec<_>>().join("\n")
@@ -155,7 +158,9 @@ fn the_manual_lists_the_keys_that_there_are_and_its_example_is_good() {
             .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
             .collect();
         match section {
-            _ if section.contains("[[store.stage]]") => listed.push("type"),
+            _ if section.contains("[[store.stage]]") => {
+                listed.extend(["type", keys::STAGE_THREADS.name]);
+            }
             _ if section.contains("[[device]]") => {
                 listed.extend(keys::device().map(|key| key.name))
             }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use sidecore_assembly::spec::{StageSpec, StoreKind, StoreSpec, Values};
+use sidecore_assembly::spec::{StageKind, StageSpec, StoreKind, StoreSpec, Values};
 use sidecore_control::Depth;
 use sidecore_stage_delay::DelayStage;
 use sidecore_stage_fault::{Affected, Fault, FaultPlan, FaultRule, When};
@@ -15,10 +15,10 @@ fn both_spellings_of_a_stage_are_equal() {
         let config = parse(Path::new("/"), &format!("{GOOD}{text}"), Depth::Text);
         config.unwrap_or_else(|problems| panic!("{problems}")).spec.stores.split_off(2)
     };
-    let delay = StageSpec::Delay(DelayStage { delay_us: 5 });
+    let delay = StageSpec::from(StageKind::Delay(DelayStage { delay_us: 5 }));
     let rule = |affected, fault| FaultRule { affected, when: When::EveryNth(9), fault };
     let rules = vec![rule(Affected::Reads, Fault::Short), rule(Affected::Writes, Fault::Short)];
-    let fault = StageSpec::Fault(FaultPlan { seed: 0, rules });
+    let fault = StageSpec::from(StageKind::Fault(FaultPlan { seed: 0, rules }));
     for (word, keys, stage) in
         [("delay", "delay_us = 5\n", &delay), ("fault", "short_every = 9\n", &fault)]
     {
@@ -42,6 +42,19 @@ fn both_spellings_of_a_stage_are_equal() {
                  [[store.stage]]\n\
                  type = \"fault\"\nshort_every = 9\n";
     assert_eq!(stores(mixed)[0].stages, [fault, delay]);
+}
+
+#[test]
+fn each_stage_may_have_threads_of_its_own() {
+    let stage = |threads: &str| {
+        let store = "[[store]]\nname = \"x\"\ntype = \"null\"\nsize = 512\n";
+        let text = format!("{GOOD}{store}[[store.stage]]\ntype = \"read-only\"\n{threads}\n");
+        parse(Path::new("/"), &text, Depth::Text).map_err(|problems| problems.to_string())
+    };
+    let threads = |text: &str| stage(text).unwrap().spec.stores[2].stages[0].threads;
+    assert_eq!([threads(""), threads("threads = 0"), threads("threads = 16")], [0, 0, 16]);
+    let said = stage("threads = 17").unwrap_err();
+    assert!(said.contains("`threads`") && said.contains("16"), "{said}");
 }
 
 /// Two devices may share a file, or a volume, if a stage lets no write of one of them pass.
