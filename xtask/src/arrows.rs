@@ -41,6 +41,7 @@ const ARROWS: &[(&str, Uses)] = &[
     ("stage-record", Only(&["recording", "spool", "block", "keys", "memory", "reactor", "units"])),
     ("extent", Only(&["telemetry", "units"])),
     ("volume", Only(&["extent", "units"])),
+    ("mirror", Only(&["block", "memory", "reactor", "units"])),
     ("controller", Only(&["volume", "extent", "block", "memory", "reactor", "telemetry", "units"])),
     ("net", Only(&["spec-virtio", "memory", "reactor", "telemetry", "units"])),
     ("stage-capture", Only(&["net", "spool", "telemetry", "units"])),

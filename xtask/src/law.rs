@@ -26,6 +26,7 @@ const PEER_FACING: &[&str] = &[
     "extent",
     "volume",
     "controller",
+    "mirror",
     "vrio",
     "trust",
     "virtio",

@@ -41,6 +41,10 @@
 //! # Ownership
 //!
 //! [`ownership`] has several daemons that may own one store, and an etcd that fails them.
+//!
+//! # Mirrors
+//!
+//! [`mirror`] has legs that fail, and power cuts that leave each leg as it likes.
 #![forbid(unsafe_code)]
 
 pub mod controller;
@@ -48,6 +52,7 @@ pub mod fairness;
 mod guest;
 mod history;
 mod many;
+pub mod mirror;
 pub mod ownership;
 mod random;
 pub mod remote;

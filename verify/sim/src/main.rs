@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{Args, Parser, Subcommand};
-use sidecore_sim::{Total, Violation, controller, ownership, remote, run_many, volumes};
+use sidecore_sim::{Total, Violation, controller, mirror, ownership, remote, run_many, volumes};
 
 /// Runs simulations from seeds. The same seed and options give the same run.
 #[derive(Parser)]
@@ -38,6 +38,8 @@ enum Command {
     Controller(Histories),
     /// A client and an IOhost of the remote channel; steps are requests.
     Remote(Histories),
+    /// Power cuts at every write and flush of a mirror's legs, which also fail.
+    Mirror(Histories),
     /// Candidates for a store, with an etcd and fences that fail; steps are seconds.
     Ownership(Histories),
 }
@@ -90,6 +92,15 @@ fn main() -> ExitCode {
                 neglect: None,
             };
             run("remote", &histories, &|seed| remote::run(seed, &options))
+        }
+        Command::Mirror(histories) => {
+            let default = mirror::Options::default();
+            let options = mirror::Options {
+                runs: histories.runs.unwrap_or(default.runs),
+                steps: histories.steps.unwrap_or(default.steps),
+                neglect: None,
+            };
+            run("mirror", &histories, &|seed| mirror::run(seed, &options))
         }
         Command::Ownership(histories) => {
             let default = ownership::Options::default();

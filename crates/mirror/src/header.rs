@@ -1,0 +1,272 @@
+//! The header of a leg: the mirror that it belongs to, and the newest epoch that it knows.
+//!
+//! Two slots are written in turn, so that a torn one leaves the header before it.
+//!
+//! | offset | size | field |
+//! | --- | --- | --- |
+//! | 0 | 8 | magic, `SCMIRROR` |
+//! | 8 | 4 | version, 1 |
+//! | 12 | 4 | bytes of a block |
+//! | 16 | 16 | UUID of the mirror |
+//! | 32 | 8 | generation: the slot is its lowest bit |
+//! | 40 | 8 | capacity in bytes |
+//! | 48 | 8 | bytes of a region |
+//! | 56 | 8 | start of the data |
+//! | 64 | 8 | epoch |
+//! | 72 | 8 | the epoch that the map reaches back to |
+//! | 80 | 1 | number of the leg |
+//! | 81 | 1 | members, a bit each |
+//! | 82 | 1 | legs in sync, a bit each |
+//! | 83 | 1 | 1: closed in good order |
+//! | 88 | 8 × 8 | the last epoch in which each leg was in sync |
+//! | 4088 | 8 | checksum, XXH3 |
+
+use twox_hash::XxHash3_64;
+
+use crate::epoch::Config;
+use crate::error::LegError;
+use crate::layout::{BLOCK_BYTES, Layout, SLOTS};
+use crate::legs::{LegSet, MAX_LEGS};
+
+const MAGIC: [u8; 8] = *b"SCMIRROR";
+const VERSION: u32 = 1;
+const SEEN_AT: usize = 88;
+const CHECKSUM_AT: usize = 4088;
+/// Epochs and generations that no mirror reaches by use.
+const MAX_NUMBER: u64 = 1 << 63;
+
+/// The mirror that a leg belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) uuid: [u8; 16],
+    pub(crate) layout: Layout,
+}
+
+/// The fields of a slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) identity: Identity,
+    pub(crate) leg: usize,
+    pub(crate) generation: u64,
+    pub(crate) config: Config,
+    pub(crate) is_clean: bool,
+}
+
+/// The place of the slot of a generation.
+pub(crate) fn slot_bytes(generation: u64) -> u64 {
+    generation.checked_rem(SLOTS).unwrap_or(0).saturating_mul(BLOCK_BYTES as u64)
+}
+
+fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
+    if let Some(place) = bytes.get_mut(at..).and_then(|rest| rest.get_mut(..value.len())) {
+        place.copy_from_slice(value);
+    }
+}
+
+/// `N` bytes from there on; zeros outside of the block.
+fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    bytes.get(at..).and_then(<[u8]>::first_chunk).copied().unwrap_or([0; N])
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(array_at(bytes, at))
+}
+
+fn seen_at(leg: usize) -> usize {
+    SEEN_AT.saturating_add(leg.saturating_mul(8))
+}
+
+impl Header {
+    pub(crate) fn encode(&self) -> [u8; BLOCK_BYTES] {
+        let mut bytes = [0; BLOCK_BYTES];
+        let Identity { uuid, layout } = &self.identity;
+        put(&mut bytes, 0, &MAGIC);
+        put(&mut bytes, 8, &VERSION.to_le_bytes());
+        put(&mut bytes, 12, &layout.block_bytes.to_le_bytes());
+        put(&mut bytes, 16, uuid);
+        let Config { epoch, covered_from, members, in_sync, seen } = &self.config;
+        for (at, number) in [
+            (32, self.generation),
+            (40, layout.capacity_bytes),
+            (48, layout.region_bytes),
+            (56, layout.data_bytes),
+            (64, *epoch),
+            (72, *covered_from),
+        ] {
+            put(&mut bytes, at, &number.to_le_bytes());
+        }
+        let leg = u8::try_from(self.leg).unwrap_or(u8::MAX);
+        put(&mut bytes, 80, &[leg, members.bits(), in_sync.bits(), u8::from(self.is_clean)]);
+        for (leg, epoch) in seen.iter().enumerate() {
+            put(&mut bytes, seen_at(leg), &epoch.to_le_bytes());
+        }
+        let sum = XxHash3_64::oneshot(bytes.get(..CHECKSUM_AT).unwrap_or_default());
+        put(&mut bytes, CHECKSUM_AT, &sum.to_le_bytes());
+        bytes
+    }
+
+    /// The header in the two slots of a leg: the newer one of those that are whole.
+    ///
+    /// # Errors
+    /// There is none, or it is of a version or contents that this program does not know.
+    pub(crate) fn newest(slots: &[u8]) -> Result<Self, LegError> {
+        let mut found = Vec::new();
+        for bytes in slots.chunks_exact(BLOCK_BYTES) {
+            found.push(Self::decode(bytes));
+        }
+        let newest = found.iter().flatten().max_by_key(|header| header.generation);
+        if let Some(header) = newest {
+            return Ok(header.clone());
+        }
+        // A slot of another version says more than a blank one.
+        let errors = found.into_iter().filter_map(Result::err);
+        Err(errors.max_by_key(LegError::rank).unwrap_or(LegError::NoHeader))
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, LegError> {
+        if array_at(bytes, 0) != MAGIC {
+            return Err(LegError::NoHeader);
+        }
+        let sum = XxHash3_64::oneshot(bytes.get(..CHECKSUM_AT).unwrap_or_default());
+        if u64_at(bytes, CHECKSUM_AT) != sum {
+            return Err(LegError::Damaged);
+        }
+        let version = u32::from_le_bytes(array_at(bytes, 8));
+        if version != VERSION {
+            return Err(LegError::Version(version));
+        }
+        let [leg, members, in_sync, clean] = array_at(bytes, 80);
+        let layout = Layout {
+            capacity_bytes: u64_at(bytes, 40),
+            block_bytes: u32::from_le_bytes(array_at(bytes, 12)),
+            region_bytes: u64_at(bytes, 48),
+            data_bytes: u64_at(bytes, 56),
+        };
+        let header = Self {
+            identity: Identity { uuid: array_at(bytes, 16), layout },
+            leg: usize::from(leg),
+            generation: u64_at(bytes, 32),
+            config: Config {
+                epoch: u64_at(bytes, 64),
+                covered_from: u64_at(bytes, 72),
+                members: LegSet::from_bits(members),
+                in_sync: LegSet::from_bits(in_sync),
+                seen: std::array::from_fn(|leg| u64_at(bytes, seen_at(leg))),
+            },
+            is_clean: clean == 1,
+        };
+        if header.is_sound() { Ok(header) } else { Err(LegError::Damaged) }
+    }
+
+    /// Whether a program of this version may have written it. The checksum says that some program
+    /// did.
+    fn is_sound(&self) -> bool {
+        let config = &self.config;
+        self.identity.layout.is_sound()
+            && self.leg < MAX_LEGS
+            && !config.in_sync.is_empty()
+            && config.in_sync.is_within(config.members)
+            && (1..MAX_NUMBER).contains(&config.epoch)
+            && (1..MAX_NUMBER).contains(&self.generation)
+            && config.covered_from <= config.epoch
+            && config.seen.iter().all(|seen| *seen <= config.epoch)
+    }
+}
+
+/// Decodes the fields of a header, whatever they are, with the right magic, version and checksum:
+/// for a fuzz target. Returns whether they were taken, and are written as they were read.
+#[doc(hidden)]
+#[must_use]
+pub fn decodes(fields: &[u8]) -> Option<bool> {
+    let mut bytes = [0; BLOCK_BYTES];
+    let count = fields.len().min(CHECKSUM_AT);
+    put(&mut bytes, 0, fields.get(..count).unwrap_or_default());
+    put(&mut bytes, 0, &MAGIC);
+    put(&mut bytes, 8, &VERSION.to_le_bytes());
+    let sum = XxHash3_64::oneshot(bytes.get(..CHECKSUM_AT).unwrap_or_default());
+    put(&mut bytes, CHECKSUM_AT, &sum.to_le_bytes());
+    let header = Header::newest(&bytes).ok()?;
+    Some(Header::newest(&header.encode()).as_ref() == Ok(&header))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn example() -> Header {
+        let layout = Layout::of(4 << 20, 512, None).unwrap();
+        let mut config = Config::first(LegSet::first(3), LegSet::first(2));
+        config.epoch = 9;
+        Header {
+            identity: Identity { uuid: *b"0123456789abcdef", layout },
+            leg: 1,
+            generation: 4,
+            config,
+            is_clean: true,
+        }
+    }
+
+    #[test]
+    fn the_newer_slot_counts_and_a_torn_one_leaves_the_older() {
+        let old = example();
+        let new = Header { generation: 5, is_clean: false, ..example() };
+        assert_eq!((slot_bytes(old.generation), slot_bytes(new.generation)), (0, 4096));
+        let slots = [old.encode(), new.encode()].concat();
+        assert_eq!(Header::newest(&slots), Ok(new));
+        let mut torn = slots.clone();
+        torn[4096 + 64] ^= 1;
+        assert_eq!(Header::newest(&torn), Ok(old));
+        torn[64] ^= 1;
+        assert_eq!(Header::newest(&torn), Err(LegError::Damaged));
+        assert_eq!(Header::newest(&[0; 8192]), Err(LegError::NoHeader));
+        assert_eq!(Header::newest(&[]), Err(LegError::NoHeader));
+        assert_eq!(decodes(&slots), Some(true));
+        assert_eq!(decodes(&[]), None);
+    }
+
+    #[test]
+    fn every_bit_is_covered() {
+        let good = example().encode();
+        for bit in 0..BLOCK_BYTES * 8 {
+            let mut bad = good;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(Header::newest(&bad).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn another_version_is_told_apart_from_damage() {
+        let mut bytes = example().encode();
+        put(&mut bytes, 8, &7_u32.to_le_bytes());
+        let sum = XxHash3_64::oneshot(&bytes[..CHECKSUM_AT]);
+        put(&mut bytes, CHECKSUM_AT, &sum.to_le_bytes());
+        assert_eq!(Header::newest(&bytes), Err(LegError::Version(7)));
+        assert_eq!(
+            Header::newest(&[&[0; 4096], &bytes[..]].concat()),
+            Err(LegError::Version(7)),
+            "a blank slot says less"
+        );
+    }
+
+    #[test]
+    fn fields_that_cannot_be_are_refused_whatever_the_checksum_says() {
+        let good = example();
+        let config = |change: &dyn Fn(&mut Config)| {
+            let mut header = example();
+            change(&mut header.config);
+            header
+        };
+        for bad in [
+            Header { leg: MAX_LEGS, ..good.clone() },
+            Header { generation: 0, ..good.clone() },
+            Header { generation: u64::MAX, ..good },
+            config(&|config| config.epoch = 0),
+            config(&|config| config.covered_from = 10),
+            config(&|config| config.seen[7] = 10),
+            config(&|config| config.in_sync = LegSet::EMPTY),
+            config(&|config| config.in_sync = LegSet::of(5)),
+        ] {
+            assert_eq!(Header::newest(&bad.encode()), Err(LegError::Damaged), "{bad:?}");
+        }
+    }
+}

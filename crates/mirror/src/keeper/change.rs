@@ -1,0 +1,258 @@
+//! Changes of the legs, by an operator or by other parts of the daemon.
+
+use std::sync::Arc;
+
+use sidecore_block::BlockDevice;
+
+use super::copy::Broken;
+use super::open::assemble_found;
+use super::{Found, Keeper, Leg, read_leg};
+use crate::disk::Wait;
+use crate::epoch::{Holder, check};
+use crate::error::{LegError, MirrorError};
+use crate::header::Header;
+use crate::legs::{LegSet, MAX_LEGS};
+use crate::mail::Command;
+use crate::mirror::probe;
+
+fn refused(error: LegError) -> MirrorError {
+    MirrorError::Leg { store: 0, error }
+}
+
+impl Keeper {
+    pub(super) fn carry_out(
+        &mut self,
+        command: Command,
+        wait: &mut dyn Wait,
+    ) -> Result<(), MirrorError> {
+        match command {
+            Command::Attach(device) => self.attach(&device, wait),
+            Command::Add(leg, device) => self.add(leg, device, wait),
+            Command::Remove(leg) => self.remove(leg, wait),
+            Command::Repair { from, to, offset_bytes, len_bytes } => {
+                self.repair((from, to), (offset_bytes, len_bytes), wait)
+            }
+            Command::Close => {
+                self.close(wait);
+                Ok(())
+            }
+        }
+    }
+
+    /// [`Mirror::attach`](crate::Mirror::attach), on the keeper's own thread.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn attach(
+        &mut self,
+        device: &Arc<dyn BlockDevice>,
+        wait: &mut dyn Wait,
+    ) -> Result<(), MirrorError> {
+        let found = read_leg(device, wait).map_err(refused)?;
+        let number = found.header.leg;
+        if found.header.identity != self.identity {
+            return Err(refused(LegError::OtherMirror));
+        }
+        if self.zeroes() && !device.geometry().write_zeroes {
+            return Err(refused(LegError::Zeroes));
+        }
+        if self.present().has(number) {
+            return Err(refused(LegError::Twice { leg: number }));
+        }
+        // A leg that failed may have requests of its old store in flight.
+        self.pause(wait);
+        if self.has_run {
+            self.attach_running(found, wait)
+        } else {
+            self.attach_waiting(found, wait)
+        }
+    }
+
+    /// An epoch of this process is the newest, unless the leg went on by itself.
+    fn attach_running(&mut self, found: Found, wait: &mut dyn Wait) -> Result<(), MirrorError> {
+        let Header { leg, config, is_clean, .. } = found.header;
+        // An epoch that this keeper has written to it need not have been in force.
+        let is_known = self.legs.get(leg).is_some_and(|known| known.held == Some(config));
+        let checked = match is_known && self.config.members.has(leg) {
+            true => Ok(()),
+            false => check(&Holder { leg, config, is_clean }, &self.config, self.in_sync),
+        };
+        if let Err(error) = checked {
+            if self.waits.is_none() {
+                self.publish();
+            }
+            return Err(refused(error));
+        }
+        self.take_in(found);
+        if self.in_sync.is_empty() && self.config.in_sync.has(leg) {
+            // No write was answered without it.
+            self.in_sync = LegSet::of(leg);
+        }
+        if self.waits.is_some() {
+            self.settle(wait);
+        } else {
+            let config = self.config;
+            self.failed = self.write_headers(&config, LegSet::of(leg), false, wait);
+            self.publish();
+        }
+        Ok(())
+    }
+
+    /// No epoch has begun: the leg may hold a newer one than the others.
+    fn attach_waiting(&mut self, found: Found, wait: &mut dyn Wait) -> Result<(), MirrorError> {
+        let identity = self.identity;
+        let header = |(leg, known): (usize, &Leg)| {
+            known.disk.as_ref()?;
+            let (generation, is_clean) = (known.generation, known.is_clean);
+            Some(Header { identity, leg, generation, config: known.held?, is_clean })
+        };
+        let mut headers: Vec<Header> = self.legs.iter().enumerate().filter_map(header).collect();
+        headers.push(found.header.clone());
+        let headers: Vec<&Header> = headers.iter().collect();
+        let assembled = assemble_found(&headers).map_err(|(_, error)| refused(error))?;
+        self.take_in(found);
+        self.start_with(assembled, wait);
+        self.settle(wait);
+        Ok(())
+    }
+
+    /// Makes a store a leg. All of the mirror is copied to it.
+    fn add(
+        &mut self,
+        leg: usize,
+        device: Arc<dyn BlockDevice>,
+        wait: &mut dyn Wait,
+    ) -> Result<(), MirrorError> {
+        self.must_run()?;
+        let members = self.config.members.with(LegSet::of(leg));
+        if leg >= MAX_LEGS || self.config.members.has(leg) {
+            return Err(MirrorError::State { leg, reason: "it is in use, or no number of a leg" });
+        }
+        if self.zeroes() && !device.geometry().write_zeroes {
+            return Err(refused(LegError::Zeroes));
+        }
+        let layout = self.identity.layout;
+        let (disk, header) = probe(&*device, wait).map_err(refused)?;
+        layout.takes(&device.geometry()).map_err(refused)?;
+        // A former leg of this mirror may come back.
+        match header {
+            Err(LegError::NoHeader) => {}
+            Ok(header) if header.identity == self.identity => {}
+            _ => return Err(refused(LegError::HasHeader)),
+        }
+        self.pause(wait);
+        self.map.set_all(true);
+        self.write_whole_map(self.in_sync, wait);
+        if let Some(place) = self.legs.get_mut(leg) {
+            *place = Leg { disk: Some(disk), ..Leg::default() };
+        }
+        self.set_device(leg, Some(device));
+        let in_sync = self.in_sync;
+        let installed = self.install(members, in_sync, wait);
+        self.conclude(installed, wait);
+        self.must_run()
+    }
+
+    /// Lets a leg go for good.
+    fn remove(&mut self, leg: usize, wait: &mut dyn Wait) -> Result<(), MirrorError> {
+        self.must_run()?;
+        let members = self.config.members.without(LegSet::of(leg));
+        let in_sync = self.in_sync.without(LegSet::of(leg));
+        if !self.config.members.has(leg) {
+            return Err(MirrorError::State { leg, reason: "it is no leg of the mirror" });
+        }
+        if in_sync.is_empty() {
+            let reason = "it is the only one in sync; wait until another one was copied to";
+            return Err(MirrorError::State { leg, reason });
+        }
+        self.pause(wait);
+        if self.copying.as_ref().is_some_and(|copying| copying.leg == leg) {
+            self.copying = None;
+        }
+        let installed = self.install(members, in_sync, wait);
+        if installed.is_ok()
+            && let Some(place) = self.legs.get_mut(leg)
+        {
+            *place = Leg::default();
+            self.set_device(leg, None);
+        }
+        self.conclude(installed, wait);
+        self.must_run()
+    }
+
+    /// Writes a range of one leg to another.
+    fn repair(
+        &mut self,
+        (from, to): (usize, usize),
+        (offset_bytes, len_bytes): (u64, u64),
+        wait: &mut dyn Wait,
+    ) -> Result<(), MirrorError> {
+        self.must_run()?;
+        for leg in [from, to] {
+            if !self.in_sync.has(leg) {
+                return Err(MirrorError::State { leg, reason: "it is not in sync" });
+            }
+        }
+        let layout = self.identity.layout;
+        let mask = u64::from(layout.block_bytes).wrapping_sub(1);
+        let end = offset_bytes.checked_add(len_bytes);
+        let is_inside = end.is_some_and(|end| end <= layout.capacity_bytes);
+        if !is_inside || len_bytes == 0 || (offset_bytes | len_bytes) & mask != 0 {
+            let reason = "the range to repair is outside of the mirror, or not of whole blocks";
+            return Err(MirrorError::State { leg: to, reason });
+        }
+        let (first, end) = layout.regions_of(offset_bytes, len_bytes);
+        let regions: Vec<usize> = (first..end).collect();
+        // A write that ends with a power cut may be on one of the two only.
+        let were_open: Vec<usize> =
+            regions.iter().copied().filter(|region| self.shared.open.has(*region)).collect();
+        self.shut(&regions, wait);
+        let repaired = self.copy_range((from, to), (offset_bytes, len_bytes), wait);
+        were_open.iter().for_each(|region| self.shared.open.set(*region));
+        self.has_opened();
+        match repaired {
+            Ok(()) => Ok(()),
+            Err(Broken::From(error)) => {
+                Err(refused(LegError::Io(format!("leg {from} cannot be read: {error}"))))
+            }
+            Err(Broken::To(error)) => {
+                self.failed = self.failed.with(LegSet::of(to));
+                Err(refused(LegError::Io(format!("leg {to} cannot be written: {error}"))))
+            }
+        }
+    }
+
+    /// Closes the mirror in good order, if it can be. No channel may be open.
+    pub fn close(&mut self, wait: &mut dyn Wait) {
+        self.is_closed = true;
+        self.pause(wait);
+        if self.waits.is_some() || !self.failed.is_empty() || !self.has_run {
+            return;
+        }
+        let legs = self.in_sync;
+        let mut failed = self.on_each(legs, wait, |disk, now| disk.begin_flush(now));
+        if failed.is_empty() && legs == self.config.members {
+            self.map.set_all(false);
+            self.write_whole_map(legs, wait);
+            failed = legs.without(self.present());
+        }
+        // Otherwise the next start finds an unclean end.
+        if failed.is_empty() {
+            let config = self.config;
+            self.write_headers(&config, legs, true, wait);
+        }
+        self.report();
+    }
+
+    fn must_run(&self) -> Result<(), MirrorError> {
+        match &self.waits {
+            Some(waits) => Err(MirrorError::Waits(waits.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether users were told that zeros can be written.
+    fn zeroes(&self) -> bool {
+        self.shared.writes_zeroes
+    }
+}

@@ -1,0 +1,35 @@
+//! Messages to the keeper.
+
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use sidecore_block::BlockDevice;
+
+use crate::error::MirrorError;
+
+/// See the module.
+pub(crate) enum Message {
+    /// A write waits for these regions, from the first one to that behind the last.
+    Open(usize, usize),
+    /// A leg has failed a write or a flush.
+    Failed(usize),
+    /// A write that failed may have reached the leg that is copied to: these regions are copied
+    /// again.
+    Differs(usize, usize),
+    /// An operator's command, and the place of its answer.
+    Command(Command, Sender<Result<(), MirrorError>>),
+}
+
+/// A change of the legs.
+pub(crate) enum Command {
+    /// A leg of the mirror is there again.
+    Attach(Arc<dyn BlockDevice>),
+    /// A store becomes a leg with this number, and is overwritten.
+    Add(usize, Arc<dyn BlockDevice>),
+    /// A leg goes for good.
+    Remove(usize),
+    /// Bytes of one leg are written to another.
+    Repair { from: usize, to: usize, offset_bytes: u64, len_bytes: u64 },
+    /// The last one: no queue is open any more.
+    Close,
+}

@@ -1,0 +1,359 @@
+//! The device, and how it is made and opened.
+
+use std::io;
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use sidecore_block::{BlockChannel, BlockDevice, Geometry};
+use sidecore_reactor::CoreContext;
+use sidecore_units::Nanos;
+
+use crate::channel::MirrorChannel;
+use crate::disk::{LegDisk, Sleep, Wait};
+use crate::epoch::Config;
+use crate::error::{LegError, MirrorError};
+use crate::header::{Header, Identity, slot_bytes};
+use crate::keeper::{Found, Keeper, read_leg};
+use crate::layout::{BLOCK_BYTES, Layout, SLOTS};
+use crate::legs::{LegSet, MAX_LEGS};
+use crate::mail::{Command, Message};
+use crate::map::DirtyMap;
+use crate::rules::Neglected;
+use crate::shared::Shared;
+use crate::status::Status;
+use crate::view::LegView;
+use crate::witness::Witness;
+
+/// How a mirror is made.
+#[derive(Clone, Copy, Debug)]
+pub struct CreateOptions {
+    /// The mirror's identity: random.
+    pub uuid: [u8; 16],
+    /// The unit in which legs are compared and copied; `None` for what suits their size.
+    pub region_bytes: Option<u64>,
+    /// Whether all stores hold the same bytes, for instance zeros. Otherwise those of the first one
+    /// are copied to the others.
+    pub are_equal: bool,
+    /// Whether headers of other mirrors are overwritten.
+    pub force: bool,
+}
+
+/// How a mirror is opened.
+#[derive(Clone)]
+pub struct OpenOptions {
+    /// The leg that is read while it is in sync; otherwise the one with the lowest number.
+    pub read: Option<usize>,
+    /// The rate of copies to a leg that is behind.
+    pub copy_bytes_per_s: u64,
+    /// Marks of regions that were not written for so long are cleared.
+    pub clear_after: Nanos,
+    /// Decides whether half of the legs goes on.
+    pub witness: Arc<dyn Witness>,
+    /// A rule that is neglected, for simulations.
+    #[cfg(feature = "neglect")]
+    pub neglect: Option<crate::rules::Rule>,
+}
+
+impl OpenOptions {
+    /// The usual options.
+    #[must_use]
+    pub fn new(witness: Arc<dyn Witness>) -> Self {
+        Self {
+            read: None,
+            copy_bytes_per_s: 64 << 20,
+            clear_after: Nanos::from_millis(5000),
+            witness,
+            #[cfg(feature = "neglect")]
+            neglect: None,
+        }
+    }
+
+    fn neglected(&self) -> Neglected {
+        #[cfg(feature = "neglect")]
+        return Neglected(self.neglect);
+        #[cfg(not(feature = "neglect"))]
+        Neglected::default()
+    }
+}
+
+/// Opens a store, and reads the header that it may have.
+pub(crate) fn probe(
+    device: &dyn BlockDevice,
+    wait: &mut dyn Wait,
+) -> Result<(LegDisk, Result<Header, LegError>), LegError> {
+    let mut disk = LegDisk::open(device)?;
+    let len_bytes = SLOTS.saturating_mul(BLOCK_BYTES as u64);
+    if device.geometry().capacity_bytes < len_bytes {
+        return Ok((disk, Err(LegError::NoHeader)));
+    }
+    let mut slots = vec![0; usize::try_from(len_bytes).unwrap_or(0)];
+    disk.read(wait, 0, &mut slots).map_err(|error| LegError::Io(error.to_string()))?;
+    Ok((disk, Header::newest(&slots)))
+}
+
+/// Makes stores the legs of a new mirror, numbered in their order. What they held is lost, but for
+/// the bytes behind the metadata of the first one.
+///
+/// # Errors
+/// A store cannot be a leg: then nothing was changed. Or it cannot be written.
+pub fn create(
+    devices: &[Arc<dyn BlockDevice>],
+    options: &CreateOptions,
+    wait: &mut dyn Wait,
+) -> Result<Layout, MirrorError> {
+    if devices.is_empty() || devices.len() > MAX_LEGS {
+        return Err(MirrorError::Count(devices.len()));
+    }
+    let geometries = || devices.iter().map(|device| device.geometry());
+    let leg_bytes = geometries().map(|it| it.capacity_bytes).min().unwrap_or(0);
+    let block_bytes = geometries().map(|it| it.block_bytes).max().unwrap_or(512);
+    let layout = Layout::of(leg_bytes, block_bytes, options.region_bytes)
+        .ok_or(MirrorError::Layout { leg_bytes })?;
+    let mut disks = Vec::new();
+    for (store, device) in devices.iter().enumerate() {
+        let at = |error| MirrorError::Leg { store, error };
+        layout.takes(&device.geometry()).map_err(at)?;
+        let (disk, header) = probe(&**device, wait).map_err(at)?;
+        if !options.force && header != Err(LegError::NoHeader) {
+            return Err(at(LegError::HasHeader));
+        }
+        disks.push(disk);
+    }
+    let members = LegSet::first(devices.len());
+    let in_sync = if options.are_equal { members } else { LegSet::of(0) };
+    let mut map = DirtyMap::new(layout.regions(), &options.uuid);
+    map.set_all(!options.are_equal);
+    let identity = Identity { uuid: options.uuid, layout };
+    let config = Config::first(members, in_sync);
+    for (leg, disk) in disks.iter_mut().enumerate() {
+        let header = Header { identity, leg, generation: 1, config, is_clean: true };
+        let written = write_leg(disk, &header, &map, wait);
+        let failed = |error: sidecore_block::BlockError| LegError::Io(error.to_string());
+        written.map_err(|error| MirrorError::Leg { store: leg, error: failed(error) })?;
+    }
+    Ok(layout)
+}
+
+/// Writes the metadata of a new leg: the header last.
+fn write_leg(
+    disk: &mut LegDisk,
+    header: &Header,
+    map: &DirtyMap,
+    wait: &mut dyn Wait,
+) -> Result<(), sidecore_block::BlockError> {
+    for slot in 0..SLOTS {
+        disk.write(wait, slot_bytes(slot), &[0; BLOCK_BYTES])?;
+    }
+    for block in 0..map.blocks() {
+        let at = SLOTS.saturating_add(block as u64).saturating_mul(BLOCK_BYTES as u64);
+        disk.write(wait, at, &map.encode(block))?;
+    }
+    disk.flush(wait)?;
+    disk.write(wait, slot_bytes(header.generation), &header.encode())?;
+    disk.flush(wait)
+}
+
+/// A store of several legs that hold the same bytes.
+///
+/// It is closed in good order when it and all of its channels are dropped.
+pub struct Mirror {
+    shared: Arc<Shared>,
+    geometry: Geometry,
+    life: Arc<Life>,
+}
+
+/// The keeper's thread, which ends with the last user.
+pub(crate) struct Life {
+    shared: Arc<Shared>,
+    keeper: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Life {
+    fn tell(&self, command: Command) -> Result<(), MirrorError> {
+        let (reply, answer) = mpsc::channel();
+        let sent = self.shared.keeper.send(Message::Command(command, reply));
+        sent.map_err(|_| MirrorError::Closed)?;
+        answer.recv().map_err(|_| MirrorError::Closed)?
+    }
+
+    fn thread(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+        self.keeper.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread().take() else { return };
+        if let Err(error) = self.tell(Command::Close) {
+            tracing::error!("a mirror was not closed in good order: {error}");
+        }
+        if thread.join().is_err() {
+            tracing::error!("the keeper of a mirror has panicked");
+        }
+    }
+}
+
+impl Mirror {
+    /// Opens the mirror of these legs, in any order. Requests wait if the legs do not suffice;
+    /// [`status`](Self::status) says why.
+    ///
+    /// # Errors
+    /// The stores are not legs of one mirror: then nothing was changed.
+    pub fn open(
+        devices: &[Arc<dyn BlockDevice>],
+        options: OpenOptions,
+    ) -> Result<Self, MirrorError> {
+        let (sender, opened) = mpsc::sync_channel(1);
+        let devices = devices.to_vec();
+        let thread = std::thread::Builder::new().name("mirror".to_owned()).spawn(move || {
+            let mut wait = Sleep::default();
+            let (mirror, mut keeper) = match Self::without_threads(&devices, options, &mut wait) {
+                Ok(opened) => opened,
+                Err(error) => return drop(sender.send(Err(error))),
+            };
+            drop(devices);
+            // The opening thread waits for this.
+            let _ = sender.send(Ok(mirror));
+            while let Some(time) = keeper.turn(&mut wait) {
+                keeper.rest(time);
+            }
+        })?;
+        let mirror = opened.recv().map_err(|_| MirrorError::Closed)??;
+        *mirror.life.thread() = Some(thread);
+        Ok(mirror)
+    }
+
+    /// Opens a mirror whose keeper the caller runs, on this thread.
+    ///
+    /// # Errors
+    /// See [`open`](Self::open).
+    pub fn without_threads(
+        devices: &[Arc<dyn BlockDevice>],
+        options: OpenOptions,
+        wait: &mut dyn Wait,
+    ) -> Result<(Self, Keeper), MirrorError> {
+        if devices.is_empty() || devices.len() > MAX_LEGS {
+            return Err(MirrorError::Count(devices.len()));
+        }
+        let mut found: Vec<Found> = Vec::new();
+        for (store, device) in devices.iter().enumerate() {
+            let leg = read_leg(device, wait);
+            found.push(leg.map_err(|error| MirrorError::Leg { store, error })?);
+        }
+        let Some(identity) = found.first().map(|found| found.header.identity) else {
+            return Err(MirrorError::Count(0));
+        };
+        let geometry = geometry(&identity.layout, devices);
+        let (sender, inbox) = mpsc::channel();
+        let (layout, zeroes) = (identity.layout, geometry.write_zeroes);
+        let shared = Arc::new(Shared::new(layout, zeroes, options.neglected(), sender));
+        let kept = Arc::clone(&shared);
+        let keeper = Keeper::open(found, identity, kept, inbox, options, wait)?;
+        let life = Life { shared: Arc::clone(&shared), keeper: Mutex::new(None) };
+        Ok((Self { shared, geometry, life: Arc::new(life) }, keeper))
+    }
+
+    /// The state of the mirror and its legs, as of the keeper's last turn.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.shared.status().clone()
+    }
+
+    /// Uses the store of a leg that was missing or has failed. What it missed is copied to it.
+    ///
+    /// # Errors
+    /// It is no leg of this mirror, or cannot be used with the others: nothing was changed.
+    pub fn attach(&self, device: Arc<dyn BlockDevice>) -> Result<(), MirrorError> {
+        self.life.tell(Command::Attach(device))
+    }
+
+    /// Makes a store the leg of this number, and copies all of the mirror to it.
+    ///
+    /// # Errors
+    /// The store cannot be a leg, the number is in use, or the mirror waits.
+    pub fn add(&self, leg: usize, device: Arc<dyn BlockDevice>) -> Result<(), MirrorError> {
+        self.life.tell(Command::Add(leg, device))
+    }
+
+    /// Lets a leg go for good: the mirror never waits for it again.
+    ///
+    /// # Errors
+    /// It is the only one in sync, or the mirror waits.
+    pub fn remove(&self, leg: usize) -> Result<(), MirrorError> {
+        self.life.tell(Command::Remove(leg))
+    }
+
+    /// Writes bytes of the leg `from` to the leg `to`, while no write of a user is in flight there.
+    ///
+    /// # Errors
+    /// One of them is not in sync, or fails.
+    pub fn repair(
+        &self,
+        (from, to): (usize, usize),
+        (offset_bytes, len_bytes): (u64, u64),
+    ) -> Result<(), MirrorError> {
+        self.life.tell(Command::Repair { from, to, offset_bytes, len_bytes })
+    }
+
+    /// The bytes of one leg, for reading, whatever its state.
+    ///
+    /// # Errors
+    /// The leg has no store.
+    pub fn leg(&self, leg: usize) -> Result<Arc<dyn BlockDevice>, MirrorError> {
+        let device = self.shared.devices().get(leg).and_then(|(_, device)| device.clone());
+        let reason = "it has no store; attach it";
+        let device = device.ok_or(MirrorError::State { leg, reason })?;
+        Ok(Arc::new(LegView::new(device, self.shared.layout.data_bytes, self.geometry)))
+    }
+}
+
+/// The abilities that all legs have. A leg that comes later may have a cache.
+fn geometry(layout: &Layout, devices: &[Arc<dyn BlockDevice>]) -> Geometry {
+    let all = || devices.iter().map(|device| device.geometry());
+    let physical = all().map(|it| it.physical_block_bytes).max().unwrap_or(layout.block_bytes);
+    let zeroes = all().all(|it| it.write_zeroes);
+    Geometry {
+        physical_block_bytes: physical.max(layout.block_bytes),
+        volatile_cache: true,
+        // A discard writes zeros, which are the same on each leg.
+        discard: zeroes,
+        discard_zeroes: zeroes,
+        write_zeroes: zeroes,
+        ..Geometry::new(layout.capacity_bytes, layout.block_bytes)
+    }
+}
+
+impl BlockDevice for Mirror {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
+        Ok(Box::new(MirrorChannel::open(&self.shared, &self.life, core, depth)?))
+    }
+
+    fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
+        let start = offset_bytes.saturating_add(self.shared.layout.data_bytes);
+        let devices: Vec<_> = self.shared.devices().iter().cloned().collect();
+        devices.iter().filter_map(|(_, device)| device.as_ref()).try_for_each(|device| {
+            // The caller waits for the kernel, and the lock is not held meanwhile.
+            device.allocate(start, len_bytes)
+        })
+    }
+
+    fn fallback(&self) -> Option<String> {
+        let devices: Vec<_> = self.shared.devices().iter().cloned().collect();
+        devices.iter().filter_map(|(_, device)| device.as_ref()).find_map(|it| it.fallback())
+    }
+
+    fn loss(&self) -> Option<String> {
+        let devices: Vec<_> = self.shared.devices().iter().cloned().collect();
+        devices.iter().filter_map(|(_, device)| device.as_ref()).find_map(|it| it.loss())
+    }
+
+    fn user_gone(&self) {
+        let devices: Vec<_> = self.shared.devices().iter().cloned().collect();
+        devices.iter().filter_map(|(_, device)| device.as_ref()).for_each(|it| it.user_gone());
+    }
+}

@@ -1,0 +1,45 @@
+//! The state of a mirror, for reports.
+
+use crate::error::Waits;
+use crate::legs::{LegSet, MAX_LEGS};
+
+/// The state of a leg.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum LegState {
+    /// It is no member.
+    #[default]
+    None,
+    /// Its store is not there.
+    Missing,
+    /// It has failed a request; attach its store to use it again.
+    Failed,
+    /// It has missed writes, and waits to be copied to.
+    Behind,
+    /// It is being copied to.
+    Copying,
+    /// It has all answered writes.
+    InSync,
+}
+
+/// The state of a mirror.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// The epoch that is in force.
+    pub epoch: u64,
+    /// The legs of the mirror.
+    pub members: LegSet,
+    /// By number.
+    pub legs: [LegState; MAX_LEGS],
+    /// The leg that is read.
+    pub read: Option<usize>,
+    /// Why requests wait, if they do.
+    pub waits: Option<Waits>,
+    /// Regions in which legs may differ.
+    pub dirty_regions: usize,
+    /// Regions that the leg that is copied to has yet to get.
+    pub regions_to_copy: usize,
+    /// Regions copied since the mirror was opened.
+    pub copied_regions: u64,
+    /// Reads that one leg has failed and another one answered.
+    pub read_errors: u64,
+}

@@ -1,0 +1,108 @@
+//! Permission to go on without the other half of the legs.
+
+use std::sync::{Mutex, PoisonError};
+
+use crate::legs::LegSet;
+
+/// A question to a witness: whether these legs may go on alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// The mirror.
+    pub mirror: [u8; 16],
+    /// The newest epoch that one of the legs holds.
+    pub held: u64,
+    /// The epoch that they want to begin.
+    pub epoch: u64,
+    /// The legs.
+    pub legs: LegSet,
+}
+
+/// Decides which half of a mirror's legs goes on.
+///
+/// It remembers the last claim that it has granted, over its own death and that of all that ask it:
+/// [`Granted::allows`] is the rule.
+pub trait Witness: Send + Sync {
+    /// Grants the claim, durably, or says why not. May wait.
+    ///
+    /// # Errors
+    /// The reason, for reports. The claim is made again later.
+    fn may_go_on_alone(&self, claim: &Claim) -> Result<(), String>;
+}
+
+/// The last claim that a witness has granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Granted {
+    /// Its epoch.
+    pub epoch: u64,
+    /// Its legs.
+    pub legs: LegSet,
+}
+
+impl Granted {
+    /// Whether a claim may be granted after this one: the claimants know of this one's epoch, or
+    /// were all named by it, so that none of the others has gone on.
+    #[must_use]
+    pub fn allows(&self, claim: &Claim) -> bool {
+        self.epoch <= claim.held || self.epoch <= claim.epoch && claim.legs.is_within(self.legs)
+    }
+}
+
+/// A witness for which an operator answers: refuses each claim until the operator has permitted
+/// one, and grants that one.
+///
+/// The operator has to make sure that the missing legs are not in use elsewhere.
+#[derive(Debug, Default)]
+pub struct Operator {
+    is_permitted: Mutex<bool>,
+}
+
+impl Operator {
+    /// Has the next claim granted.
+    pub fn permit(&self) {
+        *self.is_permitted.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    }
+}
+
+impl Witness for Operator {
+    fn may_go_on_alone(&self, _: &Claim) -> Result<(), String> {
+        let mut is_permitted = self.is_permitted.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::take(&mut *is_permitted) {
+            return Ok(());
+        }
+        Err("no operator has permitted it".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(held: u64, epoch: u64, leg: usize) -> Claim {
+        Claim { mirror: [7; 16], held, epoch, legs: LegSet::of(leg) }
+    }
+
+    #[test]
+    fn the_other_half_is_refused_until_it_knows_of_the_epoch() {
+        let granted = Granted { epoch: 6, legs: LegSet::of(1) };
+        assert!(!granted.allows(&claim(5, 6, 0)));
+        assert!(!granted.allows(&claim(5, 7, 0)));
+        assert!(granted.allows(&claim(6, 7, 0)), "both were together since");
+    }
+
+    #[test]
+    fn a_claim_may_be_repeated_by_the_same_legs() {
+        let granted = Granted { epoch: 6, legs: LegSet::of(1) };
+        assert!(granted.allows(&claim(5, 6, 1)), "it died before it wrote the epoch");
+        assert!(granted.allows(&claim(6, 7, 1)));
+        assert!(!granted.allows(&claim(4, 5, 1)), "the epoch would not be the newest");
+    }
+
+    #[test]
+    fn an_operators_permission_is_for_one_claim() {
+        let operator = Operator::default();
+        assert!(operator.may_go_on_alone(&claim(5, 6, 0)).is_err());
+        operator.permit();
+        assert_eq!(operator.may_go_on_alone(&claim(5, 6, 0)), Ok(()));
+        assert!(operator.may_go_on_alone(&claim(6, 7, 0)).is_err());
+    }
+}

@@ -1,0 +1,298 @@
+//! Legs that fail, come back, come and go, and stores that are no legs.
+
+mod common;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use sidecore_block::{
+    Batch, BlockChannel, BlockDevice, BlockError, FilterChannel, Geometry, Operation, RamStore, Tag,
+};
+use sidecore_block_contract::{Harness, pattern};
+use sidecore_mirror::{
+    Claim, CreateOptions, LegError, LegState, Mirror, MirrorError, Operator, Sleep, Waits, Witness,
+    create,
+};
+use sidecore_reactor::CoreContext;
+use sidecore_stage_fault::{Affected, Fault, FaultPlan, FaultRule, FaultStore, When};
+use sidecore_units::Nanos;
+
+use common::{creation, mirror, options, ram, until, until_in_sync, with};
+
+const SCRATCH: u64 = 0x1_0000_0000;
+
+/// A store that fails all requests when it is told to.
+struct Breakable {
+    below: Arc<dyn BlockDevice>,
+    is_broken: Arc<AtomicBool>,
+}
+
+fn breakable() -> (Arc<dyn BlockDevice>, Arc<AtomicBool>) {
+    let is_broken = Arc::new(AtomicBool::new(false));
+    let store = Breakable { below: ram(), is_broken: Arc::clone(&is_broken) };
+    (Arc::new(store), is_broken)
+}
+
+impl BlockDevice for Breakable {
+    fn geometry(&self) -> Geometry {
+        self.below.geometry()
+    }
+
+    fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
+        let is_broken = Arc::clone(&self.is_broken);
+        let below = self.below.open_channel(core, depth)?;
+        Ok(Box::new(FilterChannel::new(below, depth, move |_| {
+            if is_broken.load(Ordering::SeqCst) { Err(BlockError::EIO) } else { Ok(()) }
+        })))
+    }
+}
+
+/// A witness that grants everything.
+struct Yes;
+
+impl Witness for Yes {
+    fn may_go_on_alone(&self, _: &Claim) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+fn guest(mirror: &Arc<Mirror>) -> Harness {
+    Harness::new(&(Arc::clone(mirror) as Arc<dyn BlockDevice>), 8)
+}
+
+/// All bytes of a store.
+fn bytes(store: &Arc<dyn BlockDevice>) -> Vec<u8> {
+    let mut raw = Harness::new(store, 1);
+    let half = raw.geometry.capacity_bytes / 4;
+    (0..4).flat_map(|part| raw.load(part * half, half as usize)).collect()
+}
+
+fn of_leg(mirror: &Mirror, leg: usize, offset_bytes: u64, len_bytes: usize) -> Vec<u8> {
+    Harness::new(&mirror.leg(leg).unwrap(), 1).load(offset_bytes, len_bytes)
+}
+
+#[test]
+fn a_leg_that_failed_comes_back_with_all_that_it_missed() {
+    let (second, is_broken) = breakable();
+    let legs = [ram(), Arc::clone(&second)];
+    create(&legs, &creation(), &mut Sleep::default()).unwrap();
+    let mirror = Arc::new(Mirror::open(&legs, with(Arc::new(Yes))).unwrap());
+    let mut guest = guest(&mirror);
+    let (before, after) = (pattern(1, 200_000 / 512 * 512), pattern(2, 300_000 / 512 * 512));
+    guest.store(0, &before);
+    is_broken.store(true, Ordering::SeqCst);
+    guest.store(70 << 10, &after);
+    let status = until(&mirror, "failed", |status| status.legs[1] == LegState::Failed);
+    assert_eq!((status.read, status.waits), (Some(0), None));
+    assert!(guest.load(70 << 10, after.len()) == after);
+    let error = mirror.attach(ram()).unwrap_err();
+    assert!(matches!(error, MirrorError::Leg { error: LegError::NoHeader, .. }), "{error}");
+    is_broken.store(false, Ordering::SeqCst);
+    mirror.attach(second).unwrap();
+    let status = until_in_sync(&mirror, &[0, 1]);
+    assert!(status.copied_regions >= 5, "{status:?}");
+    for leg in [0, 1] {
+        assert!(of_leg(&mirror, leg, 70 << 10, after.len()) == after, "leg {leg}");
+        assert!(of_leg(&mirror, leg, 0, 70 << 10) == before[..70 << 10], "leg {leg}");
+    }
+    // The mark of a region goes when all legs have its writes.
+    until(&mirror, "clean", |status| status.dirty_regions == 0);
+}
+
+#[test]
+fn requests_wait_until_an_operator_has_permitted_to_go_on_alone() {
+    let (second, is_broken) = breakable();
+    let legs = [ram(), second];
+    create(&legs, &creation(), &mut Sleep::default()).unwrap();
+    let operator = Arc::new(Operator::default());
+    let mirror = Arc::new(Mirror::open(&legs, with(Arc::clone(&operator) as _)).unwrap());
+    let mut guest = guest(&mirror);
+    guest.store(0, &pattern(1, 512));
+    is_broken.store(true, Ordering::SeqCst);
+    let write = guest.request(Operation::Write, 0, &[(SCRATCH, 512)]);
+    guest.submit(&mut vec![write]);
+    let mut completed = Batch::new();
+    let mut has_ended = |guest: &mut Harness| {
+        let now = guest.now();
+        guest.channel.poll(now, &mut completed);
+        !completed.is_empty()
+    };
+    let status = until(&mirror, "waiting", |status| {
+        assert!(!has_ended(&mut guest), "a write that one leg has missed is answered");
+        status.waits.is_some()
+    });
+    assert!(matches!(status.waits, Some(Waits::Permission { .. })), "{status:?}");
+    assert!(status.waits.unwrap().to_string().starts_with("leg 1 missing"));
+    operator.permit();
+    until(&mirror, "going on", |_| has_ended(&mut guest));
+    let mut request = completed.pop().unwrap();
+    assert_eq!(request.result, Ok(()));
+    request.tag.take().map(Tag::into_bits);
+}
+
+#[test]
+fn stores_that_are_no_legs_of_the_mirror_are_refused_and_not_changed() {
+    let make = |uuid: u8| {
+        let legs = [ram(), ram()];
+        let options = CreateOptions { uuid: [uuid; 16], ..creation() };
+        create(&legs, &options, &mut Sleep::default()).unwrap();
+        legs
+    };
+    let ([one, two], [other, _]) = (make(1), make(2));
+    let blank = ram();
+    let copy = ram();
+    let size = 1 << 20;
+    for at in 0..4 {
+        let part = Harness::new(&one, 1).load(at * size, size as usize);
+        Harness::new(&copy, 1).store(at * size, &part);
+    }
+    let small: Arc<dyn BlockDevice> = Arc::new(RamStore::new(Geometry::new(1 << 20, 512)).unwrap());
+    Harness::new(&small, 1).store(0, &Harness::new(&two, 1).load(0, 1 << 20));
+    for (stores, expected) in [
+        (vec![&one, &other], LegError::OtherMirror),
+        (vec![&one, &blank], LegError::NoHeader),
+        (vec![&one, &copy], LegError::Twice { leg: 0 }),
+        (vec![&one, &small], LegError::TooSmall { has_bytes: 1 << 20, needs_bytes: 4 << 20 }),
+    ] {
+        let stores: Vec<_> = stores.into_iter().cloned().collect();
+        let before: Vec<_> = stores.iter().map(|store| (store.geometry(), store)).collect();
+        let before: Vec<_> = before.into_iter().map(|(_, store)| bytes(store)).collect();
+        let error = Mirror::open(&stores, options()).err().expect("a refusal");
+        let MirrorError::Leg { store, error } = error else { panic!("{error}") };
+        assert_eq!((store, error), (1, expected));
+        let after: Vec<_> = stores.iter().map(bytes).collect();
+        assert!(before == after, "a store was changed");
+    }
+    let error = create(&[one, blank], &creation(), &mut Sleep::default()).unwrap_err();
+    assert!(matches!(error, MirrorError::Leg { store: 0, error: LegError::HasHeader }), "{error}");
+}
+
+#[test]
+fn two_halves_that_both_went_on_are_not_put_together() {
+    let legs = [ram(), ram()];
+    create(&legs, &creation(), &mut Sleep::default()).unwrap();
+    for leg in &legs {
+        let alone = Mirror::open(std::slice::from_ref(leg), with(Arc::new(Yes))).unwrap();
+        assert_eq!(alone.status().waits, None);
+    }
+    let error = Mirror::open(&legs, options()).err().expect("a refusal");
+    assert!(error.to_string().contains("went on by itself"), "{error}");
+    // One that was opened and may not go on is part of the mirror as before.
+    let legs = [ram(), ram()];
+    create(&legs, &creation(), &mut Sleep::default()).unwrap();
+    let alone = Mirror::open(&legs[..1], options()).unwrap();
+    assert!(matches!(alone.status().waits, Some(Waits::Permission { .. })));
+    drop(alone);
+    until_in_sync(&Mirror::open(&legs, options()).unwrap(), &[0, 1]);
+}
+
+#[test]
+fn an_orderly_end_leaves_nothing_to_copy() {
+    let legs = [ram(), ram()];
+    let first = mirror(&legs);
+    let bytes = pattern(3, 256 << 10);
+    guest(&first).store(4096, &bytes);
+    drop(first);
+    let again = Arc::new(Mirror::open(&legs, options()).unwrap());
+    let status = until_in_sync(&again, &[0, 1]);
+    assert_eq!((status.copied_regions, status.dirty_regions), (0, 0));
+    assert!(guest(&again).load(4096, bytes.len()) == bytes);
+}
+
+#[test]
+fn the_first_store_of_a_new_mirror_is_copied_to_the_others() {
+    let legs = [ram(), ram()];
+    let options_of_creation = CreateOptions { are_equal: false, ..creation() };
+    let layout = create(&legs, &options_of_creation, &mut Sleep::default()).unwrap();
+    let bytes = pattern(5, 512 << 10);
+    Harness::new(&legs[0], 1).store(layout.data_bytes + (1 << 20), &bytes);
+    let mirror = Arc::new(Mirror::open(&legs, options()).unwrap());
+    until_in_sync(&mirror, &[0, 1]);
+    assert!(of_leg(&mirror, 1, 1 << 20, bytes.len()) == bytes);
+}
+
+#[test]
+fn legs_are_added_and_removed_while_the_mirror_is_used() {
+    let legs = [ram(), ram()];
+    let mirror = mirror(&legs);
+    let mut guest = guest(&mirror);
+    let bytes = pattern(4, 512 << 10);
+    guest.store(0, &bytes);
+    assert!(matches!(mirror.add(1, ram()), Err(MirrorError::State { leg: 1, .. })));
+    let third = ram();
+    mirror.add(2, Arc::clone(&third)).unwrap();
+    until_in_sync(&mirror, &[0, 1, 2]);
+    assert!(of_leg(&mirror, 2, 0, bytes.len()) == bytes);
+    mirror.remove(0).unwrap();
+    let status = until(&mirror, "removed", |status| status.members.len() == 2);
+    assert_eq!((status.legs[0].clone(), status.read), (LegState::None, Some(1)));
+    let later = pattern(6, 64 << 10);
+    guest.store(0, &later);
+    assert!(of_leg(&mirror, 2, 0, later.len()) == later);
+    assert!(matches!(mirror.leg(0), Err(MirrorError::State { leg: 0, .. })));
+    drop((guest, mirror));
+    let error = Mirror::open(&[Arc::clone(&legs[0]), third], options()).err().expect("a refusal");
+    assert!(error.to_string().contains("leg 0 was removed"), "{error}");
+}
+
+#[test]
+fn a_leg_is_repaired_from_another_one() {
+    let legs = [ram(), ram()];
+    let mirror = mirror(&legs);
+    let bytes = pattern(7, 128 << 10);
+    guest(&mirror).store(0, &bytes);
+    let data_bytes = legs[1].geometry().capacity_bytes - mirror.geometry().capacity_bytes;
+    Harness::new(&legs[1], 1).store(data_bytes + 8192, &pattern(8, 4096));
+    assert!(of_leg(&mirror, 1, 8192, 4096) == pattern(8, 4096));
+    mirror.repair((0, 1), (8192, 4096)).unwrap();
+    assert!(of_leg(&mirror, 1, 0, bytes.len()) == bytes);
+    for (legs, range) in [((0, 1), (1 << 40, 512)), ((0, 1), (0, 100)), ((0, 5), (0, 512))] {
+        assert!(matches!(mirror.repair(legs, range), Err(MirrorError::State { .. })));
+    }
+    let mut view = Harness::new(&mirror.leg(0).unwrap(), 1);
+    let write = view.request(Operation::Write, 0, &[(SCRATCH, 512)]);
+    assert_eq!(view.run_one(write), Err(BlockError::ReadOnly));
+}
+
+#[test]
+fn a_read_that_one_leg_fails_is_answered_by_another() {
+    let below = ram();
+    let legs = [Arc::clone(&below), ram()];
+    let layout = create(&legs, &creation(), &mut Sleep::default()).unwrap();
+    let rule = FaultRule {
+        affected: Affected::Reads,
+        when: When::Touching(layout.data_bytes..layout.data_bytes + 512),
+        fault: Fault::Eio,
+    };
+    let bad = Arc::new(FaultStore::new(below, FaultPlan { seed: 0, rules: vec![rule] }));
+    let mirror = Arc::new(Mirror::open(&[bad, Arc::clone(&legs[1])], options()).unwrap());
+    let mut guest = guest(&mirror);
+    let bytes = pattern(9, 4096);
+    guest.store(0, &bytes);
+    assert!(guest.load(0, bytes.len()) == bytes);
+    let status = until(&mirror, "counted", |status| status.read_errors == 1);
+    assert_eq!(status.legs[0], LegState::InSync, "a bad spot is no reason to lose the leg");
+}
+
+#[test]
+fn a_copy_keeps_its_rate_and_writes_go_on_meanwhile() {
+    let legs = [ram(), ram()];
+    let unequal = CreateOptions { are_equal: false, ..creation() };
+    create(&legs, &unequal, &mut Sleep::default()).unwrap();
+    // A region in a quarter of an hour.
+    let slow = sidecore_mirror::OpenOptions {
+        copy_bytes_per_s: common::REGION_BYTES / 1000,
+        clear_after: Nanos::from_millis(1),
+        ..options()
+    };
+    let mirror = Arc::new(Mirror::open(&legs, slow).unwrap());
+    let mut guest = guest(&mirror);
+    let bytes = pattern(2, 4 << 10);
+    for region in 0..40 {
+        guest.store(region * common::REGION_BYTES, &bytes);
+    }
+    let status = mirror.status();
+    assert!(status.regions_to_copy > 10, "{status:?}");
+    assert_eq!(status.legs[1], LegState::Copying);
+}

@@ -1,0 +1,158 @@
+//! The mirror that a power cut leaves.
+
+use std::sync::Arc;
+
+use sidecore_block::{Batch, BlockDevice, BlockRequest, Operation, Tag};
+use sidecore_memory::{GuestAddress, RegionHint, SharedPages};
+use sidecore_mirror::{Granted, Keeper, LegState, Mirror, OpenOptions, Rule, Wait};
+use sidecore_reactor::CoreContext;
+use sidecore_units::Nanos;
+
+use super::legs::{LegStore, Order};
+use super::model::{Model, stamp_of};
+use super::witness::SimWitness;
+use crate::Random;
+use crate::volumes::disk::{SECTOR_BYTES, SimDisk};
+
+/// Turns of a keeper in which all legs have to be copied to.
+const MOST_TURNS: usize = 2_000;
+
+/// Time without guests.
+pub(super) struct Quiet(u64);
+
+impl Wait for Quiet {
+    fn now(&mut self) -> Nanos {
+        self.0 += 1_000_000;
+        Nanos(self.0)
+    }
+
+    fn for_leg(&mut self, _channel: &dyn sidecore_block::BlockChannel) {}
+
+    fn for_queues(&mut self) {}
+}
+
+/// Some of the legs, opened after a power cut.
+pub(super) struct Opened {
+    pub(super) legs: Vec<LegStore>,
+    pub(super) mirror: Mirror,
+    keeper: Keeper,
+    wait: Quiet,
+}
+
+/// The legs and the witness as a power cut has left them.
+pub(super) struct Left<'a> {
+    /// By number.
+    pub(super) images: &'a [Vec<u8>],
+    pub(super) granted: Option<Granted>,
+    pub(super) neglect: Option<Rule>,
+}
+
+impl Left<'_> {
+    /// Opens the mirror with these legs.
+    pub(super) fn open(&self, legs: &[usize], random: &mut Random) -> Result<Opened, String> {
+        let order = Order::default();
+        let mut store = |leg: &usize| {
+            let disk = SimDisk::new(self.images[*leg].clone());
+            LegStore::new(*leg, disk, &order, Random::new(random.below(u64::MAX)))
+        };
+        let legs: Vec<LegStore> = legs.iter().map(&mut store).collect();
+        let devices: Vec<Arc<dyn BlockDevice>> =
+            legs.iter().map(|leg| Arc::new(leg.clone()) as _).collect();
+        let witness = SimWitness::new(&order, self.granted);
+        let options = OpenOptions {
+            read: Some(random.below(self.images.len() as u64) as usize),
+            neglect: self.neglect,
+            ..OpenOptions::new(Arc::new(witness))
+        };
+        let mut wait = Quiet(1);
+        let (mirror, keeper) = Mirror::without_threads(&devices, options, &mut wait)
+            .map_err(|error| format!("open: {error}"))?;
+        Ok(Opened { legs, mirror, keeper, wait })
+    }
+}
+
+impl Opened {
+    /// The contents of all sectors.
+    pub(super) fn read(&mut self) -> Result<Vec<Option<u64>>, String> {
+        let len_bytes = self.mirror.geometry().capacity_bytes;
+        let pages = SharedPages::new("reader", len_bytes as usize).map_err(|at| at.to_string())?;
+        let channel = self.mirror.open_channel(&CoreContext::default(), 1);
+        let mut channel = channel.map_err(|error| error.to_string())?;
+        let mut request = BlockRequest::blank(1);
+        request.operation = Operation::Read;
+        request.len_bytes = len_bytes;
+        request.segments.bind(pages.memory());
+        let pushed = request.segments.push(GuestAddress(0), len_bytes, &mut RegionHint::default());
+        pushed.map_err(|error| error.to_string())?;
+        request.tag = Some(Tag::from_bits(0));
+        let (mut batch, mut completed) = (vec![request], Batch::new());
+        for _ in 0..MOST_TURNS {
+            let now = self.wait.now();
+            channel.exchange(now, &mut batch, &mut completed);
+            if let Some(mut request) = completed.pop() {
+                request.tag.take().map(Tag::into_bits);
+                request.result.map_err(|error| format!("a read: {error}"))?;
+                let mut bytes = vec![0; len_bytes as usize];
+                let memory = pages.memory();
+                memory
+                    .read_slice(GuestAddress(0), &mut bytes, &mut RegionHint::default())
+                    .map_err(|error| error.to_string())?;
+                return Ok(bytes.chunks_exact(SECTOR_BYTES).map(stamp_of).collect());
+            }
+        }
+        Err(format!("a read does not end: {:?}", self.mirror.status()))
+    }
+
+    /// Turns the keeper until all legs are in sync, and compares them.
+    pub(super) fn settle(&mut self) -> Result<(), String> {
+        for _ in 0..MOST_TURNS {
+            let status = self.mirror.status();
+            if status.members.numbers().all(|leg| status.legs[leg] == LegState::InSync) {
+                return compare(&self.legs, self.data_bytes());
+            }
+            self.keeper.turn(&mut self.wait);
+            self.wait.0 += 1_000_000_000;
+        }
+        Err(format!("legs are never copied to: {:?}", self.mirror.status()))
+    }
+
+    /// The legs as they are now.
+    pub(super) fn images(&self) -> Vec<Vec<u8>> {
+        self.legs.iter().map(|leg| leg.disk.bytes()).collect()
+    }
+
+    fn data_bytes(&self) -> usize {
+        let leg_bytes = self.legs[0].geometry().capacity_bytes;
+        (leg_bytes - self.mirror.geometry().capacity_bytes) as usize
+    }
+
+    /// Opens and reads a mirror without all of its legs, if it goes on.
+    pub(super) fn waits(&self) -> bool {
+        self.mirror.status().waits.is_some()
+    }
+}
+
+/// Compares the mirror's bytes on all legs.
+pub(super) fn compare(legs: &[LegStore], data_bytes: usize) -> Result<(), String> {
+    let first = legs[0].disk.bytes();
+    for leg in &legs[1..] {
+        let other = leg.disk.bytes();
+        let pairs = first[data_bytes..].chunks(SECTOR_BYTES);
+        let mut pairs = pairs.zip(other[data_bytes..].chunks(SECTOR_BYTES));
+        if let Some(sector) = pairs.position(|(one, other)| one != other) {
+            let at = data_bytes + sector * SECTOR_BYTES;
+            let stamps = [&first, &other].map(|bytes| stamp_of(&bytes[at..][..SECTOR_BYTES]));
+            return Err(format!(
+                "sector {sector} of legs {} and {} differs, though they are in sync: {stamps:x?}",
+                legs[0].leg, leg.leg
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Checks the contents after a power cut at a time.
+pub(super) fn check(model: &Model, found: &[Option<u64>], at: u64) -> Result<(), String> {
+    let mut sectors = found.iter().enumerate();
+    sectors.try_for_each(|(sector, found)| model.check_cut(sector, *found, at))
+}

@@ -1,0 +1,418 @@
+//! A history: runs of a mirror, and a power cut after every event of each.
+
+use std::sync::Arc;
+
+use sidecore_block::BlockDevice;
+use sidecore_mirror::{
+    CreateOptions, Granted, Keeper, LegState, Mirror, OpenOptions, Status, create,
+};
+use sidecore_reactor::CoreContext;
+use sidecore_units::Nanos;
+
+use super::check::{Left, check, compare};
+use super::guest::{DEPTH, Guest, Inner};
+use super::legs::{LegStore, Manner, Order, QUICK};
+use super::model::fill;
+use super::witness::SimWitness;
+use super::{Options, Outcome};
+use crate::Random;
+use crate::volumes::cut::Cutter;
+use crate::volumes::disk::{Recording, SECTOR_BYTES, SimDisk};
+
+/// The size of a leg: metadata of three blocks, and 17 regions.
+const LEG_BYTES: usize = 80 << 10;
+const REGION_BYTES: u64 = 4096;
+/// Turns in which everything ends after a run.
+const MOST_TURNS: usize = 20_000;
+
+/// Choices for a whole history.
+#[derive(Clone, Copy, Debug)]
+struct Habits {
+    legs: usize,
+    manner: Manner,
+    hot_sectors: u64,
+    /// One in so many steps is a turn of the keeper.
+    steps_per_turn: u64,
+    /// One in so many steps breaks a leg.
+    steps_per_break: u64,
+    copy_bytes_per_s: u64,
+    clear_after: Nanos,
+}
+
+impl Habits {
+    fn draw(random: &mut Random) -> Self {
+        let mut pick = |choices: &[u64]| choices[random.below(choices.len() as u64) as usize];
+        Self {
+            legs: pick(&[2, 2, 2, 3, 4]) as usize,
+            manner: Manner {
+                delay: pick(&[1, 2, 6]),
+                requests_per_fault: pick(&[300, u64::MAX, u64::MAX]),
+            },
+            hot_sectors: pick(&[4, 16, 64, 128]),
+            steps_per_turn: pick(&[2, 4, 12]),
+            steps_per_break: pick(&[40, 120, u64::MAX]),
+            copy_bytes_per_s: pick(&[1 << 22, 1 << 30]),
+            clear_after: Nanos(pick(&[100_000, 3_000_000])),
+        }
+    }
+}
+
+/// See the module.
+pub(super) struct History {
+    random: Random,
+    habits: Habits,
+    /// The legs as the last power cut has left them.
+    images: Vec<Vec<u8>>,
+    granted: Option<Granted>,
+    /// The mirror's contents.
+    stamps: Vec<u64>,
+    next_stamp: u64,
+    outcome: Outcome,
+    trace: Vec<(usize, String)>,
+}
+
+/// The start of another run, which is behind the recovery from a power cut.
+struct Start {
+    /// The legs.
+    images: Vec<Vec<u8>>,
+    /// The mirror's contents.
+    found: Vec<Option<u64>>,
+}
+
+/// A run.
+struct World {
+    habits: Habits,
+    options: Options,
+    stores: Vec<LegStore>,
+    witness: SimWitness,
+    mirror: Mirror,
+    keeper: Keeper,
+    inner: Inner,
+}
+
+impl History {
+    pub(super) fn new(seed: u64, _options: &Options) -> Self {
+        let mut random = Random::new(seed);
+        let habits = Habits::draw(&mut random);
+        let order = Order::default();
+        let image = fill(1).repeat(LEG_BYTES / SECTOR_BYTES);
+        let stores: Vec<LegStore> = (0..habits.legs)
+            .map(|leg| LegStore::new(leg, SimDisk::new(image.clone()), &order, Random::new(1)))
+            .collect();
+        let mut inner = Inner::new(Random::new(seed), order, &[], 1);
+        let options = CreateOptions {
+            uuid: [7; 16],
+            region_bytes: Some(REGION_BYTES),
+            are_equal: random.once_in(2),
+            force: false,
+        };
+        let layout = create(&devices(&stores), &options, &mut inner).expect("a mirror");
+        Self {
+            random,
+            habits,
+            images: stores.iter().map(|store| store.disk.bytes()).collect(),
+            granted: None,
+            stamps: vec![1; layout.capacity_bytes as usize / SECTOR_BYTES],
+            next_stamp: 1,
+            outcome: Outcome::default(),
+            trace: Vec::new(),
+        }
+    }
+
+    pub(super) fn outcome(&self) -> Outcome {
+        self.outcome
+    }
+
+    pub(super) fn trace(&self) -> Vec<(usize, String)> {
+        self.trace.clone()
+    }
+
+    pub(super) fn describe(&self) -> String {
+        format!("{:?}", self.habits)
+    }
+
+    /// A run, and the power cuts at all of its events. One of them is the start of the next run.
+    pub(super) fn run(&mut self, options: &Options) -> Result<(), String> {
+        let mut world = self.start(options)?;
+        let result = world.run();
+        self.trace = std::mem::take(&mut world.inner.trace);
+        self.next_stamp = world.inner.next_stamp;
+        add(&mut self.outcome, world.inner.outcome);
+        if let Err(what) = result {
+            // Its requests in flight will never end.
+            std::mem::forget(world);
+            return Err(what);
+        }
+        self.cut_everywhere(&world)
+    }
+
+    fn start(&mut self, options: &Options) -> Result<World, String> {
+        let order = Order::default();
+        let mut random = Random::new(self.random.below(u64::MAX));
+        let mut store = |(leg, image): (usize, &Vec<u8>)| {
+            let luck = Random::new(random.below(u64::MAX));
+            LegStore::new(leg, SimDisk::new(image.clone()), &order, luck)
+        };
+        let stores: Vec<LegStore> = self.images.iter().enumerate().map(&mut store).collect();
+        let witness = SimWitness::new(&order, self.granted);
+        let mut inner = Inner::new(random, order, &self.stamps, self.next_stamp);
+        inner.hot_sectors = self.habits.hot_sectors;
+        let mut legs = stores.clone();
+        if inner.random.once_in(4) {
+            legs.remove(inner.random.below(legs.len() as u64) as usize);
+        }
+        let opening = self.habits.options(options, &witness, &mut inner.random);
+        let opened = Mirror::without_threads(&devices(&legs), opening, &mut inner);
+        let (mirror, keeper) = opened.map_err(|error| format!("open: {error}"))?;
+        for store in &stores {
+            store.set_manner(self.habits.manner);
+        }
+        let (habits, options) = (self.habits, *options);
+        Ok(World { habits, options, stores, witness, mirror, keeper, inner })
+    }
+
+    fn cut_everywhere(&mut self, world: &World) -> Result<(), String> {
+        let recordings: Vec<Recording> =
+            world.stores.iter().map(|store| store.disk.recording()).collect();
+        let mut cutters: Vec<Cutter<'_>> = recordings.iter().map(Cutter::new).collect();
+        cutters.iter_mut().for_each(|cutter| {
+            // The flush of nothing.
+            cutter.advance();
+        });
+        let events = world.inner.order.of_legs();
+        let half = events.len() as u64 / 2;
+        let wanted = (half + self.random.below(half.max(1))) as usize;
+        let mut survivor = None;
+        for (position, (leg, at)) in events.iter().enumerate() {
+            cutters[*leg].advance();
+            self.outcome.cut_points += 1;
+            let mut images = Vec::new();
+            for cutter in &mut cutters {
+                images.push(cutter.cut(&mut self.random, false, |image| image.bytes().to_vec()));
+            }
+            let granted = world.witness.granted_at(*at);
+            let left = Left { images: &images, granted, neglect: world.options.neglect };
+            let found = self.look(world, &left, *at);
+            let found = found.map_err(|what| {
+                self.trace.retain(|(begun, _)| *begun as u64 <= *at);
+                format!("power cut at event {position}, time {at}: {what}")
+            })?;
+            if survivor.is_none() && position >= wanted {
+                survivor = Some((found, granted));
+            }
+        }
+        if let Some((Start { images, found }, granted)) = survivor {
+            self.images = images;
+            self.granted = granted;
+            self.stamps = found.into_iter().flatten().collect();
+        }
+        Ok(())
+    }
+
+    /// Opens what a power cut has left, with all legs and with some. Returns the legs after that,
+    /// and the mirror's contents.
+    fn look(&mut self, world: &World, left: &Left<'_>, at: u64) -> Result<Start, String> {
+        let all: Vec<usize> = (0..left.images.len()).collect();
+        let mut opened = left.open(&all, &mut self.random)?;
+        self.outcome.openings += 1;
+        if opened.waits() {
+            return Err(format!("all legs are there, and it waits: {:?}", opened.mirror.status()));
+        }
+        let found = opened.read()?;
+        check(&world.inner.model, &found, at)?;
+        let mut images = opened.images();
+        opened.settle()?;
+        if opened.read()? != found {
+            return Err("other bytes are read when all legs are in sync".to_owned());
+        }
+        if self.random.once_in(2) {
+            images = opened.images();
+        }
+        let some: Vec<usize> = all.into_iter().filter(|_| self.random.once_in(2)).collect();
+        if some.is_empty() || some.len() == left.images.len() {
+            return Ok(Start { images, found });
+        }
+        let mut opened = left.open(&some, &mut self.random)?;
+        self.outcome.openings += 1;
+        if opened.waits() {
+            self.outcome.waits += 1;
+            return Ok(Start { images, found });
+        }
+        self.outcome.alone += 1;
+        let with_some = opened.read().map_err(|what| format!("with legs {some:?}: {what}"))?;
+        check(&world.inner.model, &with_some, at)
+            .map_err(|what| format!("with legs {some:?}: {what}"))?;
+        Ok(Start { images, found })
+    }
+}
+
+fn add(outcome: &mut Outcome, other: Outcome) {
+    crate::many::Total::add(outcome, other);
+}
+
+fn devices(stores: &[LegStore]) -> Vec<Arc<dyn BlockDevice>> {
+    stores.iter().map(|store| Arc::new(store.clone()) as _).collect()
+}
+
+impl Habits {
+    fn options(&self, options: &Options, witness: &SimWitness, random: &mut Random) -> OpenOptions {
+        OpenOptions {
+            read: Some(random.below(self.legs as u64) as usize),
+            copy_bytes_per_s: self.copy_bytes_per_s,
+            clear_after: self.clear_after,
+            neglect: options.neglect,
+            ..OpenOptions::new(Arc::new(witness.clone()))
+        }
+    }
+}
+
+impl World {
+    /// Takes the steps of the run, and ends all requests.
+    fn run(&mut self) -> Result<(), String> {
+        for _ in 0..2 {
+            self.add_guest()?;
+        }
+        for _ in 0..self.options.steps {
+            self.step()?;
+        }
+        self.finish()
+    }
+
+    fn add_guest(&mut self) -> Result<(), String> {
+        let channel = self.mirror.open_channel(&CoreContext::default(), DEPTH);
+        self.inner.guests.push(Guest::new(channel.map_err(|error| error.to_string())?));
+        Ok(())
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        let Habits { steps_per_turn, steps_per_break, .. } = self.habits;
+        if self.inner.random.once_in(steps_per_turn) {
+            self.turn();
+        } else if self.inner.random.once_in(steps_per_break) {
+            self.break_leg();
+        } else if self.inner.random.once_in(16) {
+            self.attach();
+        } else if self.inner.random.once_in(64) {
+            let is_away = self.inner.random.once_in(2);
+            self.witness.set_away(is_away);
+        } else if self.inner.random.once_in(150) {
+            self.reopen()?;
+        } else {
+            self.inner.step();
+        }
+        self.inner.wrong.take().map_or(Ok(()), Err)
+    }
+
+    fn turn(&mut self) {
+        if let Some(rest) = self.keeper.turn(&mut self.inner) {
+            // Time passes, but a copy's pause is not a whole one.
+            let part = rest.min(std::time::Duration::from_millis(2));
+            self.inner.pass(part);
+        }
+    }
+
+    fn status(&self) -> Status {
+        self.mirror.status()
+    }
+
+    /// Has all requests of a leg fail.
+    fn break_leg(&mut self) {
+        let leg = self.inner.random.below(self.stores.len() as u64) as usize;
+        self.inner.note(format!("leg {leg} breaks"));
+        self.inner.outcome.failed_legs += 1;
+        self.stores[leg].set_broken(true);
+    }
+
+    /// Repairs a leg, and attaches it if the mirror does not use it.
+    fn attach(&mut self) {
+        let leg = self.inner.random.below(self.stores.len() as u64) as usize;
+        let state = self.status().legs[leg].clone();
+        self.stores[leg].set_broken(false);
+        if !matches!(state, LegState::Missing | LegState::Failed) {
+            return;
+        }
+        self.inner.note(format!("leg {leg} is attached"));
+        let device: Arc<dyn BlockDevice> = Arc::new(self.stores[leg].clone());
+        match self.keeper.attach(&device, &mut self.inner) {
+            Ok(()) => self.inner.outcome.attached_legs += 1,
+            // It may fail again at once.
+            Err(error) => self.inner.note(format!("leg {leg} is refused: {error}")),
+        }
+        // The state is that of a turn.
+        self.turn();
+    }
+
+    /// Closes the mirror in good order, and opens it again.
+    fn reopen(&mut self) -> Result<(), String> {
+        self.inner.is_ending = true;
+        self.drain()?;
+        self.inner.guests.clear();
+        self.inner.note("closes");
+        self.keeper.close(&mut self.inner);
+        self.inner.outcome.closed += 1;
+        let options = self.habits.options(&self.options, &self.witness, &mut self.inner.random);
+        self.stores.iter().for_each(|store| {
+            store.set_broken(false);
+            store.set_manner(QUICK);
+        });
+        let opened = Mirror::without_threads(&devices(&self.stores), options, &mut self.inner);
+        let (mirror, keeper) = opened.map_err(|error| format!("open again: {error}"))?;
+        self.inner.note("opened again");
+        (self.mirror, self.keeper) = (mirror, keeper);
+        self.stores.iter().for_each(|store| store.set_manner(self.habits.manner));
+        self.inner.is_ending = false;
+        for _ in 0..2 {
+            self.add_guest()?;
+        }
+        Ok(())
+    }
+
+    /// Ends all requests: legs and the witness are there again.
+    fn drain(&mut self) -> Result<(), String> {
+        self.witness.set_away(false);
+        for _ in 0..MOST_TURNS {
+            if self.inner.in_flight() == 0 {
+                return self.inner.wrong.take().map_or(Ok(()), Err);
+            }
+            self.inner.poll_all();
+            self.turn();
+            self.attach_all();
+        }
+        Err(format!("requests do not end: {:?}", self.status()))
+    }
+
+    fn attach_all(&mut self) {
+        for leg in 0..self.stores.len() {
+            self.stores[leg].set_broken(false);
+            let state = self.status().legs[leg].clone();
+            if matches!(state, LegState::Missing | LegState::Failed) {
+                let device: Arc<dyn BlockDevice> = Arc::new(self.stores[leg].clone());
+                let attached = self.keeper.attach(&device, &mut self.inner);
+                self.inner.note(format!("leg {leg} is attached: {attached:?}"));
+                self.turn();
+            }
+        }
+    }
+
+    /// Ends the run: all legs come in sync, and are equal.
+    fn finish(&mut self) -> Result<(), String> {
+        self.inner.is_ending = true;
+        self.stores.iter().for_each(|store| {
+            store.set_manner(Manner { requests_per_fault: u64::MAX, ..self.habits.manner });
+        });
+        self.drain()?;
+        let legs = self.stores.len();
+        for _ in 0..MOST_TURNS {
+            let status = self.status();
+            if status.legs[..legs].iter().all(|state| *state == LegState::InSync) {
+                self.inner.outcome.copied_regions += status.copied_regions;
+                let capacity_bytes = self.mirror.geometry().capacity_bytes as usize;
+                return compare(&self.stores, LEG_BYTES - capacity_bytes);
+            }
+            self.attach_all();
+            self.turn();
+            self.inner.pass(std::time::Duration::from_millis(20));
+        }
+        Err(format!("legs never come in sync: {:?}", self.status()))
+    }
+}
