@@ -211,9 +211,14 @@ fn until_equal(controller: &Controller, run: &mut DedupRun, disk: &mut PhysicalD
 
 #[test]
 fn a_write_between_comparison_and_remap_wins() {
-    for (volume, block) in [(0, 0), (0, 7), (1, 0), (1, 7)] {
+    // A snapshot keeps the former block, so that the mapping alone shows the write.
+    let cases = [(0, 0), (0, 7), (1, 0), (1, 7)].into_iter();
+    for ((volume, block), is_kept) in cases.flat_map(|case| [(case, false), (case, true)]) {
         let (controller, store) = in_memory(16 * MIB, 4096);
         let mut guests = equal_volumes(&controller, 8 * 4096);
+        for name in ["a", "b"].into_iter().filter(|_| is_kept) {
+            controller.snapshot_volume(name, &format!("{name}-kept")).unwrap();
+        }
         let mut disk = PhysicalDisk::open(&store).unwrap();
         let mut run = controller.begin_dedup(&across(), 1).unwrap();
         until_equal(&controller, &mut run, &mut disk);

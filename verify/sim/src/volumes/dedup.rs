@@ -93,7 +93,7 @@ impl World {
     /// Where a block lies, and whether it is shared; `None` for a hole, and for a volume that is
     /// gone or smaller by now.
     fn extent_of(&mut self, place: Place) -> Result<Option<(u64, bool)>, String> {
-        if !self.state.0.get(&place.volume).is_some_and(|volume| place.block < volume.blocks) {
+        if self.state.0.get(&place.volume).is_none_or(|volume| place.block >= volume.blocks) {
             return Ok(None);
         }
         let range = BlockRange::new(Vlba(place.block), 1);
