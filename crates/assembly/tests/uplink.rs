@@ -145,6 +145,9 @@ fn of_two_interfaces_to_one_network_one_stands_by() {
     if there.ip("link add br0 type bridge").is_err() {
         return skip("the kernel has no bridge");
     }
+    // It answers from the first probe on.
+    there.ip("addr add 10.9.0.2/24 dev br0").unwrap();
+    there.ip("link set br0 up").unwrap();
     let assembly = here.within(|| Assembly::start(&spec()).unwrap()).unwrap();
     for (near, far, number) in [("eth1", "port1", 1), ("eth2", "port2", 2)] {
         let addresses = [format!("02:00:00:00:01:0{number}"), format!("02:00:00:00:02:0{number}")];
@@ -155,8 +158,6 @@ fn of_two_interfaces_to_one_network_one_stands_by() {
         let device = member(&format!("wire{number}"), near, Some("wan"));
         here.within(|| assembly.add_device(&device, None).unwrap()).unwrap();
     }
-    there.ip("addr add 10.9.0.2/24 dev br0").unwrap();
-    there.ip("link set br0 up").unwrap();
     here.ip("addr add 10.9.0.1/24 dev tap0").unwrap();
     here.ip("link set tap0 up").unwrap();
     let one = here.within(|| socket("10.9.0.1:0")).unwrap();

@@ -174,7 +174,7 @@ impl Switch {
         let port = Port {
             generation,
             name: name.to_owned(),
-            probes: Probes::new(&config, self.options.seed ^ generation),
+            probes: Probes::new(&config),
             config,
             stats,
             up: Vec::with_capacity(PORT_QUEUES_MAX),
@@ -237,13 +237,15 @@ impl Switch {
         if let Some(port) = self.ports.get_mut(usize::from(port.index)).and_then(Option::as_mut) {
             port.floods = Floods::new(config.floods, now);
             port.block(None);
-            port.probes = Probes::new(&config, self.options.seed ^ port.generation);
+            port.probes = Probes::new(&config);
             port.config = config;
         }
         self.begin_probes(port.index);
         if old.team != self.port_at(port.index).and_then(|port| port.config.team.clone()) {
             self.join(port.index);
             self.leave(old.team.as_deref());
+        } else {
+            self.elect_for(port.index);
         }
         Ok(())
     }
@@ -317,6 +319,7 @@ impl Switch {
         if let Some(place) = self.ports.get_mut(usize::from(port.index)) {
             *place = None;
         }
+        self.taking_over.retain(|taking| !taking.is_on(port.index));
         self.leave(team.as_deref());
         self.note_holders();
         Ok(detached)
@@ -478,7 +481,8 @@ impl Switch {
     #[must_use]
     pub fn deadline(&self) -> Option<Nanos> {
         let queues = self.lanes.iter().flatten().filter_map(|lane| lane.queue.deadline());
-        let own = [self.next_release(), self.next_announcement, self.next_probe];
+        let own =
+            [self.next_release(), self.next_announcement, self.next_probe, self.next_taken_over()];
         queues.chain(own.into_iter().flatten()).min()
     }
 

@@ -274,3 +274,39 @@ fn without_a_team_nothing_is_probed() {
     look(&mut lan);
     assert_eq!(alone.frames().len(), 1);
 }
+
+#[test]
+fn probes_that_find_no_buffers_say_nothing_of_the_network() {
+    let mut lan = Lan::new();
+    let [first, other] = [lan.add(probing()), lan.add(probing())];
+    second(&mut lan, [&first, &other], [true; 2]);
+    // The interface takes nothing more, because guests have filled it.
+    first.station.take_buffers();
+    for _ in 0..200 {
+        lan.now = lan.now.after(Nanos::from_millis(10));
+        lan.turn();
+        answer(&other, true);
+    }
+    assert!(events(&mut lan).is_empty() && !lan.switch.is_standby(first.port));
+}
+
+#[test]
+fn the_probes_of_a_member_in_reserve_are_not_for_guests() {
+    let mut lan = Lan::new();
+    let [first, other] = [lan.add(probing()), lan.add(probing())];
+    let guest = lan.add(PortConfig::station());
+    for _ in 0..100 {
+        lan.now = lan.now.after(Nanos::from_millis(10));
+        lan.turn();
+        answer(&first, true);
+        for probe in other.frames() {
+            // The network floods it, and a guest takes its address.
+            first.station.send(&probe);
+            let source = MacAddress(probe[6..12].try_into().unwrap());
+            guest.station.send(&plain(BROADCAST, source, 60));
+        }
+    }
+    assert_eq!(guest.frames().len(), 0);
+    assert_eq!(guest.drops(), [(DropReason::Probe, guest.counts().in_frames)]);
+    assert!(first.counts().drops(DropReason::Probe) >= 20);
+}

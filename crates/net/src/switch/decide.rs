@@ -111,6 +111,10 @@ impl Switch {
         memo: &mut Memo,
         key: Key,
     ) -> Result<(), DropReason> {
+        if self.is_probe_source(key.mac()) {
+            memo.source.0 = Key::NONE;
+            return Err(DropReason::Probe);
+        }
         let port = self.ports.get(usize::from(index)).and_then(Option::as_ref);
         let port = port.ok_or(DropReason::PortDown)?;
         let learned = self.table.learn(key, index, now, port.config.stations);

@@ -4,6 +4,8 @@
 //! asks for the Ethernet address of a station of the network, in a request that changes no tables
 //! there (RFC 5227, 2.1.1), and expects an answer.
 
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher as _;
 use std::net::Ipv4Addr;
 
 use sidecore_memory::Segments;
@@ -36,15 +38,16 @@ pub(crate) struct Probes {
 }
 
 impl Probes {
-    /// Those that a port is configured for, with a source that `random` chooses.
-    pub fn new(config: &PortConfig, random: u64) -> Option<Self> {
+    /// Those that a port is configured for. Their source cannot be guessed: a guest that knew it
+    /// could answer in the place of the network.
+    pub fn new(config: &PortConfig) -> Option<Self> {
         /// The bit of addresses that no manufacturer gives (IEEE 802, 8.4), and that of groups.
         const LOCAL: u64 = 0x0200_0000_0000;
         const GROUP: u64 = 0x0100_0000_0000;
         let (target, vlan) = (config.probe?, config.vlans.untagged()?);
         config.team.as_ref()?;
-        let mixed = random.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 16;
-        let mac = MacAddress::from_bits((mixed | LOCAL) & !GROUP);
+        let random = RandomState::new().hash_one(target);
+        let mac = MacAddress::from_bits((random | LOCAL) & !GROUP);
         Some(Self { mac, target, vlan, due: Nanos::ZERO, unanswered: 0, is_lost: false })
     }
 
@@ -82,30 +85,40 @@ impl Switch {
             let port = self.ports.get_mut(usize::from(index)).and_then(Option::as_mut);
             let Some(port) = port.filter(|port| !port.up.is_empty()) else { continue };
             let Some(probes) = &mut port.probes else { continue };
-            let is_due = probes.due <= now;
-            if is_due {
-                probes.due = now.after(INTERVAL);
+            let (is_due, vlan) = (probes.due <= now, probes.vlan);
+            let mut head = probe(probes.mac, probes.target);
+            let none = Segments::with_capacity(0);
+            // Guests may have filled all buffers: then it was not sent, and is tried again.
+            let is_sent = is_due && self.copy_through_stages(index, vlan, &mut head, &none, false);
+            if is_sent {
+                self.count_probe(now, index);
             }
-            self.next_probe = Some(self.next_probe.map_or(probes.due, |due| due.min(probes.due)));
-            if is_due {
-                self.send_probe(index);
-            }
+            let port = self.port_at(index).and_then(|port| port.probes);
+            let due = port.map_or(now, |probes| probes.due);
+            self.next_probe = Some(self.next_probe.map_or(due, |next| next.min(due)));
         }
         self.publish_all();
     }
 
-    fn send_probe(&mut self, index: u16) {
+    /// A probe was sent: the port is lost if those before have no answer.
+    fn count_probe(&mut self, now: Nanos, index: u16) {
         let port = self.ports.get_mut(usize::from(index)).and_then(Option::as_mut);
         let Some(probes) = port.and_then(|port| port.probes.as_mut()) else { return };
+        probes.due = now.after(INTERVAL);
         let is_lost = probes.unanswered >= LOST_AFTER;
         let was_lost = std::mem::replace(&mut probes.is_lost, is_lost);
         probes.unanswered = probes.unanswered.saturating_add(1).min(LOST_AFTER);
-        let (vlan, mut head) = (probes.vlan, probe(probes.mac, probes.target));
-        let none = Segments::with_capacity(0);
-        self.copy_through_stages(index, vlan, &mut head, &none, true);
         if is_lost && !was_lost {
             self.elect_for(index);
         }
+    }
+
+    /// Whether a station has the source of some probe. A probe of a member in reserve comes back by
+    /// the member that carries frames, since the network floods it, and is not for guests.
+    pub(super) fn is_probe_source(&self, mac: MacAddress) -> bool {
+        let are_from = |probes: Probes| probes.are_from(mac);
+        self.next_probe.is_some()
+            && self.ports.iter().flatten().any(|port| port.probes.is_some_and(are_from))
     }
 
     /// Notes a frame that a port has received, if it answers a probe of the port.

@@ -4,7 +4,9 @@
 //! come twice: what such a port receives is dropped.
 
 use sidecore_memory::Segments;
+use sidecore_units::Nanos;
 
+use super::turn::LOOK;
 use super::{Switch, SwitchEvent};
 use crate::announcement::rarp;
 use crate::head::Head;
@@ -22,7 +24,18 @@ pub(super) struct TakingOver {
     done: usize,
 }
 
+impl TakingOver {
+    pub(super) const fn is_on(&self, port: u16) -> bool {
+        self.port == port
+    }
+}
+
 impl Switch {
+    /// When the next stations are announced on a port that has taken over.
+    pub(super) fn next_taken_over(&self) -> Option<Nanos> {
+        (!self.taking_over.is_empty()).then(|| self.looked_at.after(LOOK))
+    }
+
     /// Chooses the port that carries the frames of a team: one that is up, if there is one, whose
     /// network answers; among several the one that does so already, or else the oldest.
     pub(super) fn elect(&mut self, team: &str) {
@@ -44,7 +57,7 @@ impl Switch {
             self.drop_waiting(index);
             self.drop_held(index);
             self.table.forget(index, false);
-            self.taking_over.retain(|taking| taking.port != index);
+            self.taking_over.retain(|taking| !taking.is_on(index));
         }
         let Some(port) = self.port_at(chosen).filter(|port| port.is_standby) else { return };
         let event = SwitchEvent::TakenOver { team: team.to_owned(), port: port.name.clone() };

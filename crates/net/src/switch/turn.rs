@@ -19,7 +19,7 @@ pub const WAIT_TURNS: u64 = 8;
 /// units of the sidecore waiting.
 const TURN_BYTES: usize = 64 << 10;
 /// The time between two looks at ages, states and blocked ports.
-const LOOK: Nanos = Nanos::from_millis(1);
+pub(super) const LOOK: Nanos = Nanos::from_millis(1);
 
 impl Switch {
     /// Runs one turn, which takes up to `budget` frames. Returns the number of frames that were
