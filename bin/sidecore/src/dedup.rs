@@ -82,14 +82,14 @@ fn follow(
     interrupt: &Interrupt,
 ) -> Result<DedupReport> {
     let what = if started.dry_run { "looking for equal blocks" } else { "deduplicating" };
-    let mut progress = Progress::new(what, started.total_bytes);
+    let mut progress = Progress::new(what, started.counts.total_bytes);
     loop {
         let report = if interrupt.has_come() {
             client.stop_dedup(controller)?
         } else {
             client.dedup(controller)?
         };
-        progress.set(report.passed_bytes);
+        progress.set(report.counts.passed_bytes);
         match report.state {
             DedupPhase::Running => std::thread::sleep(LOOK_INTERVAL),
             DedupPhase::Done => {
@@ -127,28 +127,28 @@ fn text(report: &DedupReport) -> String {
     let mut text = format!(
         "{state}: controller \"{}\", {} of {} in {:.1} s; {saved} {}",
         report.controller,
-        bytes(report.passed_bytes),
-        bytes(report.total_bytes),
+        bytes(report.counts.passed_bytes),
+        bytes(report.counts.total_bytes),
         report.seconds,
-        bytes(report.saved_bytes)
+        bytes(report.counts.saved_bytes)
     );
-    if report.zero_bytes > 0 {
-        text.push_str(&format!(", {} of it zeros", bytes(report.zero_bytes)));
+    if report.counts.zero_bytes > 0 {
+        text.push_str(&format!(", {} of it zeros", bytes(report.counts.zero_bytes)));
     }
     text.push('\n');
     let left = [
-        (report.busy_bytes, "of equal blocks were in use, and left: run it again"),
+        (report.counts.busy_bytes, "of equal blocks were in use, and left: run it again"),
         (
-            report.kept_bytes,
+            report.counts.kept_bytes,
             "of equal blocks are kept by other volumes or many snapshots, and left",
         ),
-        (report.unreadable_bytes, "could not be read, and were left"),
+        (report.counts.unreadable_bytes, "could not be read, and were left"),
     ];
     for (count, why) in left.into_iter().filter(|(count, _)| *count > 0) {
         text.push_str(&format!("{} {why}\n", bytes(count)));
     }
-    if report.skipped_volumes > 0 {
-        let volumes = crate::units::count(report.skipped_volumes as usize, "volume");
+    if report.counts.skipped_volumes > 0 {
+        let volumes = crate::units::count(report.counts.skipped_volumes as usize, "volume");
         text.push_str(&format!("{volumes} could not be read: `sidecore volume check` says why\n"));
     }
     text
@@ -156,6 +156,8 @@ fn text(report: &DedupReport) -> String {
 
 #[cfg(test)]
 mod tests {
+    use sidecore_control::report::DedupCounts;
+
     use super::*;
 
     #[test]
@@ -163,10 +165,13 @@ mod tests {
         let report = DedupReport {
             controller: "pool".to_owned(),
             state: DedupPhase::Done,
-            passed_bytes: 2 << 30,
-            total_bytes: 2 << 30,
-            saved_bytes: 1 << 30,
             seconds: 1.25,
+            counts: DedupCounts {
+                passed_bytes: 2 << 30,
+                total_bytes: 2 << 30,
+                saved_bytes: 1 << 30,
+                ..DedupCounts::default()
+            },
             ..DedupReport::default()
         };
         assert_eq!(text(&report), "done: controller \"pool\", 2GiB of 2GiB in 1.2 s; saved 1GiB\n");
@@ -174,10 +179,13 @@ mod tests {
             state: DedupPhase::Failed,
             reason: Some("no room".to_owned()),
             dry_run: true,
-            zero_bytes: 4096,
-            busy_bytes: 8192,
-            unreadable_bytes: 512,
-            skipped_volumes: 1,
+            counts: DedupCounts {
+                zero_bytes: 4096,
+                busy_bytes: 8192,
+                unreadable_bytes: 512,
+                skipped_volumes: 1,
+                ..report.counts
+            },
             ..report
         };
         assert_eq!(

@@ -75,7 +75,7 @@ impl Place {
         loop {
             let report = control.dedup("pool").unwrap();
             match report.state {
-                DedupPhase::Done => return report.saved_bytes,
+                DedupPhase::Done => return report.counts.saved_bytes,
                 DedupPhase::Running => std::thread::sleep(Duration::from_millis(5)),
                 _ => panic!("{report:?}"),
             }

@@ -41,7 +41,7 @@ pub use remote::{
 pub use repair::{LossReport, RepairReport, RivalsReport};
 pub use schedule::{HeldReport, ScheduleReport, ScheduledVolumeReport};
 pub use sidecore_block::{MeterCounts, QueueCounts, RecordingCounts, StageCounts};
-pub use sidecore_controller::{FunctionStats, HypervisorCounts};
+pub use sidecore_controller::{DedupCounts, FunctionStats, HypervisorCounts};
 pub use sidecore_extent::TranslationCounts;
 pub use sidecore_link::LinkCounts;
 pub use sidecore_net::PortCounts;

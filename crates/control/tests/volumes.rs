@@ -260,7 +260,7 @@ fn the_client_has_every_operation() {
     client.prune("pool", None).unwrap();
     client.flush_btlb("pool").unwrap();
     let started = client.start_dedup("pool", &Dedup { across: true, ..Dedup::default() }).unwrap();
-    assert_eq!((started.controller.as_str(), started.total_bytes), ("pool", 0));
+    assert_eq!((started.controller.as_str(), started.counts.total_bytes), ("pool", 0));
     let stopped = client.stop_dedup("pool").unwrap();
     assert_ne!(stopped.state, DedupPhase::Running);
     assert_eq!(client.dedup("pool").unwrap(), stopped);

@@ -40,6 +40,9 @@ use std::time::Duration;
 pub(crate) use job::Jobs;
 pub use run::{DedupRun, DedupStep};
 
+use sidecore_telemetry::schemars::JsonSchema;
+use sidecore_telemetry::serde::{Deserialize, Serialize};
+
 use crate::{Controller, ControllerError};
 
 /// The rate of a run for which none is given, in bytes a second.
@@ -70,7 +73,9 @@ impl Default for DedupOptions {
 }
 
 /// The bytes that a run has dealt with so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(crate = "sidecore_telemetry::serde")]
+#[schemars(crate = "sidecore_telemetry::schemars")]
 pub struct DedupCounts {
     /// Mapped bytes of all volumes of the run, when it began.
     pub total_bytes: u64,

@@ -7,8 +7,9 @@
 //! threads, guests on several queues of several virtual functions, and below a store that delays
 //! and reorders requests and may fail them. Guests read, write, zero, discard and flush, in sectors
 //! that fill no block; the operator makes, copies, resizes and deletes volumes that guests use,
-//! deduplicates them, and prunes trees and caches. Every action is a step of one thread, in an order that the seed gives;
-//! steps are also taken while the controller writes a commit or fills a block.
+//! deduplicates them, and prunes trees and caches. Every action is a step of one thread, in an
+//! order that the seed gives; steps are also taken while the controller writes a commit or fills a
+//! block.
 //!
 //! Each read is compared with the data that the guest may find there, and each request must end.
 //!

@@ -1,6 +1,6 @@
 //! Deduplication of a controller's volumes.
 
-use sidecore_controller::{DedupCounts, DedupOptions, DedupState};
+use sidecore_controller::{DedupOptions, DedupState};
 
 use super::ControllerHandle;
 use crate::operation::{ErrorKind, OperationError};
@@ -35,18 +35,6 @@ impl ControllerHandle {
     }
 
     fn dedup_report(&self, report: sidecore_controller::DedupReport) -> DedupReport {
-        let DedupCounts {
-            total_bytes,
-            passed_bytes,
-            read_bytes,
-            saved_bytes,
-            zero_bytes,
-            remaps,
-            busy_bytes,
-            kept_bytes,
-            unreadable_bytes,
-            skipped_volumes,
-        } = report.counts;
         let (state, reason) = match report.state {
             DedupState::Running => (DedupPhase::Running, None),
             DedupState::Done => (DedupPhase::Done, None),
@@ -63,16 +51,7 @@ impl ControllerHandle {
             rate_bytes_per_s: report.options.bytes_per_s,
             yields: report.yields,
             seconds: report.took.as_secs_f64(),
-            total_bytes,
-            passed_bytes,
-            read_bytes,
-            saved_bytes,
-            zero_bytes,
-            remaps,
-            busy_bytes,
-            kept_bytes,
-            unreadable_bytes,
-            skipped_volumes,
+            counts: report.counts,
         }
     }
 }

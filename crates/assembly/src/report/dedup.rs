@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use sidecore_controller::DedupCounts;
 
 /// A deduplication of a controller: the one in progress, or the last one.
 #[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
@@ -25,27 +26,9 @@ pub struct DedupReport {
     pub yields: bool,
     /// The seconds that the run has taken.
     pub seconds: f64,
-    /// Mapped bytes of all volumes of the run, when it began.
-    pub total_bytes: u64,
-    /// Of those, the bytes that the run has passed.
-    pub passed_bytes: u64,
-    /// Bytes read from the store.
-    pub read_bytes: u64,
-    /// Bytes of blocks that became free, or in a dry run would.
-    pub saved_bytes: u64,
-    /// Of those, the bytes of blocks of zeros, which became holes.
-    pub zero_bytes: u64,
-    /// Runs of equal blocks that became one.
-    pub remaps: u64,
-    /// Equal bytes that were left because requests to them were in flight, or came between.
-    pub busy_bytes: u64,
-    /// Equal bytes that were left because volumes outside of the run have them too, or too many
-    /// snapshots.
-    pub kept_bytes: u64,
-    /// Bytes that could not be read, and were left.
-    pub unreadable_bytes: u64,
-    /// Volumes whose metadata could not be read, and which were left.
-    pub skipped_volumes: u64,
+    /// The bytes that the run has dealt with so far.
+    #[serde(flatten)]
+    pub counts: DedupCounts,
 }
 
 /// The state of a deduplication.

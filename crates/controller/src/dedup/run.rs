@@ -32,7 +32,7 @@ pub enum DedupStep {
     /// So many bytes were read.
     Worked(u64),
     /// Writes to the blocks to be compared are in flight: step again later, or
-    /// [pass](DedupRun::pass) them.
+    /// pass them.
     Waits,
     /// A remap needs space that a commit may free: step again after one.
     NeedsCommit,
