@@ -3,8 +3,7 @@
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use sidecore_block::BlockDevice;
@@ -23,21 +22,21 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The run of a controller: at most one, kept after its end for reports.
 #[derive(Default)]
-pub(crate) struct Jobs(Mutex<Option<Job>>);
-
-struct Job {
-    shared: Arc<Shared>,
-    /// `None` once it was waited for.
-    thread: Option<JoinHandle<()>>,
-}
+pub(crate) struct Jobs(Mutex<Option<Arc<Shared>>>);
 
 /// The state that a run's thread shares.
 struct Shared {
     stop: AtomicBool,
+    /// Its state is [`DedupState::Running`] until the thread has let go of everything else.
     report: Mutex<DedupReport>,
+    ended: Condvar,
 }
 
 impl Shared {
+    fn new(report: DedupReport) -> Self {
+        Self { stop: AtomicBool::new(false), report: Mutex::new(report), ended: Condvar::new() }
+    }
+
     fn report(&self) -> MutexGuard<'_, DedupReport> {
         self.report.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -54,22 +53,49 @@ impl Shared {
             time = time.saturating_sub(now);
         }
     }
-}
 
-impl Job {
-    /// The run's report; of a thread that has panicked, as it was left.
-    fn report(&self) -> DedupReport {
-        let mut report = self.shared.report();
-        let is_over = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
-        if is_over && report.state == DedupState::Running {
-            report.state = DedupState::Failed("it has panicked".to_owned());
-        }
-        report.clone()
+    /// Waits for the end of the run.
+    fn wait(&self) -> DedupReport {
+        let running = |report: &mut DedupReport| report.state == DedupState::Running;
+        let ended = self.ended.wait_while(self.report(), running);
+        ended.unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
+/// Ends the run when it is dropped, also by a panic.
+struct End {
+    shared: Arc<Shared>,
+    /// `None` while the thread is at work.
+    state: Option<DedupState>,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let state = self.state.take().unwrap_or_else(|| {
+            tracing::error!("a deduplication has panicked");
+            DedupState::Failed("it has panicked".to_owned())
+        });
+        self.shared.report().state = state;
+        self.shared.ended.notify_all();
+    }
+}
+
+/// Starts the thread of a run. The work returns the state that the run ends in.
+fn spawn(
+    shared: &Arc<Shared>,
+    work: impl FnOnce() -> DedupState + Send + 'static,
+) -> std::io::Result<()> {
+    let shared = Arc::clone(shared);
+    let thread = move || {
+        let mut end = End { shared, state: None };
+        end.state = Some(work());
+    };
+    // Those who wait for the end wait for the state, as there may be several.
+    std::thread::Builder::new().name("dedup".to_owned()).spawn(thread).map(drop)
+}
+
 impl Jobs {
-    fn job(&self) -> MutexGuard<'_, Option<Job>> {
+    fn job(&self) -> MutexGuard<'_, Option<Arc<Shared>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -80,6 +106,7 @@ impl Jobs {
         options: &DedupOptions,
     ) -> Result<DedupReport, ControllerError> {
         let mut job = self.job();
+        // Also while it is being stopped: the store has one guard.
         if job.as_ref().is_some_and(|job| job.report().state == DedupState::Running) {
             return Err(ControllerError::DedupRuns);
         }
@@ -92,7 +119,7 @@ impl Jobs {
             took: Duration::ZERO,
             counts: run.counts(),
         };
-        let shared = Arc::new(Shared { stop: AtomicBool::new(false), report: Mutex::new(report) });
+        let shared = Arc::new(Shared::new(report));
         let work = Work {
             hypervisor: Arc::clone(hypervisor),
             store: Arc::clone(store),
@@ -100,30 +127,21 @@ impl Jobs {
             run,
             started: Instant::now(),
         };
-        let thread =
-            std::thread::Builder::new().name("dedup".to_owned()).spawn(move || work.run())?;
-        let started = Job { shared, thread: Some(thread) };
-        let report = started.report();
-        *job = Some(started);
+        spawn(&shared, move || work.run())?;
+        let report = shared.report().clone();
+        *job = Some(shared);
         Ok(report)
     }
 
     pub(crate) fn report(&self) -> Option<DedupReport> {
-        self.job().as_ref().map(Job::report)
+        self.job().as_ref().map(|job| job.report().clone())
     }
 
+    /// Stops the run and waits for its end, as others may do at the same time.
     pub(crate) fn stop(&self) -> Option<DedupReport> {
-        let (shared, thread) = {
-            let mut job = self.job();
-            let job = job.as_mut()?;
-            job.shared.stop.store(true, Ordering::Release);
-            (Arc::clone(&job.shared), job.thread.take())
-        };
-        if thread.is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("a deduplication has panicked");
-        }
-        let report = shared.report().clone();
-        Some(report)
+        let job = self.job().clone()?;
+        job.stop.store(true, Ordering::Release);
+        Some(job.wait())
     }
 }
 
@@ -137,7 +155,8 @@ struct Work {
 }
 
 impl Work {
-    fn run(mut self) {
+    /// Returns the state that the run ends in.
+    fn run(mut self) -> DedupState {
         let ended = self.take_steps();
         self.run.give_up(&self.hypervisor);
         // A run that was stopped or has failed has changed mappings as well.
@@ -148,10 +167,11 @@ impl Work {
         };
         self.note(&state);
         let mut report = self.shared.report();
-        report.state = state;
         report.took = self.started.elapsed();
         report.counts = self.run.counts();
         report.yields = false;
+        drop(report);
+        state
     }
 
     fn take_steps(&mut self) -> Result<DedupState, ControllerError> {
@@ -225,5 +245,69 @@ fn commit(hypervisor: &Hypervisor) -> Result<(), ControllerError> {
         Ok(Ok(())) => Ok(()),
         Ok(Err(why)) => Err(ControllerError::Commit(why)),
         Err(_) => Err(ControllerError::Down),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sidecore_block::{Geometry, RamStore};
+    use sidecore_volume::FormatOptions;
+
+    use super::*;
+    use crate::{Controller, ControllerOptions};
+
+    /// A controller with a run that does this.
+    fn controller(
+        work: impl FnOnce() -> DedupState + Send + 'static,
+    ) -> (Arc<Controller>, Arc<Shared>) {
+        let store = Arc::new(RamStore::new(Geometry::new(16 << 20, 512)).unwrap());
+        let format =
+            FormatOptions { block_bytes: 4096, label: String::new(), uuid: [7; 16], force: false };
+        let options = ControllerOptions { format: Some(format), ..ControllerOptions::default() };
+        let controller = Controller::open("pool", store, &options, None).unwrap();
+        let shared = Arc::new(Shared::new(DedupReport {
+            options: DedupOptions::default(),
+            state: DedupState::Running,
+            yields: false,
+            took: Duration::ZERO,
+            counts: DedupCounts::default(),
+        }));
+        spawn(&shared, work).unwrap();
+        *controller.dedup_jobs.job() = Some(Arc::clone(&shared));
+        (controller, shared)
+    }
+
+    #[test]
+    fn all_who_stop_a_run_wait_for_its_end_and_none_starts_meanwhile() {
+        let (end, ends) = mpsc::channel();
+        let (controller, shared) = controller(move || {
+            ends.recv().unwrap();
+            DedupState::Stopped
+        });
+        std::thread::scope(|scope| {
+            let stoppers = [(); 2].map(|()| scope.spawn(|| controller.stop_dedup().unwrap()));
+            while !shared.should_stop() {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_millis(50));
+            let early = stoppers.iter().any(|stopper| stopper.is_finished());
+            let state = controller.dedup().unwrap().state;
+            let started = controller.start_dedup(&DedupOptions::default());
+            end.send(()).unwrap();
+            assert!(!early && state == DedupState::Running, "{state:?}");
+            assert!(matches!(started, Err(ControllerError::DedupRuns)));
+            for stopper in stoppers {
+                assert_eq!(stopper.join().unwrap().state, DedupState::Stopped);
+            }
+        });
+        controller.start_dedup(&DedupOptions::default()).unwrap();
+    }
+
+    #[test]
+    fn a_run_that_panics_has_failed() {
+        let (controller, _) = controller(|| panic!("as the test wants"));
+        let failed = DedupState::Failed("it has panicked".to_owned());
+        assert_eq!(controller.stop_dedup().unwrap().state, failed);
+        controller.start_dedup(&DedupOptions::default()).unwrap();
     }
 }
