@@ -12,7 +12,7 @@ use std::sync::MutexGuard;
 use sidecore_block::BlockError;
 use sidecore_extent::{BlockRange, Extent, FunctionId, SetError};
 use sidecore_units::{Plba, Vlba};
-use sidecore_volume::{Disk, Mapped, VolumeError, VolumeId};
+use sidecore_volume::{Disk, Mapped, VolumeError, VolumeId, Volumes};
 
 use super::{Hypervisor, State};
 use crate::mail::{Answer, GrantId, Message, Question, ReplyTo};
@@ -154,8 +154,13 @@ impl Hypervisor {
                 return Ok(None);
             }
             let Some(missing) = missing_part(&mapped) else { return Ok(Some(Err(mapped))) };
-            let grant = volumes.allocate(disk, id, missing)?;
-            Ok(Some(Ok((mapped, grant))))
+            match volumes.allocate(disk, id, missing) {
+                Ok(grant) => Ok(Some(Ok((mapped, grant)))),
+                Err(error) => {
+                    let own = without_guard(volumes, disk, (id, range), &error);
+                    own.map(|mapped| Some(Err(mapped))).ok_or(error)
+                }
+            }
         });
         let (mapped, grant) = match found {
             Ok(Some(Ok(found))) => found,
@@ -302,6 +307,9 @@ impl Hypervisor {
                 }
                 Answer::Done
             }
+            Err(error) if without_guard(volumes, disk, (id, range), &error).is_some() => {
+                Answer::Rewalk
+            }
             Err(VolumeError::NoSpace { after_commit: true }) => {
                 // No space for the metadata: the grant's blocks are not the guest's, so the guest's
                 // data is written again.
@@ -395,6 +403,30 @@ fn missing_part(mapped: &Mapped) -> Option<BlockRange> {
         own.map_or_else(|| mapped.covered.end().unwrap_or(Vlba(u64::MAX)), |extent| extent.first);
     let missing = BlockRange::between(mapped.covered.first, end);
     (missing.count > 0).then_some(missing)
+}
+
+/// After an error of a write that takes fresh blocks: what is mapped, if there was no space for
+/// them and only the guard of a deduplication has kept the write from blocks that it can write in
+/// place. The guard ends then. Nothing is lost by that: after a write to its blocks there would be
+/// no remap in any case.
+fn without_guard(
+    volumes: &mut Volumes,
+    disk: &mut dyn Disk,
+    (id, range): (VolumeId, BlockRange),
+    error: &VolumeError,
+) -> Option<Mapped> {
+    let (VolumeError::NoSpace { .. }
+    | VolumeError::QuotaExceeded { .. }
+    | VolumeError::DiskFull(_)) = error
+    else {
+        return None;
+    };
+    let guarded = volumes.map(disk, id, range, LOOKUP_EXTENTS).ok()?;
+    if !volumes.yield_guard(&guarded.extents) {
+        return None;
+    }
+    let mapped = volumes.map(disk, id, range, LOOKUP_EXTENTS).ok()?;
+    missing_part(&mapped).is_none().then_some(mapped)
 }
 
 /// The last block of a range that is not empty.

@@ -4,7 +4,7 @@
 //! of the open transaction, and after the death of the process before the commit the volume has its
 //! former blocks, which nothing has overwritten meanwhile.
 
-use sidecore_extent::BlockRange;
+use sidecore_extent::{BlockRange, Extent};
 use sidecore_units::Vlba;
 
 use super::blocks::inside;
@@ -38,6 +38,19 @@ impl Volumes {
     /// Guards nothing.
     pub fn end_guard(&mut self) {
         self.forest.allocator.set_guard(std::iter::empty());
+    }
+
+    /// Ends the guard if it is on some of these blocks: a write that finds no fresh ones may go to
+    /// them in place then. Returns whether it was.
+    pub fn yield_guard(&mut self, extents: &[Extent]) -> bool {
+        let guard = self.forest.allocator.guard();
+        let is_on =
+            |extent: &Extent| guard.inside(extent.physical.0, extent.count).next().is_some();
+        let yields = extents.iter().any(is_on);
+        if yields {
+            self.end_guard();
+        }
+        yields
     }
 
     /// Maps the blocks of `from` in its range at `to` as well; holes there become holes here. The
