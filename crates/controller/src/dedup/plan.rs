@@ -1,8 +1,9 @@
 //! The mappings that a remap would change, and whether that frees anything.
 //!
 //! Snapshots and clones have a shared block at the same virtual block. So all references to a block
-//! are found by looking there in all volumes, except for those that an earlier remap made: such a
-//! block is free when the run comes to them.
+//! are found by looking there in all volumes, except for those that an earlier remap made
+//! elsewhere. Such a block may stay: it is free only when its last reference has moved, and a later
+//! run may move one more of them.
 
 use std::collections::BTreeSet;
 
