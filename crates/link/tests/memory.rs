@@ -209,10 +209,14 @@ fn comes_back(host: &mut dyn Link, client: &mut dyn Link) -> LinkAddress {
         client.buffers(LinkAddress::Peer(0), 1, &mut buffers);
         buffers.iter_mut().for_each(|buffer| buffer.address(LinkAddress::Peer(0), 100));
         client.send(Nanos::ZERO, &mut buffers);
-        // All that it has sent so far: the next frame is another client's.
-        host.receive(Nanos::ZERO, usize::MAX, &mut frames);
-        let from = frames.first().map(|frame| frame.from);
-        host.give_back(&mut frames);
+        // All that it has sent so far, a few in each call: the next frame is another client's.
+        let mut from = None;
+        loop {
+            host.receive(Nanos::ZERO, usize::MAX, &mut frames);
+            let Some(frame) = frames.first() else { break };
+            from = Some(frame.from);
+            host.give_back(&mut frames);
+        }
         if let Some(from) = from {
             return from;
         }
