@@ -16,6 +16,16 @@ completed() {
     awk '{ print $1, $5, $12, $16 }' "/sys/block/$dev/stat"
 }
 
+# Has each CPU take the interrupts that are pending for it. The host may not have let one run since,
+# and so a request that the daemon has counted may not be completed here yet.
+take_interrupts() {
+    cpu=$(nproc)
+    while [ "$cpu" -gt 0 ]; do
+        cpu=$((cpu - 1))
+        must taskset -c "$cpu" true
+    done
+}
+
 # Lets guest and host count the same requests at one end of a window: once more when a request was
 # completed in between, as those of a journal that commits by its own clock.
 meet_at_rest() {
@@ -23,6 +33,7 @@ meet_at_rest() {
         before=$(completed)
         count "$1"
         meet_host "window $disk $what $1"
+        take_interrupts
         [ "$(completed)" != "$before" ] || return 0
     done
     fail "$disk does not come to rest at the $1 of $what"
