@@ -17,7 +17,8 @@ use std::hash::{BuildHasherDefault, DefaultHasher, Hasher};
 
 use sidecore_volume::VolumeId;
 
-/// Fingerprints kept: with them the table takes about 50 MB, and the blocks of 4 KiB of 7 GiB.
+/// Fingerprints kept, those of the blocks of 4 KiB of 7 GiB: as many as a table of about 50 MB holds.
+/// Another 20 MB are needed for a moment when they are thinned.
 pub(super) const CAPACITY: usize = (1 << 21) / 8 * 7;
 
 /// A block of a volume.
@@ -68,12 +69,25 @@ impl Fingerprints {
         if fingerprint & self.mask != 0 {
             return;
         }
-        self.places.insert(fingerprint, place);
-        while self.places.len() > self.capacity {
-            self.mask = self.mask << 1 | 1;
-            let mask = self.mask;
-            self.places.retain(|fingerprint, _| fingerprint & mask == 0);
+        while self.places.len() >= self.capacity && !self.places.contains_key(&fingerprint) {
+            self.thin();
+            if fingerprint & self.mask != 0 {
+                return;
+            }
         }
+        self.places.insert(fingerprint, place);
+    }
+
+    /// Keeps about half of the fingerprints.
+    ///
+    /// Those are put into the emptied table, because places that are only marked as free count as
+    /// taken there, and the table would grow.
+    fn thin(&mut self) {
+        self.mask = self.mask << 1 | 1;
+        let sample = self.places.iter().filter(|(fingerprint, _)| *fingerprint & self.mask == 0);
+        let sample: Vec<_> = sample.map(|(fingerprint, place)| (*fingerprint, *place)).collect();
+        self.places.clear();
+        self.places.extend(sample);
     }
 }
 
@@ -128,6 +142,17 @@ mod tests {
         assert!(table.places.len() > 25, "{}", table.places.len());
         table.clear();
         assert!(!table.is_sample() && table.places.is_empty());
+    }
+
+    #[test]
+    fn a_full_table_does_not_grow() {
+        // As many as 128 places may hold.
+        let mut table = Fingerprints::new(112);
+        for block in 0..10_000_u64 {
+            table.set(fingerprint(7, &block.to_le_bytes()), place(block));
+            assert!(table.places.capacity() <= 112, "{}", table.places.capacity());
+        }
+        assert!(table.is_sample());
     }
 
     #[test]
