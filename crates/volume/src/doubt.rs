@@ -26,40 +26,43 @@ enum Ancestor {
     Gone(u64),
 }
 
+impl Ancestor {
+    /// Of this volume. `origin` gives the number of a listed volume's origin, or 0 without one.
+    fn of(mut id: u64, origin: impl Fn(u64) -> Option<u64>) -> Self {
+        loop {
+            match origin(id) {
+                None => return Self::Gone(id),
+                Some(0) => return Self::First(id),
+                // An origin is older than its copies. Whatever is not has no known origin.
+                Some(origin) if origin >= id => return Self::Gone(u64::MAX),
+                Some(origin) => id = origin,
+            }
+        }
+    }
+}
+
+/// Whether two volumes may be of one family. `origin` gives the number of a listed volume's origin,
+/// or 0 without one; of a volume that is not listed, only its number is known.
+pub(crate) fn may_be_related(origin: impl Fn(u64) -> Option<u64>, one: u64, other: u64) -> bool {
+    match (Ancestor::of(one, &origin), Ancestor::of(other, &origin)) {
+        (Ancestor::First(one), Ancestor::First(other)) => one == other,
+        (Ancestor::First(first), Ancestor::Gone(gone))
+        | (Ancestor::Gone(gone), Ancestor::First(first)) => first < gone,
+        (Ancestor::Gone(_), Ancestor::Gone(_)) => true,
+    }
+}
+
 /// Families of volumes.
 pub(crate) struct Families(HashMap<u64, u64>);
 
 impl Families {
     pub(crate) fn of(records: &[Record]) -> Self {
-        Self::by_origin(records.iter().map(|record| (record.id, record.origin)))
+        Self(records.iter().map(|record| (record.id, record.origin)).collect())
     }
 
-    /// Of volumes by number, each with the number of its origin, or 0.
-    pub(crate) fn by_origin(volumes: impl Iterator<Item = (u64, u64)>) -> Self {
-        Self(volumes.collect())
-    }
-
-    fn ancestor(&self, mut id: u64) -> Ancestor {
-        loop {
-            match self.0.get(&id) {
-                None => return Ancestor::Gone(id),
-                Some(0) => return Ancestor::First(id),
-                // An origin is older than its copies. Whatever is not has no known origin.
-                Some(origin) if *origin >= id => return Ancestor::Gone(u64::MAX),
-                Some(origin) => id = *origin,
-            }
-        }
-    }
-
-    /// Whether the two may be of one family. Of a volume that is not listed, only its number is
-    /// known.
+    /// See [`may_be_related`].
     pub(crate) fn may_be_related(&self, one: u64, other: u64) -> bool {
-        match (self.ancestor(one), self.ancestor(other)) {
-            (Ancestor::First(one), Ancestor::First(other)) => one == other,
-            (Ancestor::First(first), Ancestor::Gone(gone))
-            | (Ancestor::Gone(gone), Ancestor::First(first)) => first < gone,
-            (Ancestor::Gone(_), Ancestor::Gone(_)) => true,
-        }
+        may_be_related(|id| self.0.get(&id).copied(), one, other)
     }
 }
 

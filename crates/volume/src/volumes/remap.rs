@@ -11,7 +11,7 @@ use super::blocks::inside;
 use super::{Volume, Volumes};
 use crate::allocator::Need;
 use crate::disk::Disk;
-use crate::doubt::Families;
+use crate::doubt;
 use crate::error::VolumeError;
 use crate::forest::{Item, MAX_ITEMS};
 use crate::grant::PhysicalRange;
@@ -179,8 +179,8 @@ impl Volumes {
     /// Whether blocks that the two share at the same virtual block are like those of a volume and
     /// its copy. Once that is so it stays so, whichever volumes are deleted.
     fn may_be_related(&self, one: VolumeId, other: VolumeId) -> bool {
-        let origins =
-            self.list().map(|volume| (volume.id.0, volume.origin.map_or(0, |origin| origin.0)));
-        Families::by_origin(origins).may_be_related(one.0, other.0)
+        let origin_of =
+            |id| self.get(VolumeId(id)).map(|volume| volume.origin.map_or(0, |origin| origin.0));
+        doubt::may_be_related(origin_of, one.0, other.0)
     }
 }
