@@ -186,8 +186,7 @@ impl Work {
                 DedupStep::Done => return Ok(DedupState::Done),
                 DedupStep::Worked(bytes) => {
                     waiting = None;
-                    let time = pace.time_for(bytes).saturating_sub(began.elapsed());
-                    self.shared.sleep(time);
+                    self.shared.sleep(pace.pause(bytes, began.elapsed()));
                 }
                 DedupStep::Waits => {
                     let since = *waiting.get_or_insert(began);

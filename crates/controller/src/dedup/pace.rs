@@ -36,8 +36,15 @@ impl Pace {
         self.requests = requests;
     }
 
+    /// The pause after a step that has read so many bytes. A step that has read none, of metadata
+    /// alone, is followed by one as long as itself: it holds the hypervisor's lock, for which guests'
+    /// misses wait, and a thread that locks again at once overtakes those that wait.
+    pub(super) fn pause(&self, bytes: u64, took: Duration) -> Duration {
+        if bytes == 0 { took } else { self.time_for(bytes).saturating_sub(took) }
+    }
+
     /// The time that so many bytes have to take.
-    pub(super) fn time_for(&self, bytes: u64) -> Duration {
+    fn time_for(&self, bytes: u64) -> Duration {
         let ns = u128::from(bytes)
             .saturating_mul(1_000_000_000)
             .checked_div(u128::from(self.bytes_per_s))
@@ -62,6 +69,10 @@ mod tests {
         assert_eq!(pace.time_for(1 << 19), Duration::from_secs(4));
         pace.note(521, WINDOW);
         assert_eq!(pace.time_for(1 << 19), Duration::from_millis(500));
+        let second = Duration::from_secs(1);
+        assert_eq!(pace.pause(2 << 20, Duration::from_millis(500)), second * 3 / 2);
+        assert_eq!(pace.pause(1 << 10, second), Duration::ZERO);
+        assert_eq!(pace.pause(0, second), second, "metadata alone");
         assert!(Pace::new(0, 0).time_for(u64::MAX) > Duration::from_secs(1 << 30));
     }
 }
