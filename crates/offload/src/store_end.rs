@@ -15,8 +15,6 @@ pub(crate) struct StoreEnd {
     channel: Box<dyn BlockChannel>,
     requests: Consumer<Boxed>,
     returns: Producer<Boxed>,
-    /// Requests that were received and not sent back.
-    in_flight: usize,
     /// Requests for which the store had no room yet.
     queued: Batch,
     /// Requests on their way back.
@@ -38,7 +36,6 @@ impl StoreEnd {
             channel,
             requests,
             returns,
-            in_flight: 0,
             queued: Batch::with_capacity(depth),
             ended: Batch::with_capacity(depth),
         };
@@ -60,14 +57,11 @@ impl StoreEnd {
     #[inline]
     pub(crate) fn serve(&mut self, now: Nanos) -> (usize, usize) {
         let taken = self.requests.receive(&mut self.queued);
-        self.in_flight = self.in_flight.saturating_add(taken);
-        if self.in_flight == 0 {
-            return (0, 0);
-        }
+        // Also with nothing in flight: only the store can clear its wake descriptor, and one that
+        // stays readable keeps the sidecore from sleeping.
         self.channel.exchange(now, &mut self.queued, &mut self.ended);
         // The ring has room for all that may be in flight.
         let returned = self.returns.send(&mut self.ended);
-        self.in_flight = self.in_flight.saturating_sub(returned);
         (taken, returned)
     }
 
@@ -82,5 +76,63 @@ impl StoreEnd {
 
     pub(crate) fn channel(&self) -> &dyn BlockChannel {
         self.channel.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd as _, BorrowedFd};
+
+    use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+    use sidecore_block::{Geometry, Readiness};
+
+    use super::*;
+
+    /// A store whose wake descriptor is readable until it is asked.
+    struct Woken;
+
+    struct WokenChannel(std::os::fd::OwnedFd);
+
+    impl BlockDevice for Woken {
+        fn geometry(&self) -> Geometry {
+            Geometry::new(1 << 20, 512)
+        }
+
+        fn open_channel(&self, _: &CoreContext, _: usize) -> io::Result<Box<dyn BlockChannel>> {
+            Ok(Box::new(WokenChannel(eventfd(1, EventfdFlags::NONBLOCK)?)))
+        }
+    }
+
+    impl BlockChannel for WokenChannel {
+        fn submit(&mut self, _: Nanos, _: &mut Batch) {}
+
+        fn poll(&mut self, _: Nanos, _: &mut Batch) {
+            let _ = rustix::io::read(&self.0, &mut [0; 8]);
+        }
+
+        fn readiness(&self) -> Readiness {
+            Readiness { in_flight: 0, next: Next::OnWake }
+        }
+
+        fn waits_since(&self) -> Option<Nanos> {
+            None
+        }
+
+        fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+            Some(self.0.as_fd())
+        }
+    }
+
+    #[test]
+    fn a_store_that_wakes_the_sidecore_is_asked_with_nothing_in_flight_too() {
+        let (mut end, _) = StoreEnd::open(&Woken, &CoreContext::default(), (0, 1)).unwrap();
+        let is_readable = |end: &StoreEnd| {
+            let fd = end.channel().wake_fd().unwrap();
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&now)).unwrap() > 0
+        };
+        assert!(is_readable(&end));
+        assert_eq!(end.serve(Nanos(1)), (0, 0));
+        assert!(!is_readable(&end));
     }
 }
