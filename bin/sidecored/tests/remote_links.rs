@@ -557,8 +557,9 @@ fn sidecores_share_several_disks_and_keep_the_order_of_each() {
                 }
             }
         }
+        // On a busy machine one may have ended and begun again. The IOhost knows both of now.
         remote("both sessions are used", &vmhost, |report| {
-            report.iohosts.iter().any(|it| it.counts.sessions == 2)
+            report.iohosts.iter().any(|it| it.counts.sessions >= 2)
         });
         remote("both queues are used", &iohost, |report| {
             let mut clients = report.clients.iter();
