@@ -28,6 +28,8 @@ use sidecore_linux::{FileOptions, FileStore};
 use tempfile::TempDir;
 
 pub const PATIENCE: Duration = Duration::from_secs(90);
+/// The time of a daemon's lease.
+pub const LEASE: Duration = Duration::from_secs(3);
 const DIRECTORY: &str = "SIDECORE_TEST_DIRECTORY";
 /// The time between two numbers of a writer.
 const PACE: Duration = Duration::from_millis(1);
@@ -179,7 +181,8 @@ impl Cluster {
         let mut command = site.namespace.command(env!("CARGO_BIN_EXE_sidecore").as_ref());
         let keys = self.number.to_string();
         command.arg("--socket").arg(&socket);
-        command.args(["own", "disk", "--name", name, "--lease", "3", "--cluster", &keys]);
+        command.args(["own", "disk", "--name", name, "--cluster", &keys]);
+        command.arg("--lease").arg(LEASE.as_secs().to_string());
         command.arg("--metrics").arg(metrics_of(&socket));
         command.arg("--etcd").args(etcd);
         command.arg("--record").arg(self.path("disk.owner"));
