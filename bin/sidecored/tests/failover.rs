@@ -36,9 +36,21 @@ enum Fence {
     Command,
 }
 
+/// Processes that stop for a while.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stopped {
+    /// The owner, with its daemon.
+    Owner,
+    /// All members of etcd.
+    Etcd,
+    Both,
+}
+
 /// Two hosts that can serve a disk, and the directory that they share.
 struct Pair<'a> {
     namespace: &'a Namespace,
+    /// The name of their keys in etcd.
+    cluster: String,
     sidecore: PathBuf,
     shared: TempDir,
     /// The disk's file.
@@ -57,10 +69,16 @@ impl<'a> Pair<'a> {
             path
         });
         let script = shared.path().join("fence");
-        let text = format!("#!/bin/sh\nkill -9 $(cat {}/$1.pids)\n", shared.path().display());
+        // A process that has ended needs no fence.
+        let text = format!(
+            "#!/bin/sh\npids=$(cat {}/$1.pids) || exit 1\n\
+             for pid in $pids; do ! kill -0 $pid || kill -9 $pid || exit 1; done\n",
+            shared.path().display()
+        );
         std::fs::write(&script, text).unwrap();
         std::fs::set_permissions(&script, Permissions::from_mode(0o755)).unwrap();
-        Self { namespace, sidecore: sidecore(), shared, disk, fence, is_near: false }
+        let (cluster, sidecore) = (format!("{fence:?}"), sidecore());
+        Self { namespace, cluster, sidecore, shared, disk, fence, is_near: false }
     }
 
     /// The socket of a candidate's link.
@@ -111,8 +129,7 @@ impl<'a> Pair<'a> {
         let log = File::create(shared.join(name)).unwrap();
         let mut command = self.namespace.command(self.sidecore.as_ref());
         command.args(["own", "disk", "--name", name, "--lease", "3"]);
-        // The keys in etcd are the pair's.
-        command.args(["--cluster", &format!("{:?}", self.fence)]);
+        command.args(["--cluster", &self.cluster]);
         match self.fence {
             Fence::Lock => command.arg("--fence-lock"),
             Fence::Command => command.arg("--fence-command").arg(shared.join("fence")),
@@ -126,14 +143,20 @@ impl<'a> Pair<'a> {
 
     /// Sends a signal to a candidate and to its daemon, as to a machine that is suspended.
     fn signal_with_its_daemon(&self, name: &str, candidate: &Process, signal: Signal) {
-        let pid = candidate.id();
-        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-        let pids = format!("{pid} {}", children.unwrap());
-        std::fs::write(self.shared.path().join(format!("{name}.pids")), &pids).unwrap();
+        let pids = self.note_processes(name, candidate);
         for pid in pids.split_whitespace().map(|pid| Pid::from_raw(pid.parse().unwrap()).unwrap()) {
             // The fence may have killed it.
             let _ = kill_process(pid, signal);
         }
+    }
+
+    /// Notes a candidate and its daemon for the fence command, by their numbers.
+    fn note_processes(&self, name: &str, candidate: &Process) -> String {
+        let pid = candidate.id();
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        let pids = format!("{pid} {}", children.unwrap());
+        std::fs::write(self.shared.path().join(format!("{name}.pids")), &pids).unwrap();
+        pids
     }
 
     /// A guest of a VMhost, when its disk is there.
@@ -160,6 +183,18 @@ impl<'a> Pair<'a> {
 
     fn wait_for(&self, name: &str, state: &str) {
         wait::until(state, SOON, || self.is(name, state));
+    }
+}
+
+impl Drop for Pair<'_> {
+    /// Prints the candidates' logs if the test has failed.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for name in ["a", "b"] {
+                let log = std::fs::read_to_string(self.shared.path().join(name));
+                eprintln!("{}, candidate {name}:\n{}", self.cluster, log.unwrap_or_default());
+            }
+        }
     }
 }
 
@@ -264,7 +299,8 @@ fn a_guest_goes_from_a_remote_iohost_to_its_own_host_and_back() {
         Err(error) => return sidecore_skip::skip(error),
     };
     let _etcd = Etcd::start(&namespace, "near").unwrap();
-    let pair = Pair { is_near: true, ..Pair::new(&namespace, Fence::Lock, None) };
+    let mut pair = Pair::new(&namespace, Fence::Lock, None);
+    pair.is_near = true;
     let mut far = pair.candidate("a");
     pair.wait_for("a", "serving");
     let mut near = pair.candidate("b");
@@ -294,11 +330,16 @@ fn a_guest_goes_from_a_remote_iohost_to_its_own_host_and_back() {
     println!("longest batches, from a (remote) and b (on the VMhost): {pauses:?}");
 }
 
-/// Stops the owner while the store holds writes of a guest, and lets it continue when its successor
-/// has fenced it or waits for it. The store carries out the held writes last.
-fn stop_an_owner_with_writes_in_flight(namespace: &Namespace, fence: Fence) -> Option<()> {
+/// Stops the owner, etcd or both while the store holds writes of a guest, and lets them continue when
+/// a successor has fenced the owner or waits for it. The store carries out the held writes last.
+fn stop_with_writes_in_flight(
+    (namespace, etcd): (&Namespace, &Etcd),
+    fence: Fence,
+    stopped: Stopped,
+) -> Option<()> {
     let disk = SlowDisk::mount(DISK_BYTES as usize)?;
-    let pair = Pair::new(namespace, fence, Some(disk.path()));
+    let mut pair = Pair::new(namespace, fence, Some(disk.path()));
+    pair.cluster = format!("{fence:?}-{stopped:?}");
     let owner = pair.candidate("a");
     pair.wait_for("a", "serving");
     let other = pair.candidate("b");
@@ -320,46 +361,63 @@ fn stop_an_owner_with_writes_in_flight(namespace: &Namespace, fence: Fence) -> O
     disk.wait_for_held(|held| !held.is_empty());
     // A successor's writes would be carried out at once, and before these.
     disk.hold_no_more();
-    pair.signal_with_its_daemon("a", &owner, Signal::STOP);
-    if fence == Fence::Lock {
+    if stopped == Stopped::Etcd {
+        // Its fence may be asked for.
+        pair.note_processes("a", &owner);
+    } else {
+        pair.signal_with_its_daemon("a", &owner, Signal::STOP);
+    }
+    if stopped != Stopped::Owner {
+        etcd.signal(Signal::STOP);
+        let reason = match stopped {
+            Stopped::Both => ("b", "no answer within"),
+            _ => ("a", "the lease has ended: the command was killed"),
+        };
+        wait::until(reason.1, SOON, || pair.says(reason.0, reason.1));
+        etcd.signal(Signal::CONT);
+    }
+    if fence == Fence::Lock && stopped != Stopped::Etcd {
         wait::until("the fence fails", SOON, || pair.says("b", "a live process"));
         pair.signal_with_its_daemon("a", &owner, Signal::CONT);
     }
-    // The kernel has writes of the dead owner.
+    // The kernel has writes of the dead owner. Without etcd for a while, its supervisor lives.
     let waits =
         ["waiting for requests of a process that has ended", "requests in flight of a process"];
     wait::until("its successor waits for them", SOON, || {
-        waits.iter().any(|text| pair.says("b", text))
+        let any = |name| waits.iter().any(|text| pair.says(name, text));
+        any("b") || stopped == Stopped::Etcd && any("a")
     });
     pair.signal_with_its_daemon("a", &owner, Signal::CONT);
-    assert!(!disk.held().is_empty(), "{fence:?}");
+    assert!(!disk.held().is_empty(), "{fence:?}, {stopped:?}");
     disk.release();
     let done = complete_all(queue, slots.len());
     assert!(done.iter().all(|done| done.status == Status::Ok), "{done:?}");
     for index in 0..BLOCKS {
         let back = read(queue, slots[0], index, BLOCK);
-        assert!(back == data(index, batch, BLOCK), "{fence:?}, block {index}");
+        assert!(back == data(index, batch, BLOCK), "{fence:?}, {stopped:?}, block {index}");
     }
     survives(queue, &slots, &mut batch, || true);
     for index in 0..BLOCKS {
         let at = (index * u64::from(BLOCK)) as usize;
         let last = data(index, batch, BLOCK);
-        assert!(disk.bytes(at, BLOCK as usize) == last, "{fence:?}, block {index}");
+        assert!(disk.bytes(at, BLOCK as usize) == last, "{fence:?}, {stopped:?}, block {index}");
     }
     drop((guest, vmhost, owner, other));
     Some(())
 }
 
 #[test]
-fn writes_of_a_stopped_owner_that_a_slow_store_holds_are_never_seen_later() {
+fn writes_of_an_owner_that_a_slow_store_holds_are_never_seen_later() {
     let namespace = match Namespace::new() {
         Ok(namespace) => namespace,
         Err(error) => return sidecore_skip::skip(error),
     };
-    let _etcd = Etcd::start(&namespace, "slow").unwrap();
+    let etcd = Etcd::start(&namespace, "slow").unwrap();
     for fence in [Fence::Lock, Fence::Command] {
-        if stop_an_owner_with_writes_in_flight(&namespace, fence).is_none() {
-            return;
+        for stopped in [Stopped::Owner, Stopped::Etcd, Stopped::Both] {
+            if stop_with_writes_in_flight((&namespace, &etcd), fence, stopped).is_none() {
+                return;
+            }
         }
     }
 }
