@@ -116,8 +116,11 @@ impl Keeper {
         Ok(())
     }
 
-    /// Makes a store a leg. All of the mirror is copied to it.
-    fn add(
+    /// [`Mirror::add`](crate::Mirror::add), on the keeper's own thread.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn add(
         &mut self,
         leg: usize,
         device: Arc<dyn BlockDevice>,
@@ -153,8 +156,11 @@ impl Keeper {
         self.must_run()
     }
 
-    /// Lets a leg go for good.
-    fn remove(&mut self, leg: usize, wait: &mut dyn Wait) -> Result<(), MirrorError> {
+    /// [`Mirror::remove`](crate::Mirror::remove), on the keeper's own thread.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn remove(&mut self, leg: usize, wait: &mut dyn Wait) -> Result<(), MirrorError> {
         self.must_run()?;
         let members = self.config.members.without(LegSet::of(leg));
         let in_sync = self.in_sync.without(LegSet::of(leg));
@@ -180,19 +186,17 @@ impl Keeper {
         self.must_run()
     }
 
-    /// Writes a range of one leg to another.
-    fn repair(
+    /// [`Mirror::repair`](crate::Mirror::repair), on the keeper's own thread.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn repair(
         &mut self,
         (from, to): (usize, usize),
         (offset_bytes, len_bytes): (u64, u64),
         wait: &mut dyn Wait,
     ) -> Result<(), MirrorError> {
         self.must_run()?;
-        for leg in [from, to] {
-            if !self.in_sync.has(leg) {
-                return Err(MirrorError::State { leg, reason: "it is not in sync" });
-            }
-        }
         let layout = self.identity.layout;
         let mask = u64::from(layout.block_bytes).wrapping_sub(1);
         let end = offset_bytes.checked_add(len_bytes);
@@ -203,13 +207,23 @@ impl Keeper {
         }
         let (first, end) = layout.regions_of(offset_bytes, len_bytes);
         let regions: Vec<usize> = (first..end).collect();
-        // A write that ends with a power cut may be on one of the two only.
-        let were_open: Vec<usize> =
-            regions.iter().copied().filter(|region| self.shared.open.has(*region)).collect();
-        self.shut(&regions, wait);
+        let were_open = loop {
+            for leg in [from, to] {
+                if !self.in_sync.has(leg) {
+                    return Err(MirrorError::State { leg, reason: "it is not in sync" });
+                }
+            }
+            let were_open = self.shut(&regions, wait);
+            if self.failed.is_empty() {
+                break were_open;
+            }
+            // One of the two may have missed a write to the range. Each time one leg leaves.
+            self.reopen(&were_open);
+            self.settle(wait);
+            self.must_run()?;
+        };
         let repaired = self.copy_range((from, to), (offset_bytes, len_bytes), wait);
-        were_open.iter().for_each(|region| self.shared.open.set(*region));
-        self.has_opened();
+        self.reopen(&were_open);
         match repaired {
             Ok(()) => Ok(()),
             Err(Broken::From(error)) => {

@@ -31,7 +31,13 @@ impl Keeper {
         let (offset_bytes, len_bytes) = self.identity.layout.range_of(region);
         let copied = self.copy_shut(&[region], (offset_bytes, len_bytes), leg, wait);
         let pause = match copied {
-            Ok(()) => {
+            Ok(false) => {
+                if let Some(copying) = &mut self.copying {
+                    copying.left.push_front(region);
+                }
+                return Duration::ZERO;
+            }
+            Ok(true) => {
                 self.copied_regions = self.copied_regions.saturating_add(1);
                 let per_s = self.options.copy_bytes_per_s.max(1);
                 Nanos(len_bytes.saturating_mul(1_000_000_000).checked_div(per_s).unwrap_or(0))
@@ -103,16 +109,20 @@ impl Keeper {
     }
 
     /// Copies a range that lies in some regions to a leg, while no write to them is in flight.
+    /// False, and nothing copied, if a leg has failed that may have missed one: first the keeper
+    /// decides about it.
     pub(super) fn copy_shut(
         &mut self,
         regions: &[usize],
         range: (u64, u64),
         to: usize,
         wait: &mut dyn Wait,
-    ) -> Result<(), Broken> {
-        let were_open: Vec<usize> =
-            regions.iter().copied().filter(|region| self.shared.open.has(*region)).collect();
-        self.shut(regions, wait);
+    ) -> Result<bool, Broken> {
+        let were_open = self.shut(regions, wait);
+        if !self.failed.is_empty() {
+            self.reopen(&were_open);
+            return Ok(false);
+        }
         let mut from = self.in_sync.without(LegSet::of(to));
         let result = loop {
             let preferred = Some(self.shared.plan().read).filter(|leg| from.has(*leg));
@@ -127,11 +137,8 @@ impl Keeper {
         if result.is_ok() && self.copying.as_ref().is_some_and(|copying| copying.leg == to) {
             regions.iter().for_each(|region| self.shared.equal.set(*region));
         }
-        for region in were_open {
-            self.shared.open.set(region);
-        }
-        self.has_opened();
-        result
+        self.reopen(&were_open);
+        result.map(|()| true)
     }
 
     /// Copies a range of one leg to another.

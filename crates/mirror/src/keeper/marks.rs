@@ -64,8 +64,11 @@ impl Keeper {
         self.shared.ring();
     }
 
-    /// Closes regions, and waits until no write to them is in flight.
-    pub(super) fn shut(&mut self, regions: &[usize], wait: &mut dyn Wait) {
+    /// Closes regions, and waits until no write to them is in flight. Legs that have failed one are
+    /// in `failed` then. Returns the regions that were open.
+    pub(super) fn shut(&mut self, regions: &[usize], wait: &mut dyn Wait) -> Vec<usize> {
+        let is_open = |region: &usize| self.shared.open.has(*region);
+        let were_open: Vec<usize> = regions.iter().copied().filter(is_open).collect();
         for region in regions {
             self.shared.open.clear(*region);
         }
@@ -73,6 +76,14 @@ impl Keeper {
         if self.shared.neglected.keeps(Rule::Drain) {
             self.drain(wait, |gauge| gauge.has_no_writes(parity));
         }
+        self.read_inbox();
+        were_open
+    }
+
+    /// Opens regions again that [`shut`](Self::shut) has closed.
+    pub(super) fn reopen(&self, regions: &[usize]) {
+        regions.iter().for_each(|region| self.shared.open.set(*region));
+        self.has_opened();
     }
 
     /// Clears the marks of regions that were not written for a while, if all legs are in sync.
@@ -96,7 +107,6 @@ impl Keeper {
             return;
         }
         self.shut(&unused, wait);
-        self.read_inbox();
         if !self.failed.is_empty() {
             return;
         }
