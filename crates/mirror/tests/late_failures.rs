@@ -247,3 +247,30 @@ fn no_leg_is_repaired_from_one_that_has_missed_a_write() {
     assert_eq!(world.clock.result(write), Some(Ok(())));
     assert!(world.bytes(&second, 0) == newer);
 }
+
+#[test]
+fn a_leg_that_is_attached_does_not_hide_the_failure_of_another_one() {
+    let [first, second, third] = legs();
+    let mut world = World::open(&[&first, &second, &third]);
+    world.write(0, &pattern(1, 4096));
+    drop(world);
+    // One leg is in sync after an unclean end. Regions that were clean are equal on the next one.
+    let mut world = World::open(&[&first, &third]);
+    world.turn();
+    assert_eq!(world.status().legs[2], LegState::Copying);
+    third.flaws.set(&[world.place(5)]);
+    let newer = pattern(2, 4096);
+    let write = world.clock.write(5 * REGION_BYTES, &newer);
+    world.turn();
+    for _ in 0..4 {
+        world.clock.poll();
+    }
+    assert_eq!(world.clock.result(write), Some(Ok(())), "the leg in sync has it");
+    world.keeper.attach(&second.device, &mut world.clock).unwrap();
+    world.until("copied", |world| {
+        let legs = &world.status().legs;
+        legs[1] == LegState::InSync && legs[2] != LegState::Copying
+    });
+    assert!(world.bytes(&second, 5) == newer);
+    assert_eq!(world.status().legs[2], LegState::Failed);
+}

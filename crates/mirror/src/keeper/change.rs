@@ -92,7 +92,8 @@ impl Keeper {
             self.settle(wait);
         } else {
             let config = self.config;
-            self.failed = self.write_headers(&config, LegSet::of(leg), false, wait);
+            let failed = self.write_headers(&config, LegSet::of(leg), false, wait);
+            self.failed = self.failed.with(failed);
             self.publish();
         }
         Ok(())
