@@ -21,6 +21,8 @@ use sidecore_units::Nanos;
 use common::{REGION_BYTES, creation, ram, with};
 
 const SCRATCH: u64 = 0x1_0000_0000;
+/// The map of dirty regions on a leg.
+const MAP: Range<u64> = 8192..12_288;
 /// A leg's delay: a request is in flight until the clock has gone on.
 const DELAY: Nanos = Nanos(10_000_000);
 /// More turns than anything takes here.
@@ -273,4 +275,24 @@ fn a_leg_that_is_attached_does_not_hide_the_failure_of_another_one() {
     });
     assert!(world.bytes(&second, 5) == newer);
     assert_eq!(world.status().legs[2], LegState::Failed);
+}
+
+#[test]
+fn a_mark_that_a_leg_may_lack_is_written_again() {
+    let [first, second] = legs();
+    let mut world = World::open(&[&first, &second]);
+    world.write(1, &pattern(1, 4096));
+    // The other leg fails a write in flight, and so this one is kept though it failed a mark.
+    second.flaws.set(&[world.place(1)]);
+    let in_flight = world.clock.write(REGION_BYTES, &pattern(2, 4096));
+    first.flaws.set(&[MAP]);
+    let write = world.clock.write(0, &pattern(3, 4096));
+    world.turn();
+    world.clock.poll();
+    first.flaws.set(&[]);
+    world.until("answered", |world| world.clock.result(write).is_some());
+    assert_eq!([in_flight, write].map(|of| world.clock.result(of)), [Some(Ok(())); 2]);
+    assert_eq!(world.status().legs[1], LegState::Failed);
+    let marks = Harness::new(&first.raw, 1).load(MAP.start, 512);
+    assert_eq!(marks[0] & 0b11, 0b11, "a region is written, and has no mark");
 }

@@ -85,8 +85,9 @@ impl Keeper {
         }
         self.take_in(found);
         if self.in_sync.is_empty() && self.config.in_sync.has(leg) {
-            // No write was answered without it.
+            // No write was answered without it. It may lack marks that were set meanwhile.
             self.in_sync = LegSet::of(leg);
+            self.write_whole_map(self.in_sync, wait);
         }
         if self.waits.is_some() {
             self.settle(wait);

@@ -42,9 +42,10 @@ impl Keeper {
             failed = failed.with(self.on_each(others, wait, |disk, now| disk.begin_flush(now)));
         }
         if !failed.is_empty() {
+            // A leg that failed may stay, if all others have failed, too. The marks are written
+            // again, and the writes wait.
+            marked.iter().for_each(|region| self.map.set(*region, false));
             if failed == self.in_sync {
-                // No leg has the marks for certain. They are written again, and the writes wait.
-                marked.iter().for_each(|region| self.map.set(*region, false));
                 self.next_mark = now.after(RETRY);
             }
             self.failed = self.failed.with(failed);
@@ -111,7 +112,8 @@ impl Keeper {
             return;
         }
         if self.shared.neglected.keeps(Rule::FlushThenClear) {
-            self.failed = self.on_each(self.in_sync, wait, |disk, now| disk.begin_flush(now));
+            let failed = self.on_each(self.in_sync, wait, |disk, now| disk.begin_flush(now));
+            self.failed = self.failed.with(failed);
         }
         if !self.failed.is_empty() {
             return;
@@ -123,7 +125,8 @@ impl Keeper {
         }
         blocks.dedup();
         // No flush: a mark that comes back after a power cut costs a copy.
-        self.failed = self.write_map(self.in_sync, &blocks, wait);
+        let failed = self.write_map(self.in_sync, &blocks, wait);
+        self.failed = self.failed.with(failed);
     }
 
     /// Writes blocks of the map. Returns the legs that failed.
