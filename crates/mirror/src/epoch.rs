@@ -13,10 +13,16 @@ use crate::legs::{LegSet, MAX_LEGS};
 pub struct Config {
     /// Its number: larger than those of all epochs before it.
     pub epoch: u64,
+    /// The newest epoch that was known when this one began: it has the bytes of that one.
+    pub parent: u64,
     /// The map of dirty regions has all that was written since this epoch to some legs only.
     pub covered_from: u64,
     /// All legs of the mirror.
     pub members: LegSet,
+    /// The members of the epoch before this one, of which as many have to hold it.
+    pub former: LegSet,
+    /// Half of the members suffices: a witness has permitted it.
+    pub is_permitted: bool,
     /// The legs that have all answered writes.
     pub in_sync: LegSet,
     /// The last epoch in which each leg was in sync.
@@ -27,18 +33,33 @@ impl Config {
     /// The first epoch.
     pub(crate) fn first(members: LegSet, in_sync: LegSet) -> Self {
         let seen = std::array::from_fn(|leg| u64::from(in_sync.has(leg)));
-        Self { epoch: 1, covered_from: 1, members, in_sync, seen }
+        Self {
+            epoch: 1,
+            parent: 0,
+            covered_from: 1,
+            members,
+            former: members,
+            is_permitted: false,
+            in_sync,
+            seen,
+        }
     }
 
-    /// The epoch `epoch` after this one, which has been in force.
+    /// The epoch `epoch` after this one.
     pub(crate) fn next(&self, epoch: u64, members: LegSet, in_sync: LegSet) -> Self {
         let seen = std::array::from_fn(|leg| {
             if in_sync.has(leg) { epoch } else { self.seen.get(leg).copied().unwrap_or(0) }
         });
-        // Marks are cleared in an epoch with all legs in sync, and not before it is in force.
-        let is_whole = self.in_sync == self.members && members == self.members;
-        let covered_from = if is_whole { self.epoch } else { self.covered_from };
-        Self { epoch, covered_from, members, in_sync, seen }
+        let covered_from = self.covered_from;
+        let (parent, former) = (self.epoch, self.members);
+        let is_permitted = false;
+        Self { epoch, parent, covered_from, members, former, is_permitted, in_sync, seen }
+    }
+
+    /// The epoch that the map reaches back to after this one, which has been in force. Marks are
+    /// cleared in an epoch with all legs in sync, and not before.
+    pub(crate) fn covered_after(&self) -> u64 {
+        if self.in_sync == self.members { self.epoch } else { self.covered_from }
     }
 
     /// Whether the holders suffice to put an epoch of these members in force.
@@ -81,42 +102,83 @@ pub(crate) struct Assembled {
     pub(crate) is_clean: bool,
 }
 
-/// Finds the newest epoch that the legs hold.
+/// Finds the newest epoch that may have been in force.
+///
+/// A write of a header that failed may have reached the leg, so a leg may hold an epoch that was
+/// never in force. Such an epoch is passed over if the other legs show it: nothing was answered in
+/// it, and its legs have the bytes of its parent.
 ///
 /// # Errors
 /// A leg is of another history, was removed, or has missed more than the map knows.
 pub(crate) fn assemble(holders: &[Holder]) -> Result<Assembled, (usize, LegError)> {
-    let newest = holders.iter().map(|holder| holder.config.epoch).max().unwrap_or(0);
-    let held_by = |config: &Config| {
-        let same = holders.iter().filter(|holder| holder.config == *config);
-        same.fold(LegSet::EMPTY, |set, holder| set.with(LegSet::of(holder.leg)))
+    let diverged = |holder: &Holder, newest: &Config| {
+        let since = newest.seen.get(holder.leg).copied().unwrap_or(0);
+        (holder.leg, LegError::Diverged { epoch: holder.config.epoch, since })
     };
-    let candidates = || holders.iter().filter(|holder| holder.config.epoch == newest);
-    let Some(first) = candidates().next() else { return Err((0, LegError::NoHeader)) };
-    let other = candidates().find(|holder| holder.config != first.config);
-    let config = match other {
-        None => first.config,
-        // Two of one number: the one that may have been in force is held by a majority.
-        Some(other) => {
-            let is_in_force = |holder: &&Holder| {
-                let legs = held_by(&holder.config);
-                Config::quorum(holder.config.members, legs) == Quorum::Majority
-            };
-            let diverged = LegError::Diverged { epoch: newest, since: first.config.epoch };
-            candidates().find(is_in_force).ok_or((other.leg, diverged))?.config
+    let is_void = |holder: &Holder| is_void(&holder.config, holders, LegSet::EMPTY);
+    // An older one is that of a leg that is behind.
+    let known = holders.iter().map(|holder| holder.config.parent).max();
+    let known = known.ok_or((0, LegError::NoHeader))?;
+    let mut newest: Option<&Holder> = None;
+    for holder in holders.iter().filter(|holder| holder.config.epoch >= known && !is_void(holder)) {
+        if newest.is_none_or(|newest| newest.config.epoch < holder.config.epoch) {
+            newest = Some(holder);
         }
-    };
-    let current = held_by(&config);
-    for holder in holders {
-        check(holder, &config, current).map_err(|error| (holder.leg, error))?;
     }
-    let in_sync = current.and(config.in_sync);
+    // Otherwise attempts to follow the newest one: those in sync in them have its bytes.
+    let attempts = holders.iter().filter(|holder| holder.config.parent == known);
+    let attempt = attempts.max_by_key(|at| (at.config.in_sync.has(at.leg), at.config.epoch));
+    let config = newest.or(attempt).ok_or((0, LegError::NoHeader))?.config;
+    // Both began with what was known before, and each may have been in force.
+    let rival = holders.iter().find(|holder| {
+        holder.config != config && holder.config.epoch > config.parent && !is_void(holder)
+    });
+    if let Some(rival) = rival {
+        return Err(diverged(rival, &config));
+    }
+    let legs_of = |is_so: &dyn Fn(&Holder) -> bool| {
+        let legs = holders.iter().filter(|holder| is_so(holder));
+        legs.fold(LegSet::EMPTY, |set, holder| set.with(LegSet::of(holder.leg)))
+    };
+    let current = legs_of(&|holder| holder.config == config);
+    for holder in holders {
+        check(holder, &config, holders).map_err(|error| (holder.leg, error))?;
+    }
+    // A leg whose next epoch was never in force has the bytes of this one.
+    let torn = legs_of(&|holder| {
+        holder.config.parent == config.epoch && holder.config.in_sync.has(holder.leg)
+    });
+    let torn = torn.and(config.in_sync);
+    let in_sync = if torn.is_empty() { current.and(config.in_sync) } else { torn };
     let is_clean = holders.iter().filter(|holder| in_sync.has(holder.leg)).all(|at| at.is_clean);
     Ok(Assembled { config, in_sync, is_clean })
 }
 
-/// Whether a leg belongs to the history of `newest`, which the legs `current` hold.
-pub(crate) fn check(holder: &Holder, newest: &Config, current: LegSet) -> Result<(), LegError> {
+/// Whether an epoch was never in force, as far as the legs of `holders` tell. The legs `others` are
+/// known not to have held it, or to have shown that it was never in force.
+fn is_void(config: &Config, holders: &[Holder], others: LegSet) -> bool {
+    let mut never = others;
+    for holder in holders.iter().filter(|holder| holder.config != *config) {
+        let Config { epoch, parent, .. } = holder.config;
+        // The epochs of a leg grow, so it never held this one; and it may know of a rival. One that
+        // has missed the parent, too, knows of none.
+        let is_older = (config.parent..=config.epoch).contains(&epoch);
+        // When its epoch began, this one was not seen, or was passed over.
+        let is_beside = epoch > config.epoch && parent < config.epoch;
+        if is_older || is_beside {
+            never = never.with(LegSet::of(holder.leg));
+        }
+    }
+    // It is in force when all that it names in sync hold it, and a majority or half of its members.
+    let suffices = if config.is_permitted { Quorum::Half } else { Quorum::Majority };
+    !config.in_sync.and(never).is_empty()
+        || [config.members, config.former]
+            .iter()
+            .any(|voters| Config::quorum(*voters, voters.without(never)) < suffices)
+}
+
+/// Whether a leg belongs to the history of `newest`, which some of `holders` hold.
+pub(crate) fn check(holder: &Holder, newest: &Config, holders: &[Holder]) -> Result<(), LegError> {
     let Holder { leg, config, .. } = holder;
     if !newest.members.has(*leg) {
         return Err(LegError::Removed { leg: *leg });
@@ -125,10 +187,13 @@ pub(crate) fn check(holder: &Holder, newest: &Config, current: LegSet) -> Result
         return Ok(());
     }
     let since = newest.seen.get(*leg).copied().unwrap_or(0);
-    // An epoch that needed a leg of the newest one was never in force, unless that leg had it too.
-    let was_in_force = config.in_sync.and(current).is_empty();
-    if config.in_sync.has(*leg) && config.epoch > since && was_in_force {
-        return Err(LegError::Diverged { epoch: config.epoch, since });
+    if config.in_sync.has(*leg) && config.epoch > since {
+        // Then the newest epoch does not descend from it.
+        let current = holders.iter().filter(|holder| holder.config == *newest);
+        let current = current.fold(LegSet::EMPTY, |set, at| set.with(LegSet::of(at.leg)));
+        if !is_void(config, holders, current) {
+            return Err(LegError::Diverged { epoch: config.epoch, since });
+        }
     }
     if config.epoch < newest.covered_from {
         let covered_from = newest.covered_from;
@@ -155,6 +220,11 @@ mod tests {
         Config::first(two, two).next(5, two, two)
     }
 
+    /// An epoch that half of the members may begin.
+    fn permitted(config: Config) -> Config {
+        Config { is_permitted: true, ..config }
+    }
+
     #[test]
     fn equal_legs_are_in_sync_and_clean_if_all_are() {
         let mut holders = [holder(0, both()), holder(1, both())];
@@ -166,7 +236,7 @@ mod tests {
 
     #[test]
     fn a_leg_with_an_older_epoch_is_behind() {
-        let alone = both().next(6, A.with(B), A);
+        let alone = permitted(both().next(6, A.with(B), A));
         let found = assemble(&[holder(0, alone), holder(1, both())]).unwrap();
         assert_eq!((found.config, found.in_sync), (alone, A));
         // It knows of the newest epoch, and is not in sync in it.
@@ -179,9 +249,10 @@ mod tests {
     #[test]
     fn legs_that_went_on_by_themselves_are_not_one_mirror() {
         let (one, other) = (both().next(6, A.with(B), A), both().next(6, A.with(B), B));
+        let (one, other) = (permitted(one), permitted(other));
         let found = assemble(&[holder(0, one), holder(1, other)]);
         assert!(matches!(found, Err((1, LegError::Diverged { epoch: 6, .. }))), "{found:?}");
-        let later = one.next(9, A.with(B), A);
+        let later = permitted(one.next(9, A.with(B), A));
         let found = assemble(&[holder(0, later), holder(1, other)]);
         assert_eq!(found, Err((1, LegError::Diverged { epoch: 6, since: 5 })));
     }
@@ -199,24 +270,79 @@ mod tests {
     }
 
     #[test]
+    fn an_epoch_that_too_few_legs_hold_was_never_in_force() {
+        let all = A.with(B).with(C);
+        let before = Config::first(all, all).next(5, all, all);
+        // The last header that a leg got before it failed, and the epochs of the others since.
+        for epoch in [6, 9] {
+            let torn = before.next(epoch, all, A);
+            let began = before.next(6, all, B.with(C));
+            for newest in [began, began.next(8, all, B.with(C))] {
+                let holders = [holder(0, torn), holder(1, newest), holder(2, newest)];
+                let found = assemble(&holders).unwrap();
+                assert_eq!((found.config, found.in_sync), (newest, B.with(C)));
+            }
+        }
+        // Of two legs, one without a permission.
+        let torn = both().next(6, A.with(B), A);
+        assert_eq!(assemble(&[holder(0, torn), holder(1, both())]).unwrap().config, both());
+    }
+
+    #[test]
+    fn attempts_that_all_failed_leave_the_bytes_of_the_epoch_before_them() {
+        let all = A.with(B).with(C);
+        let before = Config::first(all, all).next(5, all, all);
+        // One leg failed the first attempt, and one of the others got the second one.
+        let (one, other) = (before.next(6, all, all), before.next(7, all, A.with(B)));
+        let found = assemble(&[holder(0, one), holder(1, other)]).unwrap();
+        assert_eq!((found.config, found.in_sync), (other, B));
+        // A leg that was away for long is not newer than they are.
+        let old = Config::first(all, all);
+        let found = assemble(&[holder(0, one), holder(1, other), holder(2, old)]).unwrap();
+        assert_eq!((found.config, found.in_sync), (other, B));
+    }
+
+    #[test]
+    fn answered_writes_outweigh_a_larger_number() {
+        let all = A.with(B).with(C);
+        let before = Config::first(all, all).next(5, all, all);
+        // Its second attempt reached the first leg only, which was away later.
+        let torn = before.next(7, all, A.with(B));
+        let newest = before.next(6, all, B);
+        let holders = [holder(0, torn), holder(1, newest), holder(2, newest)];
+        let found = assemble(&holders).unwrap();
+        assert_eq!((found.config, found.in_sync), (newest, B));
+        // Without the leg in the middle nothing shows which one was in force.
+        let found = assemble(&[holder(0, torn), holder(2, newest)]);
+        assert!(matches!(found, Err((2, LegError::Diverged { epoch: 6, .. }))), "{found:?}");
+    }
+
+    #[test]
+    fn a_leg_that_was_removed_alone_does_not_undo_its_epoch() {
+        let removed = both().next(6, A, A);
+        let mut holders = [holder(0, removed), holder(1, both())];
+        // Both members had to hold it, and one never did.
+        assert_eq!(assemble(&holders).unwrap().config, both());
+        holders[1].config = removed;
+        assert_eq!(assemble(&holders), Err((1, LegError::Removed { leg: 1 })));
+        let later = removed.next(7, A, A);
+        let found = assemble(&[holder(0, later), holder(1, both())]);
+        assert_eq!(found, Err((1, LegError::Removed { leg: 1 })));
+    }
+
+    #[test]
     fn a_leg_that_has_missed_more_than_the_map_knows_is_refused() {
         let mut config = both();
         for epoch in [6, 7] {
-            config = config.next(epoch, A.with(B), A.with(B));
+            let covered_from = config.covered_after();
+            config = Config { covered_from, ..config.next(epoch, A.with(B), A.with(B)) };
         }
         assert_eq!(config.covered_from, 6);
         let found = assemble(&[holder(0, config), holder(1, both())]);
         assert_eq!(found, Err((1, LegError::TooOld { epoch: 5, covered_from: 6 })));
-        let alone = config.next(8, A.with(B), A).next(9, A.with(B), A);
-        assert_eq!(alone.covered_from, 7);
+        let alone = permitted(config.next(8, A.with(B), A).next(9, A.with(B), A));
+        assert_eq!(config.covered_after(), 7);
         assert_eq!(assemble(&[holder(0, alone), holder(1, config)]).unwrap().in_sync, A);
-    }
-
-    #[test]
-    fn a_removed_leg_is_refused() {
-        let without = both().next(6, A, A);
-        let found = assemble(&[holder(0, without), holder(1, both())]);
-        assert_eq!(found, Err((1, LegError::Removed { leg: 1 })));
     }
 
     #[test]

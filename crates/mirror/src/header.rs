@@ -18,7 +18,10 @@
 //! | 81 | 1 | members, a bit each |
 //! | 82 | 1 | legs in sync, a bit each |
 //! | 83 | 1 | 1: closed in good order |
+//! | 84 | 1 | members of the epoch before, a bit each |
+//! | 85 | 1 | 1: half of the members suffices, as a witness has permitted |
 //! | 88 | 8 × 8 | the last epoch in which each leg was in sync |
+//! | 152 | 8 | the newest epoch that was known when this one began |
 //! | 4088 | 8 | checksum, XXH3 |
 
 use twox_hash::XxHash3_64;
@@ -84,7 +87,8 @@ impl Header {
         put(&mut bytes, 8, &VERSION.to_le_bytes());
         put(&mut bytes, 12, &layout.block_bytes.to_le_bytes());
         put(&mut bytes, 16, uuid);
-        let Config { epoch, covered_from, members, in_sync, seen } = &self.config;
+        let Config { epoch, parent, covered_from, members, former, is_permitted, in_sync, seen } =
+            &self.config;
         for (at, number) in [
             (32, self.generation),
             (40, layout.capacity_bytes),
@@ -92,11 +96,13 @@ impl Header {
             (56, layout.data_bytes),
             (64, *epoch),
             (72, *covered_from),
+            (152, *parent),
         ] {
             put(&mut bytes, at, &number.to_le_bytes());
         }
         let leg = u8::try_from(self.leg).unwrap_or(u8::MAX);
         put(&mut bytes, 80, &[leg, members.bits(), in_sync.bits(), u8::from(self.is_clean)]);
+        put(&mut bytes, 84, &[former.bits(), u8::from(*is_permitted)]);
         for (leg, epoch) in seen.iter().enumerate() {
             put(&mut bytes, seen_at(leg), &epoch.to_le_bytes());
         }
@@ -135,7 +141,7 @@ impl Header {
         if version != VERSION {
             return Err(LegError::Version(version));
         }
-        let [leg, members, in_sync, clean] = array_at(bytes, 80);
+        let [leg, members, in_sync, clean, former, permitted] = array_at(bytes, 80);
         let layout = Layout {
             capacity_bytes: u64_at(bytes, 40),
             block_bytes: u32::from_le_bytes(array_at(bytes, 12)),
@@ -148,8 +154,11 @@ impl Header {
             generation: u64_at(bytes, 32),
             config: Config {
                 epoch: u64_at(bytes, 64),
+                parent: u64_at(bytes, 152),
                 covered_from: u64_at(bytes, 72),
                 members: LegSet::from_bits(members),
+                former: LegSet::from_bits(former),
+                is_permitted: permitted == 1,
                 in_sync: LegSet::from_bits(in_sync),
                 seen: std::array::from_fn(|leg| u64_at(bytes, seen_at(leg))),
             },
@@ -166,9 +175,11 @@ impl Header {
             && self.leg < MAX_LEGS
             && !config.in_sync.is_empty()
             && config.in_sync.is_within(config.members)
+            && !config.former.is_empty()
             && (1..MAX_NUMBER).contains(&config.epoch)
             && (1..MAX_NUMBER).contains(&self.generation)
             && config.covered_from <= config.epoch
+            && config.parent < config.epoch
             && config.seen.iter().all(|seen| *seen <= config.epoch)
     }
 }
@@ -262,6 +273,8 @@ mod tests {
             Header { generation: u64::MAX, ..good },
             config(&|config| config.epoch = 0),
             config(&|config| config.covered_from = 10),
+            config(&|config| config.parent = 9),
+            config(&|config| config.former = LegSet::EMPTY),
             config(&|config| config.seen[7] = 10),
             config(&|config| config.in_sync = LegSet::EMPTY),
             config(&|config| config.in_sync = LegSet::of(5)),

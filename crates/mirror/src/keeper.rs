@@ -38,8 +38,12 @@ const RETRY: Nanos = Nanos::from_millis(1000);
 struct Leg {
     /// `None` if its store is missing, or has failed.
     disk: Option<LegDisk>,
-    /// Of its newest header.
-    generation: u64,
+    /// The generation of its newest header that is durable.
+    durable: u64,
+    /// The newest generation that was written, or was tried to be.
+    tried: u64,
+    /// Whether that header was read and not written, so that it may not be durable.
+    is_only_read: bool,
     held: Option<Config>,
     is_clean: bool,
     has_failed: bool,

@@ -75,7 +75,7 @@ impl Keeper {
         let is_known = self.legs.get(leg).is_some_and(|known| known.held == Some(config));
         let checked = match is_known && self.config.members.has(leg) {
             true => Ok(()),
-            false => check(&Holder { leg, config, is_clean }, &self.config, self.in_sync),
+            false => check(&Holder { leg, config, is_clean }, &self.config, &self.holders()),
         };
         if let Err(error) = checked {
             if self.waits.is_none() {
@@ -100,12 +100,21 @@ impl Keeper {
         Ok(())
     }
 
+    /// The legs that are present, each with its newest epoch.
+    fn holders(&self) -> Vec<Holder> {
+        let present = self.legs.iter().enumerate().filter(|(_, leg)| leg.disk.is_some());
+        let holder = |(leg, of): (usize, &Leg)| {
+            Some(Holder { leg, config: of.held?, is_clean: of.is_clean })
+        };
+        present.filter_map(holder).collect()
+    }
+
     /// No epoch has begun: the leg may hold a newer one than the others.
     fn attach_waiting(&mut self, found: Found, wait: &mut dyn Wait) -> Result<(), MirrorError> {
         let identity = self.identity;
         let header = |(leg, known): (usize, &Leg)| {
             known.disk.as_ref()?;
-            let (generation, is_clean) = (known.generation, known.is_clean);
+            let (generation, is_clean) = (known.tried, known.is_clean);
             Some(Header { identity, leg, generation, config: known.held?, is_clean })
         };
         let mut headers: Vec<Header> = self.legs.iter().enumerate().filter_map(header).collect();
@@ -139,23 +148,53 @@ impl Keeper {
         let layout = self.identity.layout;
         let (disk, header) = probe(&*device, wait).map_err(refused)?;
         layout.takes(&device.geometry()).map_err(refused)?;
-        // A former leg of this mirror may come back.
-        match header {
-            Err(LegError::NoHeader) => {}
-            Ok(header) if header.identity == self.identity => {}
+        // A former leg of this mirror may come back. Its old headers must not outlive the new ones.
+        let tried = match header {
+            Err(LegError::NoHeader) => 0,
+            Ok(header) if header.identity == self.identity => {
+                if self.config.members.has(header.leg) {
+                    return Err(refused(LegError::Twice { leg: header.leg }));
+                }
+                self.highest = self.highest.max(header.config.epoch);
+                header.generation
+            }
             _ => return Err(refused(LegError::HasHeader)),
-        }
+        };
         self.pause(wait);
-        self.map.set_all(true);
-        self.write_whole_map(self.in_sync, wait);
         if let Some(place) = self.legs.get_mut(leg) {
-            *place = Leg { disk: Some(disk), ..Leg::default() };
+            let is_only_read = tried > 0;
+            *place =
+                Leg { disk: Some(disk), durable: tried, tried, is_only_read, ..Leg::default() };
+        }
+        // A store that cannot be written does not become a leg. Its header says that it is none.
+        let config = self.config;
+        if !self.write_headers(&config, LegSet::of(leg), false, wait).is_empty() {
+            if let Some(place) = self.legs.get_mut(leg) {
+                *place = Leg::default();
+            }
+            self.publish();
+            return Err(refused(LegError::Io("its header cannot be written".to_owned())));
         }
         self.set_device(leg, Some(device));
-        let in_sync = self.in_sync;
-        let installed = self.install(members, in_sync, wait);
+        self.map.set_all(true);
+        self.write_whole_map(self.in_sync, wait);
+        self.change_members(members, self.in_sync, wait)
+    }
+
+    /// Puts an epoch with other members in force, and then one in which these alone decide.
+    fn change_members(
+        &mut self,
+        members: LegSet,
+        in_sync: LegSet,
+        wait: &mut dyn Wait,
+    ) -> Result<(), MirrorError> {
+        let mut installed = self.install(members, in_sync, wait);
+        if installed.is_ok() {
+            installed = self.install(members, self.in_sync, wait);
+        }
+        let has_changed = self.config.members == members;
         self.conclude(installed, wait);
-        self.must_run()
+        if has_changed { Ok(()) } else { self.must_run() }
     }
 
     /// [`Mirror::remove`](crate::Mirror::remove), on the keeper's own thread.
@@ -177,15 +216,14 @@ impl Keeper {
         if self.copying.as_ref().is_some_and(|copying| copying.leg == leg) {
             self.copying = None;
         }
-        let installed = self.install(members, in_sync, wait);
-        if installed.is_ok()
-            && let Some(place) = self.legs.get_mut(leg)
-        {
-            *place = Leg::default();
+        let changed = self.change_members(members, in_sync, wait);
+        if changed.is_ok() {
+            if let Some(place) = self.legs.get_mut(leg) {
+                *place = Leg::default();
+            }
             self.set_device(leg, None);
         }
-        self.conclude(installed, wait);
-        self.must_run()
+        changed
     }
 
     /// [`Mirror::repair`](crate::Mirror::repair), on the keeper's own thread.

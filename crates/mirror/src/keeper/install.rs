@@ -71,8 +71,13 @@ impl Keeper {
                 return Err(Waits::Bytes { missing: self.config.in_sync.without(self.in_sync) });
             }
             let epoch = self.highest.max(self.config.epoch).saturating_add(1);
-            self.may_begin(epoch, members, wanted, present)?;
-            let next = self.config.next(epoch, members, wanted);
+            let is_permitted = self.may_begin(epoch, members, wanted, present)?;
+            let mut next = self.config.next(epoch, members, wanted);
+            next.is_permitted = is_permitted;
+            // An epoch that was found need not have been in force.
+            if self.has_run && members == self.config.members {
+                next.covered_from = self.config.covered_after();
+            }
             self.highest = epoch;
             // Those in sync before come first: if a copied leg had it alone, it could go on with it
             // while the others go on without.
@@ -100,22 +105,26 @@ impl Keeper {
         }
     }
 
-    /// Whether these legs may begin an epoch.
+    /// Whether these legs may begin an epoch. True if a witness had to permit it.
     fn may_begin(
         &self,
         epoch: u64,
         members: LegSet,
         in_sync: LegSet,
         present: LegSet,
-    ) -> Result<(), Waits> {
-        let old = Config::quorum(self.config.members, present);
-        let quorum = old.min(Config::quorum(members, present));
+    ) -> Result<bool, Waits> {
+        let config = &self.config;
+        let quorum_of = |voters: LegSet| Config::quorum(voters, present);
+        // The newest epoch may have been found, and need not have been in force: its legs alone do
+        // not decide before those of the epoch before have.
+        let quorum = [members, config.members, config.former].map(quorum_of);
+        let quorum = quorum.into_iter().min().unwrap_or(Quorum::Minority);
         if !self.shared.neglected.keeps(Rule::Permission) {
-            return Ok(());
+            return Ok(quorum < Quorum::Majority);
         }
-        let missing = self.config.members.with(members).without(present);
+        let missing = config.former.with(config.members).with(members).without(present);
         match quorum {
-            Quorum::Majority => Ok(()),
+            Quorum::Majority => Ok(false),
             Quorum::Minority => Err(Waits::Legs { missing }),
             Quorum::Half => {
                 let claim = Claim {
@@ -125,12 +134,15 @@ impl Keeper {
                     legs: in_sync,
                 };
                 let answer = self.options.witness.may_go_on_alone(&claim);
-                answer.map_err(|reason| Waits::Permission { missing, reason })
+                answer.map(|()| true).map_err(|reason| Waits::Permission { missing, reason })
             }
         }
     }
 
     /// Writes headers, durably. Returns the legs that failed.
+    ///
+    /// A write that failed may have reached the leg in part. So the slot of the newest header that
+    /// is durable is not written before another one is.
     pub(super) fn write_headers(
         &mut self,
         config: &Config,
@@ -138,22 +150,56 @@ impl Keeper {
         is_clean: bool,
         wait: &mut dyn Wait,
     ) -> LegSet {
+        let is_read = |leg: &usize| self.legs.get(*leg).is_some_and(|leg| leg.is_only_read);
+        let read = legs.numbers().filter(is_read);
+        let read = read.map(LegSet::of).fold(LegSet::EMPTY, LegSet::with);
+        // The header that was read may lie in a cache.
+        let failed = self.on_each(read, wait, |disk, now| disk.begin_flush(now));
+        let legs_left = legs.without(failed);
         let identity = self.identity;
         let mut headers = Vec::new();
-        for number in legs.numbers() {
-            let Some(leg) = self.legs.get_mut(number) else { continue };
-            leg.generation = leg.generation.saturating_add(1);
+        for number in legs_left.numbers() {
+            let leg = self.legs.get_mut(number).filter(|leg| leg.disk.is_some());
+            let Some(leg) = leg else { continue };
+            leg.tried = next_generation(leg.tried, leg.durable);
+            leg.is_only_read = false;
             (leg.held, leg.is_clean) = (Some(*config), is_clean);
-            let (generation, config) = (leg.generation, *config);
+            let (generation, config) = (leg.tried, *config);
             headers.push(Header { identity, leg: number, generation, config, is_clean });
         }
         let mut headers = headers.into_iter();
-        let failed = self.on_each(legs, wait, |disk, now| {
+        let unwritten = self.on_each(legs_left, wait, |disk, now| {
             if let Some(header) = headers.next() {
                 disk.begin_write(now, slot_bytes(header.generation), &header.encode());
             }
         });
-        let others = legs.without(failed);
-        failed.with(self.on_each(others, wait, |disk, now| disk.begin_flush(now)))
+        let others = legs_left.without(unwritten);
+        let unflushed = self.on_each(others, wait, |disk, now| disk.begin_flush(now));
+        for number in others.without(unflushed).numbers() {
+            if let Some(leg) = self.legs.get_mut(number) {
+                leg.durable = leg.tried;
+            }
+        }
+        failed.with(unwritten).with(unflushed)
+    }
+}
+
+/// The generation after all that were tried, whose slot is not that of the generation `safe`.
+fn next_generation(tried: u64, safe: u64) -> u64 {
+    let next = tried.max(safe).saturating_add(1);
+    if slot_bytes(next) == slot_bytes(safe) { next.saturating_add(1) } else { next }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slot_of_a_durable_header_is_kept_until_another_one_is_durable() {
+        assert_eq!(next_generation(4, 4), 5);
+        assert_eq!(next_generation(5, 4), 7, "the write of 5 has failed");
+        assert_eq!(next_generation(7, 4), 9);
+        assert_eq!(next_generation(7, 7), 8);
+        assert_eq!(next_generation(0, 0), 1);
     }
 }

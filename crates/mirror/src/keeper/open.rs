@@ -122,7 +122,9 @@ impl Keeper {
         if let Some(leg) = self.legs.get_mut(header.leg) {
             *leg = Leg {
                 disk: Some(disk),
-                generation: header.generation,
+                durable: header.generation,
+                tried: header.generation,
+                is_only_read: true,
                 held: Some(header.config),
                 is_clean: header.is_clean,
                 has_failed: false,
