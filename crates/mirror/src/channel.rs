@@ -131,7 +131,11 @@ impl MirrorChannel {
         if plan.is_paused {
             return;
         }
-        for leg in plan.required.with(plan.copied).numbers() {
+        let used = plan.required.with(plan.copied);
+        // Also those whose stores have gone, so that a leg that was removed can be closed.
+        let is_open = |leg: &usize| self.lines.get(*leg).is_some_and(Option::is_some);
+        let open = (0..MAX_LEGS).filter(is_open).map(LegSet::of).fold(used, LegSet::with);
+        for leg in open.numbers() {
             // The queue's own context is known when it opens only; any other one will do.
             if let Err(error) = self.connect(&CoreContext::default(), leg) {
                 tracing::error!(leg, "a queue cannot open a channel to a leg: {error}");
@@ -299,8 +303,8 @@ impl BlockChannel for MirrorChannel {
         self.listener.wake();
         if self.table.len() > 0 {
             self.take_back(now);
-            self.start(now);
         }
+        self.start(now);
         completed.append(&mut self.ended);
     }
 
@@ -311,11 +315,10 @@ impl BlockChannel for MirrorChannel {
         if !self.ended.is_empty() || is_outbound || (has_queued && self.blocked.by_others) {
             return Readiness { in_flight, next: Next::Now };
         }
-        if (has_queued && self.blocked.by_keeper) || !self.parts.held.is_empty() {
-            self.listener.sleep();
-            if self.has_mail() {
-                return Readiness { in_flight, next: Next::Now };
-            }
+        // An idle queue takes a plan over, too: it closes its channel to a leg that was removed.
+        self.listener.sleep();
+        if self.has_mail() {
+            return Readiness { in_flight, next: Next::Now };
         }
         let lines = self.lines.iter().flatten();
         let next = lines.map(|line| line.channel.readiness().next).min().unwrap_or(Next::OnWake);

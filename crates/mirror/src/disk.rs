@@ -15,6 +15,9 @@ use sidecore_units::Nanos;
 /// The largest request in bytes.
 pub(crate) const BUFFER_BYTES: u64 = 256 << 10;
 
+/// ETIMEDOUT.
+const TIMED_OUT: BlockError = BlockError::Io { errno: 110 };
+
 /// How long the keeper sleeps until it looks at the queues again.
 const LOOK: Duration = Duration::from_micros(200);
 
@@ -75,10 +78,14 @@ pub(crate) struct LegDisk {
     request: Option<Box<BlockRequest>>,
     batch: Batch,
     completed: Batch,
+    /// The longest time that a request may take; `None` leaves it to the store to fail one.
+    limit: Option<Nanos>,
+    /// A request has taken longer. The disk is not used any more, and kept until it has ended.
+    is_late: bool,
 }
 
 impl LegDisk {
-    pub(crate) fn open(device: &dyn BlockDevice) -> io::Result<Self> {
+    pub(crate) fn open(device: &dyn BlockDevice, limit: Option<Nanos>) -> io::Result<Self> {
         let len_bytes = usize::try_from(BUFFER_BYTES).unwrap_or(usize::MAX);
         let pages = SharedPages::new("sidecore-mirror-keeper", len_bytes)?;
         let mut channel = device.open_channel(&CoreContext::default(), 1)?;
@@ -90,12 +97,34 @@ impl LegDisk {
             request: Some(BlockRequest::blank(1)),
             batch: Batch::with_capacity(1),
             completed: Batch::with_capacity(1),
+            limit,
+            is_late: false,
         })
+    }
+
+    /// Leaves it to the store to fail requests.
+    pub(crate) fn wait_for_store(&mut self) {
+        self.limit = None;
+    }
+
+    /// Whether a request has taken too long, and not ended since.
+    pub(crate) fn is_late(&self) -> bool {
+        self.is_late && self.request.is_none()
+    }
+
+    /// Looks for the end of a request that has taken too long.
+    pub(crate) fn look(&mut self, now: Nanos) {
+        self.channel.exchange(now, &mut self.batch, &mut self.completed);
+        if let Some(mut request) = self.completed.pop() {
+            request.tag.take().map(Tag::into_bits);
+            self.request = Some(request);
+        }
     }
 
     /// Begins a request of [`BUFFER_BYTES`] at most, whose data are in the buffer.
     fn begin(&mut self, now: Nanos, operation: Operation, offset_bytes: u64, len_bytes: u64) {
-        let mut request = self.request.take().unwrap_or_else(|| BlockRequest::blank(1));
+        // A disk that was late once is not used any more.
+        let Some(mut request) = self.request.take_if(|_| !self.is_late) else { return };
         request.operation = operation;
         request.offset_bytes = offset_bytes;
         request.len_bytes = len_bytes;
@@ -111,17 +140,22 @@ impl LegDisk {
         self.channel.submit(now, &mut self.batch);
     }
 
-    /// Waits for the end of the request that was begun last. The channel owns it until then, so
-    /// there is no timeout.
+    /// Waits for the end of the request that was begun last. The channel owns it until then: after
+    /// the time limit the disk is late.
     fn finish(&mut self, wait: &mut dyn Wait) -> Result<(), BlockError> {
+        if self.is_late {
+            return Err(TIMED_OUT);
+        }
+        let began = wait.now();
         loop {
             let now = wait.now();
-            self.channel.exchange(now, &mut self.batch, &mut self.completed);
-            if let Some(mut request) = self.completed.pop() {
-                request.tag.take().map(Tag::into_bits);
-                let result = request.result;
-                self.request = Some(request);
-                return result;
+            self.look(now);
+            if let Some(request) = &self.request {
+                return request.result;
+            }
+            if self.limit.is_some_and(|limit| now.since(began) > limit) {
+                self.is_late = true;
+                return Err(TIMED_OUT);
             }
             wait.for_leg(&*self.channel);
         }

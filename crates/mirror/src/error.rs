@@ -1,6 +1,7 @@
 //! Why a mirror, or a leg of it, is not used.
 
 use std::io;
+use std::time::Duration;
 
 use crate::legs::{LegSet, MAX_LEGS};
 
@@ -75,6 +76,20 @@ pub enum LegError {
     /// The store is in use by the mirror, or was before it was made.
     #[error("it has the header of a mirror already; nothing is overwritten without `force`")]
     HasHeader,
+    /// The store does not answer.
+    #[error("it has not answered for {limit:?}; see why, and try again")]
+    Silent {
+        /// The time limit.
+        limit: Duration,
+    },
+    /// A request of the store that the leg had before is in flight.
+    #[error(
+        "a request that leg {leg} was late with is still in flight; try again when it has ended"
+    )]
+    Late {
+        /// The number.
+        leg: usize,
+    },
     /// The store cannot write zeros, and the mirror's users were told that they can.
     #[error("it cannot write zeros, and the other legs can; open the mirror anew with this leg")]
     Zeroes,

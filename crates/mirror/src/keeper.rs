@@ -57,6 +57,9 @@ struct Copying {
     next_at: Nanos,
 }
 
+/// Disks with a request that has taken too long, and the legs whose metadata or data it may change.
+pub(crate) type Late = Vec<(Option<usize>, LegDisk)>;
+
 type Reply = Sender<Result<(), MirrorError>>;
 
 /// See the module. It belongs to the thread that made it.
@@ -78,6 +81,7 @@ pub struct Keeper {
     /// Dirty regions, as they lie on each leg in sync.
     map: DirtyMap,
     copying: Option<Copying>,
+    late: Late,
     inbox: Receiver<Message>,
     /// Regions that writes wait for.
     asked: Vec<(usize, usize)>,
@@ -98,6 +102,7 @@ impl Keeper {
     pub fn turn(&mut self, wait: &mut dyn Wait) -> Option<Duration> {
         self.read_inbox();
         let now = wait.now();
+        self.look_for_late(now);
         if !self.failed.is_empty() || (self.waits.is_some() && self.next_try <= now) {
             self.settle(wait);
         }
@@ -165,10 +170,22 @@ impl Keeper {
         legs.map(|(number, _)| LegSet::of(number)).fold(LegSet::EMPTY, LegSet::with)
     }
 
+    /// Forgets disks whose late requests have ended.
+    fn look_for_late(&mut self, now: Nanos) {
+        self.late.iter_mut().for_each(|(_, disk)| disk.look(now));
+        self.late.retain(|(_, disk)| disk.is_late());
+    }
+
+    /// Gives the disk of a leg up.
+    fn give_up(&mut self, number: usize) {
+        let disk = self.legs.get_mut(number).and_then(|leg| leg.disk.take());
+        self.late.extend(disk.filter(LegDisk::is_late).map(|disk| (Some(number), disk)));
+    }
+
     /// Stops the use of a leg that has failed.
     fn drop_leg(&mut self, number: usize) {
+        self.give_up(number);
         if let Some(leg) = self.legs.get_mut(number) {
-            leg.disk = None;
             leg.has_failed = true;
         }
         self.in_sync = self.in_sync.without(LegSet::of(number));

@@ -1,9 +1,9 @@
 //! The device, and how it is made and opened.
 
 use std::io;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::time::Duration;
 
 use sidecore_block::{BlockChannel, BlockDevice, Geometry};
 use sidecore_reactor::CoreContext;
@@ -14,7 +14,7 @@ use crate::disk::{LegDisk, Sleep, Wait};
 use crate::epoch::Config;
 use crate::error::{LegError, MirrorError};
 use crate::header::{Header, Identity, slot_bytes};
-use crate::keeper::{Found, Keeper, read_leg};
+use crate::keeper::{Found, Keeper, Late, read_leg};
 use crate::layout::{BLOCK_BYTES, Layout, SLOTS};
 use crate::legs::{LegSet, MAX_LEGS};
 use crate::mail::{Command, Message};
@@ -48,6 +48,9 @@ pub struct OpenOptions {
     pub copy_bytes_per_s: u64,
     /// Marks of regions that were not written for so long are cleared.
     pub clear_after: Nanos,
+    /// The longest time that a store that is attached or added may take for a request, until it
+    /// is in sync.
+    pub patience: Nanos,
     /// Decides whether half of the legs goes on.
     pub witness: Arc<dyn Witness>,
     /// A rule that is neglected, for simulations.
@@ -63,6 +66,7 @@ impl OpenOptions {
             read: None,
             copy_bytes_per_s: 64 << 20,
             clear_after: Nanos::from_millis(5000),
+            patience: Nanos::from_millis(10_000),
             witness,
             #[cfg(feature = "neglect")]
             neglect: None,
@@ -77,18 +81,25 @@ impl OpenOptions {
     }
 }
 
-/// Opens a store, and reads the header that it may have.
+/// Opens a store, and reads the header that it may have. With a limit of time, a disk that is late
+/// is put into `late`.
 pub(crate) fn probe(
     device: &dyn BlockDevice,
+    limit: Option<(Nanos, &mut Late)>,
     wait: &mut dyn Wait,
 ) -> Result<(LegDisk, Result<Header, LegError>), LegError> {
-    let mut disk = LegDisk::open(device)?;
+    let mut disk = LegDisk::open(device, limit.as_ref().map(|(limit, _)| *limit))?;
     let len_bytes = SLOTS.saturating_mul(BLOCK_BYTES as u64);
     if device.geometry().capacity_bytes < len_bytes {
         return Ok((disk, Err(LegError::NoHeader)));
     }
     let mut slots = vec![0; usize::try_from(len_bytes).unwrap_or(0)];
-    disk.read(wait, 0, &mut slots).map_err(|error| LegError::Io(error.to_string()))?;
+    let read = disk.read(wait, 0, &mut slots);
+    if let Some((limit, late)) = limit.filter(|_| disk.is_late()) {
+        late.push((None, disk));
+        return Err(LegError::Silent { limit: Duration::from(limit) });
+    }
+    read.map_err(|error| LegError::Io(error.to_string()))?;
     Ok((disk, Header::newest(&slots)))
 }
 
@@ -114,7 +125,7 @@ pub fn create(
     for (store, device) in devices.iter().enumerate() {
         let at = |error| MirrorError::Leg { store, error };
         layout.takes(&device.geometry()).map_err(at)?;
-        let (disk, header) = probe(&**device, wait).map_err(at)?;
+        let (disk, header) = probe(&**device, None, wait).map_err(at)?;
         if !options.force && header != Err(LegError::NoHeader) {
             return Err(at(LegError::HasHeader));
         }
@@ -156,40 +167,50 @@ fn write_leg(
 
 /// A store of several legs that hold the same bytes.
 ///
-/// It is closed in good order when it and all of its channels are dropped.
+/// It is closed in good order when it and all of its channels are dropped. If it is dropped last,
+/// that waits for the end of the keeper, at most ten seconds; a channel never waits.
 pub struct Mirror {
     shared: Arc<Shared>,
     geometry: Geometry,
-    life: Arc<Life>,
+    /// `None` only while it is dropped.
+    life: Option<Arc<Life>>,
 }
+
+/// The longest wait for the keeper's end.
+const END: Duration = Duration::from_secs(10);
 
 /// The keeper's thread, which ends with the last user.
 pub(crate) struct Life {
     shared: Arc<Shared>,
-    keeper: Mutex<Option<JoinHandle<()>>>,
+    /// Is disconnected when the thread has ended; `None` if there is no thread.
+    end: Mutex<Option<Receiver<()>>>,
 }
 
 impl Life {
-    fn tell(&self, command: Command) -> Result<(), MirrorError> {
-        let (reply, answer) = mpsc::channel();
-        let sent = self.shared.keeper.send(Message::Command(command, reply));
-        sent.map_err(|_| MirrorError::Closed)?;
-        answer.recv().map_err(|_| MirrorError::Closed)?
-    }
-
-    fn thread(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
-        self.keeper.lock().unwrap_or_else(PoisonError::into_inner)
+    fn end(&self) -> MutexGuard<'_, Option<Receiver<()>>> {
+        self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Life {
+    /// A sidecore may drop the last channel: nothing waits for the keeper here.
     fn drop(&mut self) {
-        let Some(thread) = self.thread().take() else { return };
-        if let Err(error) = self.tell(Command::Close) {
-            tracing::error!("a mirror was not closed in good order: {error}");
-        }
-        if thread.join().is_err() {
-            tracing::error!("the keeper of a mirror has panicked");
+        let (reply, _) = mpsc::channel();
+        // A keeper that has ended has nothing to close.
+        let _ = self.shared.keeper.send(Message::Command(Command::Close, reply));
+    }
+}
+
+impl Drop for Mirror {
+    fn drop(&mut self) {
+        // Channels that are open end it later.
+        let Some(life) = self.life.take().and_then(Arc::into_inner) else { return };
+        let end = life.end().take();
+        drop(life);
+        if let Some(end) = end
+            && end.recv_timeout(END) == Err(RecvTimeoutError::Timeout)
+        {
+            tracing::error!("a mirror does not close; at its next start its legs are copied to");
         }
     }
 }
@@ -205,8 +226,10 @@ impl Mirror {
         options: OpenOptions,
     ) -> Result<Self, MirrorError> {
         let (sender, opened) = mpsc::sync_channel(1);
+        let (is_alive, end) = mpsc::channel();
         let devices = devices.to_vec();
-        let thread = std::thread::Builder::new().name("mirror".to_owned()).spawn(move || {
+        std::thread::Builder::new().name("mirror".to_owned()).spawn(move || {
+            let _is_alive: mpsc::Sender<()> = is_alive;
             let mut wait = Sleep::default();
             let (mirror, mut keeper) = match Self::without_threads(&devices, options, &mut wait) {
                 Ok(opened) => opened,
@@ -220,8 +243,17 @@ impl Mirror {
             }
         })?;
         let mirror = opened.recv().map_err(|_| MirrorError::Closed)??;
-        *mirror.life.thread() = Some(thread);
+        if let Some(life) = &mirror.life {
+            *life.end() = Some(end);
+        }
         Ok(mirror)
+    }
+
+    fn tell(&self, command: Command) -> Result<(), MirrorError> {
+        let (reply, answer) = mpsc::channel();
+        let sent = self.shared.keeper.send(Message::Command(command, reply));
+        sent.map_err(|_| MirrorError::Closed)?;
+        answer.recv().map_err(|_| MirrorError::Closed)?
     }
 
     /// Opens a mirror whose keeper the caller runs, on this thread.
@@ -238,7 +270,7 @@ impl Mirror {
         }
         let mut found: Vec<Found> = Vec::new();
         for (store, device) in devices.iter().enumerate() {
-            let leg = read_leg(device, wait);
+            let leg = read_leg(device, None, wait);
             found.push(leg.map_err(|error| MirrorError::Leg { store, error })?);
         }
         let Some(identity) = found.first().map(|found| found.header.identity) else {
@@ -250,8 +282,8 @@ impl Mirror {
         let shared = Arc::new(Shared::new(layout, zeroes, options.neglected(), sender));
         let kept = Arc::clone(&shared);
         let keeper = Keeper::open(found, identity, kept, inbox, options, wait)?;
-        let life = Life { shared: Arc::clone(&shared), keeper: Mutex::new(None) };
-        Ok((Self { shared, geometry, life: Arc::new(life) }, keeper))
+        let life = Arc::new(Life { shared: Arc::clone(&shared), end: Mutex::new(None) });
+        Ok((Self { shared, geometry, life: Some(life) }, keeper))
     }
 
     /// The state of the mirror and its legs, as of the keeper's last turn.
@@ -265,7 +297,7 @@ impl Mirror {
     /// # Errors
     /// It is no leg of this mirror, or cannot be used with the others: nothing was changed.
     pub fn attach(&self, device: Arc<dyn BlockDevice>) -> Result<(), MirrorError> {
-        self.life.tell(Command::Attach(device))
+        self.tell(Command::Attach(device))
     }
 
     /// Makes a store the leg of this number, and copies all of the mirror to it.
@@ -273,7 +305,7 @@ impl Mirror {
     /// # Errors
     /// The store cannot be a leg, the number is in use, or the mirror waits.
     pub fn add(&self, leg: usize, device: Arc<dyn BlockDevice>) -> Result<(), MirrorError> {
-        self.life.tell(Command::Add(leg, device))
+        self.tell(Command::Add(leg, device))
     }
 
     /// Lets a leg go for good: the mirror never waits for it again.
@@ -281,7 +313,7 @@ impl Mirror {
     /// # Errors
     /// It is the only one in sync, or the mirror waits.
     pub fn remove(&self, leg: usize) -> Result<(), MirrorError> {
-        self.life.tell(Command::Remove(leg))
+        self.tell(Command::Remove(leg))
     }
 
     /// Writes bytes of the leg `from` to the leg `to`, while no write of a user is in flight there.
@@ -293,7 +325,7 @@ impl Mirror {
         (from, to): (usize, usize),
         (offset_bytes, len_bytes): (u64, u64),
     ) -> Result<(), MirrorError> {
-        self.life.tell(Command::Repair { from, to, offset_bytes, len_bytes })
+        self.tell(Command::Repair { from, to, offset_bytes, len_bytes })
     }
 
     /// The bytes of one leg, for reading, whatever its state.
@@ -330,7 +362,8 @@ impl BlockDevice for Mirror {
     }
 
     fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
-        Ok(Box::new(MirrorChannel::open(&self.shared, &self.life, core, depth)?))
+        let life = self.life.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
+        Ok(Box::new(MirrorChannel::open(&self.shared, life, core, depth)?))
     }
 
     fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {

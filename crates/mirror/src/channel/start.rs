@@ -33,8 +33,7 @@ impl MirrorChannel {
     /// Starts queued requests, as many as can be.
     pub(super) fn start(&mut self, now: Nanos) {
         let is_new = self.shared.plan().version != self.plan.version;
-        let decides = is_new && !self.parts.held.is_empty();
-        if self.table.queued.is_empty() && !decides {
+        if self.table.queued.is_empty() && !is_new {
             return;
         }
         let gauge = Arc::clone(&self.gauge);

@@ -48,7 +48,8 @@ impl Keeper {
         device: &Arc<dyn BlockDevice>,
         wait: &mut dyn Wait,
     ) -> Result<(), MirrorError> {
-        let found = read_leg(device, wait).map_err(refused)?;
+        let limit = Some((self.options.patience, &mut self.late));
+        let found = read_leg(device, limit, wait).map_err(refused)?;
         let number = found.header.leg;
         if found.header.identity != self.identity {
             return Err(refused(LegError::OtherMirror));
@@ -59,6 +60,7 @@ impl Keeper {
         if self.present().has(number) {
             return Err(refused(LegError::Twice { leg: number }));
         }
+        self.must_be_quiet(number, wait)?;
         // A leg that failed may have requests of its old store in flight.
         self.pause(wait);
         if self.has_run {
@@ -146,7 +148,9 @@ impl Keeper {
             return Err(refused(LegError::Zeroes));
         }
         let layout = self.identity.layout;
-        let (disk, header) = probe(&*device, wait).map_err(refused)?;
+        self.must_be_quiet(leg, wait)?;
+        let limit = Some((self.options.patience, &mut self.late));
+        let (disk, header) = probe(&*device, limit, wait).map_err(refused)?;
         layout.takes(&device.geometry()).map_err(refused)?;
         // A former leg of this mirror may come back. Its old headers must not outlive the new ones.
         let tried = match header {
@@ -155,6 +159,7 @@ impl Keeper {
                 if self.config.members.has(header.leg) {
                     return Err(refused(LegError::Twice { leg: header.leg }));
                 }
+                self.must_be_quiet(header.leg, wait)?;
                 self.highest = self.highest.max(header.config.epoch);
                 header.generation
             }
@@ -169,6 +174,7 @@ impl Keeper {
         // A store that cannot be written does not become a leg. Its header says that it is none.
         let config = self.config;
         if !self.write_headers(&config, LegSet::of(leg), false, wait).is_empty() {
+            self.give_up(leg);
             if let Some(place) = self.legs.get_mut(leg) {
                 *place = Leg::default();
             }
@@ -218,6 +224,7 @@ impl Keeper {
         }
         let changed = self.change_members(members, in_sync, wait);
         if changed.is_ok() {
+            self.give_up(leg);
             if let Some(place) = self.legs.get_mut(leg) {
                 *place = Leg::default();
             }
@@ -280,6 +287,9 @@ impl Keeper {
     pub fn close(&mut self, wait: &mut dyn Wait) {
         self.is_closed = true;
         self.pause(wait);
+        self.look_for_late(wait.now());
+        // Their channels own a request.
+        self.late.drain(..).for_each(std::mem::forget);
         if self.waits.is_some() || !self.failed.is_empty() || !self.has_run {
             return;
         }
@@ -296,6 +306,15 @@ impl Keeper {
             self.write_headers(&config, legs, true, wait);
         }
         self.report();
+    }
+
+    /// A late write must not come after those that the leg gets now.
+    fn must_be_quiet(&mut self, leg: usize, wait: &mut dyn Wait) -> Result<(), MirrorError> {
+        self.look_for_late(wait.now());
+        match self.late.iter().any(|(of, _)| *of == Some(leg)) {
+            true => Err(refused(LegError::Late { leg })),
+            false => Ok(()),
+        }
     }
 
     fn must_run(&self) -> Result<(), MirrorError> {

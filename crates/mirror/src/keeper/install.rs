@@ -100,6 +100,11 @@ impl Keeper {
             if failed.is_empty() {
                 self.config = next;
                 self.in_sync = wanted;
+                for leg in wanted.numbers() {
+                    if let Some(disk) = self.disk(leg) {
+                        disk.wait_for_store();
+                    }
+                }
                 return Ok(());
             }
         }

@@ -7,7 +7,7 @@ use std::sync::mpsc::Receiver;
 use sidecore_block::BlockDevice;
 use sidecore_units::Nanos;
 
-use super::{Keeper, Leg};
+use super::{Keeper, Late, Leg};
 use crate::disk::{LegDisk, Wait};
 use crate::epoch::{Assembled, Holder, assemble};
 use crate::error::{LegError, MirrorError};
@@ -33,9 +33,10 @@ pub(crate) struct Found {
 /// The store cannot be a leg. Nothing on it was changed.
 pub(crate) fn read_leg(
     device: &Arc<dyn BlockDevice>,
+    limit: Option<(Nanos, &mut Late)>,
     wait: &mut dyn Wait,
 ) -> Result<Found, LegError> {
-    let (disk, header) = probe(&**device, wait)?;
+    let (disk, header) = probe(&**device, limit, wait)?;
     let header = header?;
     header.identity.layout.takes(&device.geometry())?;
     Ok(Found { device: Arc::clone(device), disk, header })
@@ -96,6 +97,7 @@ impl Keeper {
             waits: None,
             map,
             copying: None,
+            late: Late::new(),
             inbox,
             asked: Vec::new(),
             failed: LegSet::EMPTY,
