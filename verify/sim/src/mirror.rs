@@ -9,11 +9,12 @@
 //!
 //! A seed gives the number of legs, their speed, and how often they fail. Guests write, read, zero
 //! and flush, overlap their writes, and change the memory of a write in flight. Legs fail and come
-//! back; some are missing at a start. The legs record every write and flush in one order.
+//! back, are removed, added and repaired; some are missing at a start. The legs record every write and flush in one order.
 //!
 //! Then the power is cut: after every event of the recording, the mirror is opened on what each leg
 //! may have kept, and read; then all legs are copied to, and compared with what was read. It is
-//! also opened with some of its legs, and goes on if the witness permits it.
+//! also opened with some of its legs, and goes on if the witness permits it: then the others come,
+//! and the next run may begin with what these have left.
 //!
 //! # Tests of the checks
 //!
@@ -68,6 +69,12 @@ pub struct Outcome {
     pub failed_legs: u64,
     /// Legs that were attached to a mirror in use.
     pub attached_legs: u64,
+    /// Legs that were added.
+    pub added_legs: u64,
+    /// Legs that were removed.
+    pub removed_legs: u64,
+    /// Ranges that were repaired.
+    pub repairs: u64,
     /// Regions copied to legs that were behind, in use.
     pub copied_regions: u64,
     /// Mirrors that were closed in good order.
@@ -84,6 +91,9 @@ impl Total for Outcome {
         self.failures += other.failures;
         self.failed_legs += other.failed_legs;
         self.attached_legs += other.attached_legs;
+        self.added_legs += other.added_legs;
+        self.removed_legs += other.removed_legs;
+        self.repairs += other.repairs;
         self.copied_regions += other.copied_regions;
         self.closed += other.closed;
     }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use sidecore_block::{Batch, BlockDevice, BlockRequest, Operation, Tag};
 use sidecore_memory::{GuestAddress, RegionHint, SharedPages};
-use sidecore_mirror::{Granted, Keeper, LegState, Mirror, OpenOptions, Rule, Wait};
+use sidecore_mirror::{
+    Granted, Keeper, LegSet, LegState, Mirror, MirrorError, OpenOptions, Rule, Wait,
+};
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
@@ -37,6 +39,8 @@ pub(super) struct Opened {
     pub(super) mirror: Mirror,
     keeper: Keeper,
     wait: Quiet,
+    witness: SimWitness,
+    order: Order,
 }
 
 /// The legs and the witness as a power cut has left them.
@@ -45,29 +49,40 @@ pub(super) struct Left<'a> {
     pub(super) images: &'a [Vec<u8>],
     pub(super) granted: Option<Granted>,
     pub(super) neglect: Option<Rule>,
+    /// Legs that are no members, or need not be.
+    pub(super) outside: LegSet,
 }
 
 impl Left<'_> {
-    /// Opens the mirror with these legs.
+    /// Opens the mirror with these legs, but for those that are refused and may be.
     pub(super) fn open(&self, legs: &[usize], random: &mut Random) -> Result<Opened, String> {
         let order = Order::default();
         let mut store = |leg: &usize| {
             let disk = SimDisk::new(self.images[*leg].clone());
             LegStore::new(*leg, disk, &order, Random::new(random.below(u64::MAX)))
         };
-        let legs: Vec<LegStore> = legs.iter().map(&mut store).collect();
-        let devices: Vec<Arc<dyn BlockDevice>> =
-            legs.iter().map(|leg| Arc::new(leg.clone()) as _).collect();
-        let witness = SimWitness::new(&order, self.granted);
-        let options = OpenOptions {
-            read: Some(random.below(self.images.len() as u64) as usize),
-            neglect: self.neglect,
-            ..OpenOptions::new(Arc::new(witness))
-        };
-        let mut wait = Quiet(1);
-        let (mirror, keeper) = Mirror::without_threads(&devices, options, &mut wait)
-            .map_err(|error| format!("open: {error}"))?;
-        Ok(Opened { legs, mirror, keeper, wait })
+        let mut legs: Vec<LegStore> = legs.iter().map(&mut store).collect();
+        let read = random.below(self.images.len() as u64) as usize;
+        loop {
+            let witness = SimWitness::new(&order, self.granted);
+            let options = OpenOptions {
+                read: Some(read),
+                neglect: self.neglect,
+                ..OpenOptions::new(Arc::new(witness.clone()))
+            };
+            let mut wait = Quiet(1);
+            match Mirror::without_threads(&devices(&legs), options, &mut wait) {
+                Ok((mirror, keeper)) => {
+                    return Ok(Opened { legs, mirror, keeper, wait, witness, order });
+                }
+                Err(MirrorError::Leg { store, .. })
+                    if legs.len() > 1 && self.outside.has(legs[store].leg) =>
+                {
+                    legs.remove(store);
+                }
+                Err(error) => return Err(format!("open: {error}")),
+            }
+        }
     }
 }
 
@@ -107,8 +122,9 @@ impl Opened {
     pub(super) fn settle(&mut self) -> Result<(), String> {
         for _ in 0..MOST_TURNS {
             let status = self.mirror.status();
-            if status.members.numbers().all(|leg| status.legs[leg] == LegState::InSync) {
-                return compare(&self.legs, self.data_bytes());
+            let members: Vec<LegStore> = self.members().cloned().collect();
+            if members.iter().all(|leg| status.legs[leg.leg] == LegState::InSync) {
+                return compare(&members, self.data_bytes());
             }
             self.keeper.turn(&mut self.wait);
             self.wait.0 += 1_000_000_000;
@@ -116,9 +132,45 @@ impl Opened {
         Err(format!("legs are never copied to: {:?}", self.mirror.status()))
     }
 
-    /// The legs as they are now.
-    pub(super) fn images(&self) -> Vec<Vec<u8>> {
-        self.legs.iter().map(|leg| leg.disk.bytes()).collect()
+    /// The legs that are members of the mirror.
+    fn members(&self) -> impl Iterator<Item = &LegStore> {
+        let members = self.mirror.status().members;
+        self.legs.iter().filter(move |leg| members.has(leg.leg))
+    }
+
+    pub(super) fn named(&self) -> Vec<usize> {
+        self.members().map(|leg| leg.leg).collect()
+    }
+
+    /// The legs as they are now, and those that are not here as they were.
+    pub(super) fn images(&self, before: &[Vec<u8>]) -> Vec<Vec<u8>> {
+        let mut images = before.to_vec();
+        for leg in &self.legs {
+            images[leg.leg] = leg.disk.bytes();
+        }
+        images
+    }
+
+    /// The last claim that the witness has granted.
+    pub(super) fn granted(&self) -> Option<Granted> {
+        self.witness.granted_at(u64::MAX)
+    }
+
+    /// Attaches the other members, which have missed that the mirror went on.
+    pub(super) fn attach_others(&mut self, left: &Left<'_>) -> Result<(), String> {
+        let members = self.mirror.status().members;
+        for leg in members.numbers().filter(|leg| !left.outside.has(*leg)) {
+            if self.legs.iter().any(|present| present.leg == leg) {
+                continue;
+            }
+            let disk = SimDisk::new(left.images[leg].clone());
+            let store = LegStore::new(leg, disk, &self.order, Random::new(1));
+            let device: Arc<dyn BlockDevice> = Arc::new(store.clone());
+            let attached = self.keeper.attach(&device, &mut self.wait);
+            attached.map_err(|error| format!("leg {leg} comes back: {error}"))?;
+            self.legs.push(store);
+        }
+        Ok(())
     }
 
     fn data_bytes(&self) -> usize {
@@ -130,6 +182,11 @@ impl Opened {
     pub(super) fn waits(&self) -> bool {
         self.mirror.status().waits.is_some()
     }
+}
+
+/// The legs as devices.
+pub(super) fn devices(legs: &[LegStore]) -> Vec<Arc<dyn BlockDevice>> {
+    legs.iter().map(|leg| Arc::new(leg.clone()) as _).collect()
 }
 
 /// Compares the mirror's bytes on all legs.

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use sidecore_block::BlockDevice;
 use sidecore_mirror::{
-    CreateOptions, Granted, Keeper, LegState, Mirror, OpenOptions, Status, create,
+    CreateOptions, Granted, Keeper, LegSet, LegState, Mirror, MirrorError, OpenOptions, Status,
+    create,
 };
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
-use super::check::{Left, check, compare};
+use super::check::{Left, check, compare, devices};
 use super::guest::{DEPTH, Guest, Inner};
 use super::legs::{LegStore, Manner, Order, QUICK};
 use super::model::fill;
@@ -35,6 +36,8 @@ struct Habits {
     steps_per_turn: u64,
     /// One in so many steps breaks a leg.
     steps_per_break: u64,
+    /// One in so many steps adds, removes or repairs a leg.
+    steps_per_change: u64,
     copy_bytes_per_s: u64,
     clear_after: Nanos,
 }
@@ -51,6 +54,7 @@ impl Habits {
             hot_sectors: pick(&[4, 16, 64, 128]),
             steps_per_turn: pick(&[2, 4, 12]),
             steps_per_break: pick(&[40, 120, u64::MAX]),
+            steps_per_change: pick(&[60, u64::MAX]),
             copy_bytes_per_s: pick(&[1 << 22, 1 << 30]),
             clear_after: Nanos(pick(&[100_000, 3_000_000])),
         }
@@ -64,6 +68,8 @@ pub(super) struct History {
     /// The legs as the last power cut has left them.
     images: Vec<Vec<u8>>,
     granted: Option<Granted>,
+    /// The members.
+    named: Vec<usize>,
     /// The mirror's contents.
     stamps: Vec<u64>,
     next_stamp: u64,
@@ -75,6 +81,8 @@ pub(super) struct History {
 struct Start {
     /// The legs.
     images: Vec<Vec<u8>>,
+    granted: Option<Granted>,
+    named: Vec<usize>,
     /// The mirror's contents.
     found: Vec<Option<u64>>,
 }
@@ -88,6 +96,8 @@ struct World {
     mirror: Mirror,
     keeper: Keeper,
     inner: Inner,
+    /// Legs that are no members, or are added or removed, from a time on.
+    outside: Vec<(u64, LegSet)>,
 }
 
 impl History {
@@ -112,6 +122,7 @@ impl History {
             habits,
             images: stores.iter().map(|store| store.disk.bytes()).collect(),
             granted: None,
+            named: (0..habits.legs).collect(),
             stamps: vec![1; layout.capacity_bytes as usize / SECTOR_BYTES],
             next_stamp: 1,
             outcome: Outcome::default(),
@@ -157,8 +168,8 @@ impl History {
         let witness = SimWitness::new(&order, self.granted);
         let mut inner = Inner::new(random, order, &self.stamps, self.next_stamp);
         inner.hot_sectors = self.habits.hot_sectors;
-        let mut legs = stores.clone();
-        if inner.random.once_in(4) {
+        let mut legs: Vec<LegStore> = self.named.iter().map(|leg| stores[*leg].clone()).collect();
+        if legs.len() > 1 && inner.random.once_in(4) {
             legs.remove(inner.random.below(legs.len() as u64) as usize);
         }
         let opening = self.habits.options(options, &witness, &mut inner.random);
@@ -168,7 +179,9 @@ impl History {
             store.set_manner(self.habits.manner);
         }
         let (habits, options) = (self.habits, *options);
-        Ok(World { habits, options, stores, witness, mirror, keeper, inner })
+        let members = self.named.iter().copied().map(LegSet::of).fold(LegSet::EMPTY, LegSet::with);
+        let outside = vec![(0, LegSet::first(habits.legs).without(members))];
+        Ok(World { habits, options, stores, witness, mirror, keeper, inner, outside })
     }
 
     fn cut_everywhere(&mut self, world: &World) -> Result<(), String> {
@@ -191,19 +204,20 @@ impl History {
                 images.push(cutter.cut(&mut self.random, false, |image| image.bytes().to_vec()));
             }
             let granted = world.witness.granted_at(*at);
-            let left = Left { images: &images, granted, neglect: world.options.neglect };
+            let (neglect, outside) = (world.options.neglect, world.outside_at(*at));
+            let left = Left { images: &images, granted, neglect, outside };
             let found = self.look(world, &left, *at);
             let found = found.map_err(|what| {
                 self.trace.retain(|(begun, _)| *begun as u64 <= *at);
                 format!("power cut at event {position}, time {at}: {what}")
             })?;
             if survivor.is_none() && position >= wanted {
-                survivor = Some((found, granted));
+                survivor = Some(found);
             }
         }
-        if let Some((Start { images, found }, granted)) = survivor {
+        if let Some(Start { images, granted, named, found }) = survivor {
             self.images = images;
-            self.granted = granted;
+            (self.granted, self.named) = (granted, named);
             self.stamps = found.into_iter().flatten().collect();
         }
         Ok(())
@@ -220,38 +234,67 @@ impl History {
         }
         let found = opened.read()?;
         check(&world.inner.model, &found, at)?;
-        let mut images = opened.images();
+        let mut start = Start {
+            images: opened.images(left.images),
+            granted: opened.granted(),
+            named: opened.named(),
+            found,
+        };
         opened.settle()?;
-        if opened.read()? != found {
+        if opened.read()? != start.found {
             return Err("other bytes are read when all legs are in sync".to_owned());
         }
         if self.random.once_in(2) {
-            images = opened.images();
+            start.images = opened.images(left.images);
         }
         let some: Vec<usize> = all.into_iter().filter(|_| self.random.once_in(2)).collect();
         if some.is_empty() || some.len() == left.images.len() {
-            return Ok(Start { images, found });
+            return Ok(start);
         }
-        let mut opened = left.open(&some, &mut self.random)?;
+        let with_some = self.look_with(&some, world, left, at);
+        let with_some = with_some.map_err(|what| format!("with legs {some:?}: {what}"))?;
+        Ok(with_some.filter(|_| self.random.once_in(2)).unwrap_or(start))
+    }
+
+    /// Opens some of the legs. If they go on, the others come later, and are copied to.
+    fn look_with(
+        &mut self,
+        some: &[usize],
+        world: &World,
+        left: &Left<'_>,
+        at: u64,
+    ) -> Result<Option<Start>, String> {
+        let mut opened = match left.open(some, &mut self.random) {
+            Ok(opened) => opened,
+            // None of them is a member.
+            Err(_) if some.iter().all(|leg| left.outside.has(*leg)) => return Ok(None),
+            Err(what) => return Err(what),
+        };
         self.outcome.openings += 1;
         if opened.waits() {
             self.outcome.waits += 1;
-            return Ok(Start { images, found });
+            return Ok(None);
         }
         self.outcome.alone += 1;
-        let with_some = opened.read().map_err(|what| format!("with legs {some:?}: {what}"))?;
-        check(&world.inner.model, &with_some, at)
-            .map_err(|what| format!("with legs {some:?}: {what}"))?;
-        Ok(Start { images, found })
+        let found = opened.read()?;
+        check(&world.inner.model, &found, at)?;
+        let start = Start {
+            images: opened.images(left.images),
+            granted: opened.granted(),
+            named: opened.mirror.status().members.numbers().collect(),
+            found,
+        };
+        opened.attach_others(left)?;
+        opened.settle()?;
+        if opened.read()? != start.found {
+            return Err("other bytes are read when the others have come".to_owned());
+        }
+        Ok(Some(start))
     }
 }
 
 fn add(outcome: &mut Outcome, other: Outcome) {
     crate::many::Total::add(outcome, other);
-}
-
-fn devices(stores: &[LegStore]) -> Vec<Arc<dyn BlockDevice>> {
-    stores.iter().map(|store| Arc::new(store.clone()) as _).collect()
 }
 
 impl Habits {
@@ -285,11 +328,13 @@ impl World {
     }
 
     fn step(&mut self) -> Result<(), String> {
-        let Habits { steps_per_turn, steps_per_break, .. } = self.habits;
+        let Habits { steps_per_turn, steps_per_break, steps_per_change, .. } = self.habits;
         if self.inner.random.once_in(steps_per_turn) {
             self.turn();
         } else if self.inner.random.once_in(steps_per_break) {
             self.break_leg();
+        } else if self.inner.random.once_in(steps_per_change) {
+            self.change();
         } else if self.inner.random.once_in(16) {
             self.attach();
         } else if self.inner.random.once_in(64) {
@@ -307,8 +352,60 @@ impl World {
         if let Some(rest) = self.keeper.turn(&mut self.inner) {
             // Time passes, but a copy's pause is not a whole one.
             let part = rest.min(std::time::Duration::from_millis(2));
-            self.inner.pass(part);
+            // Now and then what has failed is tried again.
+            let is_long = self.inner.random.once_in(16);
+            self.inner.pass(if is_long { std::time::Duration::from_secs(1) } else { part });
         }
+    }
+
+    /// Legs that need not be members at a time.
+    fn outside_at(&self, at: u64) -> LegSet {
+        let before = self.outside.iter().take_while(|(since, _)| *since <= at);
+        before.last().map_or(LegSet::EMPTY, |(_, legs)| *legs)
+    }
+
+    /// Says that a leg need not be a member from now on, or is one.
+    fn set_outside(&mut self, leg: usize, is_outside: bool) {
+        let legs = self.outside_at(u64::MAX);
+        let at = self.inner.order.tick();
+        let leg = LegSet::of(leg);
+        self.outside.push((at, if is_outside { legs.with(leg) } else { legs.without(leg) }));
+    }
+
+    /// Adds a leg, removes one, or repairs one.
+    fn change(&mut self) {
+        let leg = self.inner.random.below(self.stores.len() as u64) as usize;
+        let members = self.status().members;
+        let result = if !members.has(leg) {
+            self.inner.note(format!("leg {leg} is added"));
+            let added = self.keeper.add(leg, Arc::new(self.stores[leg].clone()), &mut self.inner);
+            self.inner.outcome.added_legs += u64::from(added.is_ok());
+            if added.is_ok() {
+                self.set_outside(leg, false);
+            }
+            added
+        } else if self.inner.random.once_in(2) {
+            self.inner.note(format!("leg {leg} is removed"));
+            let was_outside = self.outside_at(u64::MAX).has(leg);
+            self.set_outside(leg, true);
+            let removed = self.keeper.remove(leg, &mut self.inner);
+            self.inner.outcome.removed_legs += u64::from(removed.is_ok());
+            if matches!(removed, Err(MirrorError::State { .. })) && !was_outside {
+                self.set_outside(leg, false);
+            }
+            removed
+        } else {
+            let from = self.inner.random.below(self.stores.len() as u64) as usize;
+            let sector = self.inner.random.below(self.inner.sectors - 8);
+            let range = (sector * SECTOR_BYTES as u64, 8 * SECTOR_BYTES as u64);
+            self.inner.note(format!("leg {leg} is repaired from {from}, sector {sector}"));
+            let repaired = self.keeper.repair((from, leg), range, &mut self.inner);
+            self.inner.outcome.repairs += u64::from(repaired.is_ok());
+            repaired
+        };
+        self.inner.note(format!("that was {result:?}"));
+        // The state is that of a turn.
+        self.turn();
     }
 
     fn status(&self) -> Status {
@@ -355,7 +452,10 @@ impl World {
             store.set_broken(false);
             store.set_manner(QUICK);
         });
-        let opened = Mirror::without_threads(&devices(&self.stores), options, &mut self.inner);
+        let members = self.status().members;
+        let legs: Vec<LegStore> =
+            self.stores.iter().filter(|store| members.has(store.leg)).cloned().collect();
+        let opened = Mirror::without_threads(&devices(&legs), options, &mut self.inner);
         let (mirror, keeper) = opened.map_err(|error| format!("open again: {error}"))?;
         self.inner.note("opened again");
         (self.mirror, self.keeper) = (mirror, keeper);
@@ -401,13 +501,14 @@ impl World {
             store.set_manner(Manner { requests_per_fault: u64::MAX, ..self.habits.manner });
         });
         self.drain()?;
-        let legs = self.stores.len();
         for _ in 0..MOST_TURNS {
             let status = self.status();
-            if status.legs[..legs].iter().all(|state| *state == LegState::InSync) {
+            if status.members.numbers().all(|leg| status.legs[leg] == LegState::InSync) {
                 self.inner.outcome.copied_regions += status.copied_regions;
                 let capacity_bytes = self.mirror.geometry().capacity_bytes as usize;
-                return compare(&self.stores, LEG_BYTES - capacity_bytes);
+                let members = self.stores.iter().filter(|store| status.members.has(store.leg));
+                let members: Vec<LegStore> = members.cloned().collect();
+                return compare(&members, LEG_BYTES - capacity_bytes);
             }
             self.attach_all();
             self.turn();
