@@ -21,6 +21,7 @@ mod stopwatch;
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use sidecore_reactor::{CoreContext, caught};
 use sidecore_units::Nanos;
@@ -48,15 +49,22 @@ pub fn contain(
     open: impl FnOnce(Arc<dyn BlockDevice>) -> OpenedStage,
 ) -> OpenedStage {
     let account = Arc::new(StageAccount::new(word, store));
-    let floor = Arc::new(Floor { below: Arc::clone(&below), account: Arc::clone(&account) });
+    let floor = Arc::new(Floor {
+        below: Arc::clone(&below),
+        account: Arc::clone(&account),
+        is_opening: AtomicBool::new(true),
+    });
+    let seen = Arc::clone(&floor);
     let opened = caught(|| {
-        let stage = open(floor)?;
+        let stage = open(seen)?;
         let geometry = stage.geometry();
         Ok((stage, geometry))
     });
+    floor.is_opening.store(false, Ordering::Release);
     match opened {
         Ok(opened) => {
             let (stage, geometry) = opened?;
+            account.set_findings(stage.findings());
             Ok(Arc::new(Contained { stage, below, geometry, account }))
         }
         Err(message) => {

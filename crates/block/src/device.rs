@@ -8,7 +8,7 @@ use sidecore_memory::GuestMemory;
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
-use crate::{Batch, BoundsError, Mapped, Meter, StageAccount};
+use crate::{Batch, BoundsError, Findings, Mapped, Meter, StageAccount};
 
 /// The size and the alignment rules of a store. They do not change while the store is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +118,12 @@ pub trait BlockDevice: Send + Sync {
     /// The meters on the way of its requests. A stage adds its own to those of the store behind it.
     fn meters(&self) -> Vec<Arc<Meter>> {
         Vec::new()
+    }
+
+    /// The bad blocks that this stage has found, if it checks blocks. Those of stages behind it are
+    /// in their [accounts](Self::stages).
+    fn findings(&self) -> Option<Arc<Findings>> {
+        None
     }
 
     /// The accounts of the stages on the way of its requests, in that order.

@@ -45,12 +45,18 @@
 //! # Mirrors
 //!
 //! [`mirror`] has legs that fail, and power cuts that leave each leg as it likes.
+//!
+//! # Checksums
+//!
+//! [`integrity`] has a store with checksums, power cuts that tear blocks, and a store that has lost
+//! writes.
 #![forbid(unsafe_code)]
 
 pub mod controller;
 pub mod fairness;
 mod guest;
 mod history;
+pub mod integrity;
 mod many;
 pub mod mirror;
 pub mod ownership;

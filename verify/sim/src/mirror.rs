@@ -21,9 +21,9 @@
 //! A run can neglect one [`Rule`]; tests assert that each one is noticed.
 
 mod check;
-mod guest;
-mod legs;
-mod model;
+pub(crate) mod guest;
+pub(crate) mod legs;
+pub(crate) mod model;
 mod witness;
 mod world;
 

@@ -10,8 +10,8 @@ use sidecore_telemetry::counters;
 use sidecore_units::Nanos;
 
 use super::floor::Lower;
-use crate::Recording;
 use crate::sums::Sums;
+use crate::{Findings, Recording};
 
 counters! {
     /// The counters of one channel of a stage. Its sidecore alone writes them, any thread may read
@@ -56,6 +56,7 @@ pub struct StageAccount {
     failure: OnceLock<String>,
     is_left_out: AtomicBool,
     recording: OnceLock<Arc<Recording>>,
+    findings: OnceLock<Arc<Findings>>,
     threads: OnceLock<Weak<dyn StageThreads>>,
     channels: Mutex<Sums<ChannelStats>>,
     longest_turn_ns: AtomicU64,
@@ -69,6 +70,7 @@ impl StageAccount {
             failure: OnceLock::new(),
             is_left_out: AtomicBool::new(false),
             recording: OnceLock::new(),
+            findings: OnceLock::new(),
             threads: OnceLock::new(),
             channels: Mutex::default(),
             longest_turn_ns: AtomicU64::new(0),
@@ -95,6 +97,17 @@ impl StageAccount {
     #[must_use]
     pub fn recording(&self) -> Option<&Arc<Recording>> {
         self.recording.get()
+    }
+
+    pub(super) fn set_findings(&self, findings: Option<Arc<Findings>>) {
+        let Some(findings) = findings else { return };
+        let _ = self.findings.set(findings);
+    }
+
+    /// The bad blocks that the stage has found, if it checks blocks.
+    #[must_use]
+    pub fn findings(&self) -> Option<&Arc<Findings>> {
+        self.findings.get()
     }
 
     /// Says which threads the stage runs on, before its first channel is opened.

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use sidecore_memory::GuestMemory;
 use sidecore_reactor::CoreContext;
@@ -18,6 +19,9 @@ use crate::{Batch, BlockChannel, BlockDevice, Geometry, Mapped, Meter, Readiness
 pub(super) struct Floor {
     pub(super) below: Arc<dyn BlockDevice>,
     pub(super) account: Arc<StageAccount>,
+    /// The stage is being opened. A channel of that time is for metadata, and is dropped before the
+    /// stage is open.
+    pub(super) is_opening: AtomicBool,
 }
 
 impl BlockDevice for Floor {
@@ -26,6 +30,9 @@ impl BlockDevice for Floor {
     }
 
     fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
+        if self.is_opening.load(Ordering::Acquire) {
+            return self.below.open_channel(core, depth);
+        }
         // A channel that is opened at another time could not be found when the stage has failed.
         let Some(lower) = core.shared::<Opened>().last_of(&self.account) else {
             return Err(io::Error::other(

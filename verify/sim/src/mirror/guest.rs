@@ -1,6 +1,6 @@
 //! Guests of the mirror: queues with random requests, and the keeper's waits, in which they step.
 
-use sidecore_block::{Batch, BlockChannel, BlockRequest, Operation, Tag};
+use sidecore_block::{Batch, BlockChannel, BlockError, BlockRequest, Operation, Tag};
 use sidecore_memory::{GuestAddress, RegionHint, SharedPages};
 use sidecore_mirror::Wait;
 use sidecore_units::Nanos;
@@ -12,10 +12,13 @@ use crate::Random;
 use crate::volumes::disk::SECTOR_BYTES;
 
 /// Requests of a guest at once.
-pub(super) const DEPTH: usize = 6;
+pub(crate) const DEPTH: usize = 6;
 /// The most sectors of a request with data: they may lie in three regions.
 const MOST_SECTORS: u64 = 12;
 const SLOT_BYTES: u64 = MOST_SECTORS * SECTOR_BYTES as u64;
+
+/// The error of a block that is bad: `EILSEQ`.
+const BAD_BLOCK: BlockError = BlockError::Io { errno: 84 };
 
 struct InFlight {
     operation: Operation,
@@ -26,7 +29,7 @@ struct InFlight {
 }
 
 /// A queue and the memory of its requests.
-pub(super) struct Guest {
+pub(crate) struct Guest {
     channel: Box<dyn BlockChannel>,
     pages: SharedPages,
     slots: Vec<Option<InFlight>>,
@@ -34,7 +37,7 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    pub(super) fn new(channel: Box<dyn BlockChannel>) -> Self {
+    pub(crate) fn new(channel: Box<dyn BlockChannel>) -> Self {
         let pages = SharedPages::new("guest", DEPTH * SLOT_BYTES as usize).expect("memory");
         let slots = (0..DEPTH).map(|_| None).collect();
         Self { channel, pages, slots, queued: Batch::new() }
@@ -57,33 +60,37 @@ impl Guest {
         stamp_of(&bytes)
     }
 
-    pub(super) fn in_flight(&self) -> usize {
+    pub(crate) fn in_flight(&self) -> usize {
         self.slots.iter().flatten().count()
     }
 }
 
 /// All of a run but the keeper.
-pub(super) struct Inner {
-    pub(super) random: Random,
-    pub(super) order: Order,
-    pub(super) guests: Vec<Guest>,
-    pub(super) model: Model,
-    pub(super) sectors: u64,
+pub(crate) struct Inner {
+    pub(crate) random: Random,
+    pub(crate) order: Order,
+    pub(crate) guests: Vec<Guest>,
+    pub(crate) model: Model,
+    pub(crate) sectors: u64,
     /// Sectors at the start that most requests go to.
-    pub(super) hot_sectors: u64,
-    pub(super) next_stamp: u64,
+    pub(crate) hot_sectors: u64,
+    /// Sectors of a block: requests are whole blocks.
+    pub(crate) block_sectors: u64,
+    /// Requests that failed because a block was bad.
+    pub(crate) bad_blocks: u64,
+    pub(crate) next_stamp: u64,
     next_id: WriteId,
     time: u64,
     /// No further request begins.
-    pub(super) is_ending: bool,
-    pub(super) outcome: Outcome,
-    pub(super) trace: Vec<(usize, String)>,
+    pub(crate) is_ending: bool,
+    pub(crate) outcome: Outcome,
+    pub(crate) trace: Vec<(usize, String)>,
     /// The first check that failed.
-    pub(super) wrong: Option<String>,
+    pub(crate) wrong: Option<String>,
 }
 
 impl Inner {
-    pub(super) fn new(random: Random, order: Order, stamps: &[u64], next_stamp: u64) -> Self {
+    pub(crate) fn new(random: Random, order: Order, stamps: &[u64], next_stamp: u64) -> Self {
         Self {
             random,
             order,
@@ -91,6 +98,8 @@ impl Inner {
             model: Model::new(stamps),
             sectors: stamps.len() as u64,
             hot_sectors: 16,
+            block_sectors: 1,
+            bad_blocks: 0,
             next_stamp,
             next_id: 1,
             time: 1,
@@ -101,7 +110,7 @@ impl Inner {
         }
     }
 
-    pub(super) fn note(&mut self, what: impl Into<String>) {
+    pub(crate) fn note(&mut self, what: impl Into<String>) {
         let at = self.order.tick() as usize;
         self.trace.push((at, what.into()));
     }
@@ -111,18 +120,18 @@ impl Inner {
         self.next_stamp
     }
 
-    pub(super) fn now(&mut self) -> Nanos {
+    pub(crate) fn now(&mut self) -> Nanos {
         self.time += 1 + self.random.below(40_000);
         Nanos(self.time)
     }
 
     /// Lets so much time pass.
-    pub(super) fn pass(&mut self, time: std::time::Duration) {
+    pub(crate) fn pass(&mut self, time: std::time::Duration) {
         self.time += time.as_nanos() as u64;
     }
 
     /// A step of a random guest.
-    pub(super) fn step(&mut self) {
+    pub(crate) fn step(&mut self) {
         if self.guests.is_empty() {
             return;
         }
@@ -134,13 +143,13 @@ impl Inner {
         }
     }
 
-    pub(super) fn poll_all(&mut self) {
+    pub(crate) fn poll_all(&mut self) {
         for guest in 0..self.guests.len() {
             self.poll(guest);
         }
     }
 
-    pub(super) fn in_flight(&self) -> usize {
+    pub(crate) fn in_flight(&self) -> usize {
         self.guests.iter().map(Guest::in_flight).sum()
     }
 
@@ -155,9 +164,11 @@ impl Inner {
             _ => Operation::Write,
         };
         let is_flush = operation == Operation::Flush;
-        let count = if is_flush { 0 } else { 1 + self.random.below(MOST_SECTORS) };
+        let size = self.block_sectors;
+        let count = if is_flush { 0 } else { (1 + self.random.below(MOST_SECTORS / size)) * size };
         let end = if self.random.once_in(4) { self.sectors } else { self.hot_sectors };
-        let sector = self.random.below(end).min(self.sectors - count.max(1)) as usize;
+        let sector = self.random.below(end).min(self.sectors - count.max(1)) / size * size;
+        let sector = sector as usize;
         let began = self.order.tick();
         let id = self.next_id;
         self.next_id += 1;
@@ -216,6 +227,7 @@ impl Inner {
         for mut request in completed {
             let slot = request.tag.take().map(Tag::into_bits).expect("a tag") as usize;
             let of = self.guests[guest].slots[slot].take().expect("a request in flight");
+            self.bad_blocks += u64::from(request.result == Err(BAD_BLOCK));
             self.end(guest, slot, &of, request.result.is_ok());
         }
     }

@@ -15,7 +15,7 @@ use crate::volumes::disk::{SECTOR_BYTES, SimDisk};
 
 /// The order of all events: of legs, guests and the witness.
 #[derive(Clone, Default)]
-pub(super) struct Order(Arc<Mutex<Events>>);
+pub(crate) struct Order(Arc<Mutex<Events>>);
 
 #[derive(Default)]
 struct Events {
@@ -30,7 +30,7 @@ impl Order {
     }
 
     /// The time of a new event.
-    pub(super) fn tick(&self) -> u64 {
+    pub(crate) fn tick(&self) -> u64 {
         let mut events = self.lock();
         events.now += 1;
         events.now
@@ -42,22 +42,22 @@ impl Order {
     }
 
     /// The events of legs, in order.
-    pub(super) fn of_legs(&self) -> Vec<(usize, u64)> {
+    pub(crate) fn of_legs(&self) -> Vec<(usize, u64)> {
         self.lock().of_legs.clone()
     }
 }
 
 /// How a leg behaves.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Manner {
+pub(crate) struct Manner {
     /// A request advances at one in so many polls.
-    pub(super) delay: u64,
+    pub(crate) delay: u64,
     /// One in so many requests fails.
-    pub(super) requests_per_fault: u64,
+    pub(crate) requests_per_fault: u64,
 }
 
 /// A leg at its best, to look at what a power cut left.
-pub(super) const QUICK: Manner = Manner { delay: 1, requests_per_fault: u64::MAX };
+pub(crate) const QUICK: Manner = Manner { delay: 1, requests_per_fault: u64::MAX };
 
 struct Luck {
     random: Random,
@@ -68,15 +68,15 @@ struct Luck {
 
 /// A leg's store. All clones share it.
 #[derive(Clone)]
-pub(super) struct LegStore {
-    pub(super) leg: usize,
-    pub(super) disk: SimDisk,
+pub(crate) struct LegStore {
+    pub(crate) leg: usize,
+    pub(crate) disk: SimDisk,
     order: Order,
     luck: Arc<Mutex<Luck>>,
 }
 
 impl LegStore {
-    pub(super) fn new(leg: usize, disk: SimDisk, order: &Order, random: Random) -> Self {
+    pub(crate) fn new(leg: usize, disk: SimDisk, order: &Order, random: Random) -> Self {
         let luck = Luck { random, manner: QUICK, is_broken: false };
         Self { leg, disk, order: order.clone(), luck: Arc::new(Mutex::new(luck)) }
     }
@@ -85,12 +85,12 @@ impl LegStore {
         self.luck.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn set_manner(&self, manner: Manner) {
+    pub(crate) fn set_manner(&self, manner: Manner) {
         self.luck().manner = manner;
     }
 
     /// Whether all requests fail.
-    pub(super) fn set_broken(&self, is_broken: bool) {
+    pub(crate) fn set_broken(&self, is_broken: bool) {
         self.luck().is_broken = is_broken;
     }
 

@@ -17,14 +17,14 @@ struct Write {
 }
 
 /// The name of a write.
-pub(super) type WriteId = u64;
+pub(crate) type WriteId = u64;
 
 /// All writes, by sector.
 #[derive(Clone, Debug)]
-pub(super) struct Model(Vec<Vec<(WriteId, Write)>>);
+pub(crate) struct Model(Vec<Vec<(WriteId, Write)>>);
 
 /// The contents of a sector with a stamp.
-pub(super) fn fill(stamp: u64) -> [u8; SECTOR_BYTES] {
+pub(crate) fn fill(stamp: u64) -> [u8; SECTOR_BYTES] {
     let mut sector = [0; SECTOR_BYTES];
     for word in sector.chunks_exact_mut(8) {
         word.copy_from_slice(&stamp.to_le_bytes());
@@ -33,14 +33,14 @@ pub(super) fn fill(stamp: u64) -> [u8; SECTOR_BYTES] {
 }
 
 /// The stamp of a sector; `None` if it is a mixture.
-pub(super) fn stamp_of(sector: &[u8]) -> Option<u64> {
+pub(crate) fn stamp_of(sector: &[u8]) -> Option<u64> {
     let first = u64::from_le_bytes(*sector.first_chunk()?);
     (sector == fill(first)).then_some(first)
 }
 
 impl Model {
     /// A mirror whose sectors have these stamps, durably.
-    pub(super) fn new(stamps: &[u64]) -> Self {
+    pub(crate) fn new(stamps: &[u64]) -> Self {
         let base = |stamp: &u64| {
             let write = Write {
                 stamps: vec![*stamp],
@@ -54,7 +54,7 @@ impl Model {
         Self(stamps.iter().map(base).collect())
     }
 
-    pub(super) fn begin(&mut self, id: WriteId, sector: usize, stamps: &[u64], at: u64) {
+    pub(crate) fn begin(&mut self, id: WriteId, sector: usize, stamps: &[u64], at: u64) {
         let write = Write {
             stamps: stamps.to_vec(),
             began: at,
@@ -70,20 +70,20 @@ impl Model {
     }
 
     /// Adds a content that a write in flight may have.
-    pub(super) fn change(&mut self, id: WriteId, sector: usize, stamp: u64) {
+    pub(crate) fn change(&mut self, id: WriteId, sector: usize, stamp: u64) {
         for (_, write) in self.0[sector].iter_mut().filter(|(of, _)| *of == id) {
             write.stamps.push(stamp);
         }
     }
 
-    pub(super) fn end(&mut self, id: WriteId, has_succeeded: bool, at: u64) {
+    pub(crate) fn end(&mut self, id: WriteId, has_succeeded: bool, at: u64) {
         for (_, write) in self.writes().filter(|(of, _)| *of == id) {
             (write.ended, write.has_succeeded) = (Some(at), has_succeeded);
         }
     }
 
     /// A flush that began then was answered.
-    pub(super) fn flushed(&mut self, began: u64, at: u64) {
+    pub(crate) fn flushed(&mut self, began: u64, at: u64) {
         for (_, write) in self.writes() {
             let is_covered = write.has_succeeded && write.ended.is_some_and(|ended| ended < began);
             if is_covered && write.durable.is_none() {
@@ -93,7 +93,7 @@ impl Model {
     }
 
     /// Checks a read that began and ended then.
-    pub(super) fn check_read(
+    pub(crate) fn check_read(
         &self,
         sector: usize,
         found: Option<u64>,
@@ -105,8 +105,19 @@ impl Model {
         Self::check(writes, sector, found, ended, &hides)
     }
 
+    /// Whether these consecutive sectors are all of one write.
+    pub(crate) fn are_of_one(&self, first: usize, found: &[Option<u64>]) -> bool {
+        let has = |sector: usize, id: WriteId, found: &Option<u64>| {
+            let mut writes = self.0[sector].iter().filter(|(of, _)| *of == id);
+            writes.any(|(_, write)| found.is_some_and(|found| write.stamps.contains(&found)))
+        };
+        self.0[first].iter().any(|(id, _)| {
+            found.iter().enumerate().all(|(index, found)| has(first + index, *id, found))
+        })
+    }
+
     /// Checks what a power cut has left.
-    pub(super) fn check_cut(
+    pub(crate) fn check_cut(
         &self,
         sector: usize,
         found: Option<u64>,

@@ -1,0 +1,375 @@
+//! Faults of the store: each is found, by its kind, and no bad byte is read.
+
+mod common;
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use sidecore_block::{
+    Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Findings, FindingsCounts, Geometry,
+    Operation, RamStore, Readiness, Stage as _,
+};
+use sidecore_block_contract::{Harness, pattern};
+use sidecore_memory::GuestMemory;
+use sidecore_reactor::CoreContext;
+use sidecore_stage_integrity::{
+    FormatOptions, IntegrityError, IntegrityStage, IntegrityStore, OpenOptions, format,
+};
+use sidecore_units::Nanos;
+
+use common::{formatted, made, open, ram};
+
+const BLOCK: u64 = 4096;
+const STORE_BYTES: u64 = 5 << 20;
+/// The guest's memory in one piece.
+const SCRATCH: u64 = 0x1_0000_0000;
+const BAD: Result<(), BlockError> = Err(BlockError::Io { errno: 84 });
+
+/// A fault of the next write of a block's data.
+#[derive(Clone, Copy, Debug)]
+enum Lie {
+    /// It is answered, and lost.
+    Lost,
+    /// Only so many bytes of it are written.
+    Torn(u64),
+    /// It is written so many bytes behind its place.
+    Misdirected(u64),
+}
+
+/// A store that lies about some writes.
+struct Liar {
+    below: Arc<dyn BlockDevice>,
+    /// A fault of a write that begins at this byte.
+    lie: Arc<Mutex<Option<(u64, Lie)>>>,
+}
+
+struct LiarChannel {
+    inner: Box<dyn BlockChannel>,
+    lie: Arc<Mutex<Option<(u64, Lie)>>>,
+    done: Batch,
+}
+
+impl BlockDevice for Liar {
+    fn geometry(&self) -> Geometry {
+        self.below.geometry()
+    }
+
+    fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
+        let inner = self.below.open_channel(core, depth)?;
+        Ok(Box::new(LiarChannel { inner, lie: Arc::clone(&self.lie), done: Batch::new() }))
+    }
+}
+
+/// Carries out one request.
+fn carry_out(channel: &mut dyn BlockChannel, request: Box<BlockRequest>) -> Box<BlockRequest> {
+    let (mut batch, mut completed) = (vec![request], Batch::new());
+    while completed.is_empty() {
+        channel.exchange(Nanos::ZERO, &mut batch, &mut completed);
+    }
+    completed.remove(0)
+}
+
+impl BlockChannel for LiarChannel {
+    fn attach_memory(&mut self, memory: &GuestMemory) -> io::Result<()> {
+        self.inner.attach_memory(memory)
+    }
+
+    fn submit(&mut self, _: Nanos, batch: &mut Batch) {
+        for mut request in batch.drain(..) {
+            let (at, len_bytes) = (request.offset_bytes, request.len_bytes);
+            let mut lie = self.lie.lock().unwrap();
+            let strikes = request.operation == Operation::Write
+                && lie.as_ref().is_some_and(|(place, _)| *place == at);
+            let lie = if strikes { lie.take().map(|(_, lie)| lie) } else { None };
+            let mut whole = BlockRequest::blank(4);
+            match lie {
+                Some(Lie::Lost) => {
+                    self.done.push(request);
+                    continue;
+                }
+                Some(Lie::Torn(bytes)) => {
+                    whole.segments.bind_part(&request.segments, 0, len_bytes);
+                    let part = bytes.min(len_bytes);
+                    request.segments.bind_part(&whole.segments, 0, part);
+                    request.len_bytes = part;
+                }
+                Some(Lie::Misdirected(bytes)) => request.offset_bytes += bytes,
+                None => {}
+            }
+            let mut request = carry_out(&mut *self.inner, request);
+            if matches!(lie, Some(Lie::Torn(_))) {
+                request.segments.bind_part(&whole.segments, 0, len_bytes);
+            }
+            (request.offset_bytes, request.len_bytes) = (at, len_bytes);
+            self.done.push(request);
+        }
+    }
+
+    fn poll(&mut self, _: Nanos, completed: &mut Batch) {
+        completed.append(&mut self.done);
+    }
+
+    fn readiness(&self) -> Readiness {
+        Readiness::polled(self.done.len())
+    }
+
+    fn waits_since(&self) -> Option<Nanos> {
+        None
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// A store with checksums in front of one that lies.
+struct Bench {
+    below: Arc<dyn BlockDevice>,
+    lie: Arc<Mutex<Option<(u64, Lie)>>>,
+    device: Arc<dyn BlockDevice>,
+    findings: Arc<Findings>,
+    data_at: u64,
+}
+
+fn stage(below: &Arc<dyn BlockDevice>) -> (Arc<dyn BlockDevice>, Arc<Findings>) {
+    let options = OpenOptions::default();
+    let store = IntegrityStore::open(Arc::clone(below), "disk", &options).unwrap();
+    let findings = store.findings().unwrap();
+    (Arc::new(store), findings)
+}
+
+impl Bench {
+    fn new() -> Self {
+        let lie = Arc::default();
+        let below = ram(STORE_BYTES, |it| Geometry { volatile_cache: true, ..it });
+        let data_at = formatted(&below, BLOCK as u32, None).data_at();
+        let below: Arc<dyn BlockDevice> = Arc::new(Liar { below, lie: Arc::clone(&lie) });
+        let (device, findings) = stage(&below);
+        Self { below, lie, device, findings, data_at }
+    }
+
+    /// The next write of this block goes wrong.
+    fn lie(&self, block: u64, lie: Lie) {
+        *self.lie.lock().unwrap() = Some((self.data_at + block * BLOCK, lie));
+    }
+
+    fn guest(&self) -> Harness {
+        Harness::new(&self.device, 8)
+    }
+
+    /// Opens the store again.
+    fn reopen(&mut self) {
+        (self.device, self.findings) = stage(&self.below);
+    }
+
+    fn counts(&self) -> FindingsCounts {
+        self.findings.counts()
+    }
+}
+
+fn read(guest: &mut Harness, block: u64) -> Result<(), BlockError> {
+    guest.poke(SCRATCH, &[0xa5; BLOCK as usize]);
+    let request = guest.request(Operation::Read, block * BLOCK, &[(SCRATCH, BLOCK)]);
+    guest.run_one(request)
+}
+
+fn flush(guest: &mut Harness) {
+    let request = guest.range_request(Operation::Flush, 0, 0);
+    assert_eq!(guest.run_one(request), Ok(()));
+}
+
+fn bytes(seed: u64) -> Vec<u8> {
+    pattern(seed, BLOCK as usize)
+}
+
+#[test]
+fn each_kind_of_lie_is_found_also_after_the_store_was_opened_again() {
+    let lost = FindingsCounts { stale: 1, ..FindingsCounts::default() };
+    let torn = FindingsCounts { checksum: 1, ..FindingsCounts::default() };
+    let misdirected = FindingsCounts { stale: 1, misdirected: 1, ..FindingsCounts::default() };
+    for reopens in [false, true] {
+        for (lie, blocks, expected) in [
+            (Lie::Lost, &[7][..], &lost),
+            (Lie::Torn(1536), &[7], &torn),
+            (Lie::Misdirected(2 * BLOCK), &[7, 9], &misdirected),
+        ] {
+            let mut bench = Bench::new();
+            let mut guest = bench.guest();
+            for block in 0..16 {
+                guest.store(block * BLOCK, &bytes(block));
+            }
+            flush(&mut guest);
+            bench.lie(7, lie);
+            guest.store(7 * BLOCK, &bytes(100));
+            flush(&mut guest);
+            if reopens {
+                drop(guest);
+                bench.reopen();
+                guest = bench.guest();
+            }
+            for block in 0..16 {
+                let is_bad = blocks.contains(&block);
+                assert_eq!(read(&mut guest, block), if is_bad { BAD } else { Ok(()) }, "{lie:?}");
+                let seen = guest.peek(SCRATCH, BLOCK as usize);
+                let good = if is_bad { vec![0; BLOCK as usize] } else { bytes(block) };
+                assert!(seen == good, "no bad byte stays: {lie:?}");
+            }
+            assert_eq!(&bench.counts(), expected, "{lie:?}, again: {reopens}");
+            assert!(bench.findings.problem().is_some());
+            guest.store(7 * BLOCK, &bytes(101));
+            assert!(guest.load(7 * BLOCK, BLOCK as usize) == bytes(101), "a write mends it");
+        }
+    }
+}
+
+#[test]
+fn a_damaged_area_of_tags_fails_its_blocks_and_a_write_mends_them() {
+    let mut bench = Bench::new();
+    let mut guest = bench.guest();
+    for block in 0..64 {
+        guest.store(block * BLOCK, &bytes(block));
+    }
+    flush(&mut guest);
+    drop(guest);
+    let mut raw = Harness::new(&bench.below, 8);
+    // The sectors of tags lie before the data; the first one that is no zeros has 31 blocks.
+    let metadata = raw.load(8192, (bench.data_at - 8192) as usize);
+    let sectors: Vec<u64> = (0..metadata.len() as u64 / 512)
+        .filter(|sector| {
+            let sector = &metadata[*sector as usize * 512..][..512];
+            // Intents have zeros behind their number.
+            sector[496..504] == [0; 8] && sector[488..496] != [0; 8]
+        })
+        .collect();
+    let at = 8192 + sectors[0] * 512;
+    let mut sector = raw.load(at, 512);
+    sector[100] ^= 4;
+    raw.store(at, &sector);
+    bench.reopen();
+    let mut guest = bench.guest();
+    let bad = (0..64).filter(|block| read(&mut guest, *block) == BAD).count();
+    assert_eq!(bad, 0, "their intents are still there");
+    drop(guest);
+    raw.store(at, &sector);
+    raw.store(8192, &vec![0; (at - 8192) as usize]);
+    bench.reopen();
+    let mut guest = bench.guest();
+    let bad = (0..64).filter(|block| read(&mut guest, *block) == BAD).count();
+    assert_eq!((bad, bench.counts().unknown), (31, 31));
+    for block in 0..64 {
+        guest.store(block * BLOCK, &bytes(200 + block));
+    }
+    flush(&mut guest);
+    drop(guest);
+    bench.reopen();
+    let mut guest = bench.guest();
+    for block in 0..64 {
+        assert!(guest.load(block * BLOCK, BLOCK as usize) == bytes(200 + block));
+    }
+}
+
+#[test]
+fn blocks_that_were_never_written_are_zeros_or_bad() {
+    let bench = Bench::new();
+    let mut guest = bench.guest();
+    assert!(guest.load(5 * BLOCK, BLOCK as usize) == [0; BLOCK as usize]);
+    Harness::new(&bench.below, 8).store(bench.data_at + 5 * BLOCK, &[1; 512]);
+    assert_eq!(read(&mut guest, 5), BAD);
+    assert_eq!(bench.counts().checksum, 1);
+}
+
+fn refused(below: &Arc<dyn BlockDevice>, uuid: Option<&str>) -> IntegrityError {
+    let options = OpenOptions { uuid: uuid.map(str::to_owned), ..OpenOptions::default() };
+    let opened = IntegrityStore::open(Arc::clone(below), "disk", &options);
+    opened.err().expect("the store is refused")
+}
+
+/// A store of another size.
+struct Resized(Arc<dyn BlockDevice>, AtomicU64);
+
+impl BlockDevice for Resized {
+    fn geometry(&self) -> Geometry {
+        let capacity_bytes = self.1.load(Ordering::Relaxed);
+        Geometry { capacity_bytes, ..self.0.geometry() }
+    }
+
+    fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
+        self.0.open_channel(core, depth)
+    }
+}
+
+#[test]
+fn stores_that_do_not_fit_are_refused_and_not_changed() {
+    let plain = ram(STORE_BYTES, |it| it);
+    assert_eq!(refused(&plain, None), IntegrityError::NoHeader);
+    let below = ram(STORE_BYTES, |it| it);
+    let layout = formatted(&below, BLOCK as u32, None);
+    let whole = |device: &Arc<dyn BlockDevice>| {
+        let mut raw = Harness::new(device, 8);
+        let halves = [0, STORE_BYTES / 8 * 4].map(|at| raw.load(at, 1 << 20));
+        halves.concat()
+    };
+    let before = whole(&below);
+    let resized = Arc::new(Resized(Arc::clone(&below), AtomicU64::new(layout.store_bytes())));
+    let device = Arc::clone(&resized) as Arc<dyn BlockDevice>;
+    assert_eq!(open(&device).geometry().capacity_bytes, layout.capacity_bytes());
+    resized.1.store(layout.store_bytes() - 512, Ordering::Relaxed);
+    assert!(matches!(refused(&device, None), IntegrityError::Shrunk { .. }));
+    resized.1.store(4096, Ordering::Relaxed);
+    assert_eq!(refused(&device, None), IntegrityError::NoHeader);
+    let uuid = "09090909-0909-0909-0909-090909090909";
+    let other = refused(&below, Some("00000000-0000-0000-0000-000000000000"));
+    assert!(other.to_string().contains(uuid), "{other}");
+    let stage = IntegrityStage { uuid: Some(uuid.to_owned()) };
+    assert!(stage.open("disk", Arc::clone(&below)).is_ok());
+    let options = FormatOptions { uuid: [1; 16], block_bytes: 4096, slots: None, force: false };
+    assert_eq!(format(&*below, &options), Err(IntegrityError::HasHeader));
+    assert!(whole(&below) == before, "nothing was changed");
+    let mut raw = Harness::new(&below, 8);
+    let mut copy = raw.load(0, 4096);
+    copy[40] ^= 1;
+    raw.store(0, &copy);
+    assert!(stage.open("disk", Arc::clone(&below)).is_ok(), "one copy suffices");
+    raw.store(4096, &copy);
+    assert_eq!(refused(&below, None), IntegrityError::Damaged);
+    assert!(format(&*below, &FormatOptions { force: true, ..options }).is_ok());
+    let large = Arc::new(RamStore::new(Geometry::new(STORE_BYTES, 4096)).unwrap());
+    let options = FormatOptions { block_bytes: 512, ..options };
+    assert!(matches!(format(&*large, &options), Err(IntegrityError::NoRoom { .. })));
+}
+
+#[test]
+fn overlapping_writes_of_two_queues_and_zeroes_leave_good_blocks() {
+    let device = made(&ram(STORE_BYTES, |it| it), 512);
+    let (mut one, mut other) = (Harness::new(&device, 8), Harness::new(&device, 8));
+    for round in 0..200_u64 {
+        let at = round % 7 * 512;
+        let long = pattern(round, 40 * 512);
+        one.poke(SCRATCH, &long);
+        let write = one.request(Operation::Write, at, &[(SCRATCH, long.len() as u64)]);
+        one.submit(&mut vec![write]);
+        if round % 3 == 0 {
+            let zeroes = Operation::WriteZeroes { may_unmap: true };
+            let request = other.range_request(zeroes, at + 512, 16 * 512);
+            other.submit(&mut vec![request]);
+        } else {
+            other.poke(SCRATCH, &long);
+            let write = other.request(Operation::Write, at + 1024, &[(SCRATCH, 8 * 512)]);
+            other.submit(&mut vec![write]);
+        }
+        let mut completed = Batch::new();
+        while completed.len() < 2 {
+            for guest in [&mut one, &mut other] {
+                let now = guest.now();
+                guest.channel.poll(now, &mut completed);
+            }
+        }
+        for mut request in completed {
+            assert_eq!(request.result, Ok(()));
+            request.tag.take().unwrap().into_bits();
+        }
+        assert_eq!(one.load(0, 64 * 512), other.load(0, 64 * 512));
+    }
+}
