@@ -1,5 +1,5 @@
 //! The command line: `sidecore list|stats|top|device|stage|volume|schedule|controller|remote|net|
-//! luks|check|plan|keep|own|replay`. See docs/sidecore.md.
+//! integrity|luks|check|plan|keep|own|replay`. See docs/sidecore.md.
 #![forbid(unsafe_code)]
 
 mod bound;
@@ -11,6 +11,7 @@ mod export;
 mod flags;
 mod image;
 mod import;
+mod integrity;
 mod interrupt;
 mod keep;
 mod list;
@@ -120,6 +121,8 @@ enum Command {
     Remote(remote::Arguments),
     /// Show switches, their ports, and the addresses that they know.
     Net(net::Arguments),
+    /// Make stores with checksums.
+    Integrity(integrity::Arguments),
     /// Make and check headers of encrypted disks.
     Luks(luks::Arguments),
     /// Give the requests of a recording to a device again, and compare results and data.
@@ -164,6 +167,7 @@ fn main() -> ExitCode {
         Command::Check { config, text_only, plan } => {
             return check(&config, if text_only { Depth::Text } else { Depth::Machine }, plan);
         }
+        Command::Integrity(arguments) => integrity::run(&arguments),
         Command::Luks(arguments) => luks::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),
         Command::Replay(arguments) => match replay::run(&arguments) {

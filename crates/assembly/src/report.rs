@@ -40,7 +40,7 @@ pub use remote::{
 };
 pub use repair::{LossReport, RepairReport, RivalsReport};
 pub use schedule::{HeldReport, ScheduleReport, ScheduledVolumeReport};
-pub use sidecore_block::{MeterCounts, QueueCounts, RecordingCounts, StageCounts};
+pub use sidecore_block::{FindingsCounts, MeterCounts, QueueCounts, RecordingCounts, StageCounts};
 pub use sidecore_controller::{DedupCounts, FunctionStats, HypervisorCounts};
 pub use sidecore_extent::TranslationCounts;
 pub use sidecore_link::LinkCounts;
@@ -52,7 +52,9 @@ pub use sidecore_stage_firewall::{RuleCounts, TableCounts};
 pub use sidecore_stage_wire::WireCounts;
 pub use sidecore_telemetry::{Counts, Latency, LatencyCounts};
 pub use sidecore_vrio::VrioCounts;
-pub use stages::{RecordingReport, StageChange, StageReport, StageStats, StagesReport};
+pub use stages::{
+    FindingsReport, RecordingReport, StageChange, StageReport, StageStats, StagesReport,
+};
 pub use trace::{DropReport, DropWay, FlowReport};
 
 /// All counters. They are read while sidecores run: two counters may be a few requests apart.
@@ -218,6 +220,7 @@ show_counts! {
     MeterReport: counts of MeterCounts,
     StageStats: counts of StageCounts,
     RecordingReport: counts of RecordingCounts,
+    FindingsReport: counts of FindingsCounts,
     FunctionReport: stats of FunctionStats,
 }
 

@@ -270,6 +270,12 @@ impl Page {
         self.metrics("sidecore_stage_", STAGES, labelled.clone());
         let counts = labelled.clone().map(|(labels, stage)| (labels, &stage.counts));
         self.counts("sidecore_stage_", counts);
+        let findings = labelled.clone();
+        let findings = findings.filter_map(|(labels, stage)| {
+            let findings = stage.findings.as_ref()?;
+            Some((labels, &findings.counts))
+        });
+        self.counts("sidecore_integrity_", findings);
         let recordings =
             labelled.filter_map(|(labels, stage)| Some((labels, stage.recording.as_ref()?)));
         self.metrics("sidecore_recording_", RECORDINGS, recordings.clone());

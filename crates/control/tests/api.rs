@@ -195,6 +195,7 @@ impl Source for StandIn {
             threads: 0,
             failure: None,
             recording: None,
+            findings: None,
         };
         Ok(StagesReport { device: device.to_owned(), stages: vec![stage] })
     }

@@ -10,7 +10,9 @@ use sidecore_block::{BlockDevice, Geometry, Meter, StageAccount};
 
 use super::Disk;
 use crate::operation::{ErrorKind, OperationError};
-use crate::report::{RecordingReport, StageChange, StageReport, StageStats, StagesReport};
+use crate::report::{
+    FindingsReport, RecordingReport, StageChange, StageReport, StageStats, StagesReport,
+};
 use crate::spec::StageSpec;
 use crate::swap::{NotSwapped, Swapped};
 
@@ -137,6 +139,7 @@ impl Disk {
                 threads: threads.as_ref().map_or(0, |threads| threads.count()),
                 threads_ran_ns: threads.map_or(0, |threads| threads.ran().0),
                 recording: account.recording().map(|recording| RecordingReport::of(recording)),
+                findings: account.findings().map(|findings| FindingsReport::of(findings)),
                 counts: account.counts(),
             }
         });
@@ -152,7 +155,10 @@ impl Disk {
         });
         let recordings = accounts.iter().filter_map(|account| account.recording()?.problem());
         let threads = accounts.iter().filter_map(|account| account.threads()?.problem());
-        left_out.chain(recordings).chain(threads).collect()
+        let findings = accounts.iter().filter_map(|account| {
+            Some(format!("stage \"{}\": {}", account.word(), account.findings()?.problem()?))
+        });
+        left_out.chain(recordings).chain(threads).chain(findings).collect()
     }
 
     /// Why the device's requests fail, if a stage has failed, and the remedy.
@@ -223,6 +229,9 @@ impl Disk {
                     recording: account(position)
                         .and_then(|it| it.recording())
                         .map(|recording| RecordingReport::of(recording)),
+                    findings: account(position)
+                        .and_then(|it| it.findings())
+                        .map(|findings| FindingsReport::of(findings)),
                 })
                 .collect(),
         }

@@ -2,7 +2,9 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sidecore_block::{Recording, RecordingCounts, RecordingState, StageCounts};
+use sidecore_block::{
+    Findings, FindingsCounts, Recording, RecordingCounts, RecordingState, StageCounts,
+};
 
 /// The stages of a device.
 #[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
@@ -36,6 +38,26 @@ pub struct StageReport {
     /// The recording that the stage makes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recording: Option<RecordingReport>,
+    /// The bad blocks that the stage has found, if it checks blocks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub findings: Option<FindingsReport>,
+}
+
+/// The bad blocks that a stage has found since it was opened.
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
+pub struct FindingsReport {
+    /// The last bad block, or why writes fail.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+    /// The counters.
+    #[serde(flatten)]
+    pub counts: FindingsCounts,
+}
+
+impl FindingsReport {
+    pub(crate) fn of(findings: &Findings) -> Self {
+        Self { problem: findings.problem(), counts: findings.counts() }
+    }
 }
 
 /// A recording of requests.
@@ -90,6 +112,9 @@ pub struct StageStats {
     /// The recording that the stage makes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recording: Option<RecordingReport>,
+    /// The bad blocks that the stage has found, if it checks blocks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub findings: Option<FindingsReport>,
     /// The counters.
     #[serde(flatten)]
     pub counts: StageCounts,

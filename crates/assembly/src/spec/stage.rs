@@ -141,6 +141,7 @@ stages! {
     Delay(sidecore_stage_delay::DelayStage);
     Encrypt(sidecore_stage_encrypt::EncryptStage);
     Fault(sidecore_stage_fault::FaultPlan);
+    Integrity(sidecore_stage_integrity::IntegrityStage);
     Meter(sidecore_stage_meter::MeterStage);
     ReadOnly(sidecore_stage_read_only::ReadOnlyStage);
     Record(sidecore_stage_record::RecordStage);

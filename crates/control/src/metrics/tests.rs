@@ -4,11 +4,11 @@ mod manual;
 use std::collections::BTreeSet;
 
 use sidecore_assembly::report::{
-    ClientReport, DeviceStats, ExecutorReport, FirewallReport, FunctionReport, FunctionStats,
-    HeldReport, HypervisorCounts, IohostReport, Latency, LatencyCounts, LinkReport, MeterReport,
-    PortReport, QueueCounts, ReactorCounts, RecordingReport, RemoteDeviceReport, RuleReport,
-    ScheduledVolumeReport, ServeReport, SpaceReport, TranslationCounts, TreeMemoryReport,
-    TreeReport, WireReport,
+    ClientReport, DeviceStats, ExecutorReport, FindingsReport, FirewallReport, FunctionReport,
+    FunctionStats, HeldReport, HypervisorCounts, IohostReport, Latency, LatencyCounts, LinkReport,
+    MeterReport, PortReport, QueueCounts, ReactorCounts, RecordingReport, RemoteDeviceReport,
+    RuleReport, ScheduledVolumeReport, ServeReport, SpaceReport, TranslationCounts,
+    TreeMemoryReport, TreeReport, WireReport,
 };
 
 use super::*;
@@ -93,6 +93,7 @@ fn example() -> (Stats, Vec<DeviceReport>) {
             threads: 2,
             threads_ran_ns: 2_000_000_000,
             recording: Some(RecordingReport::default()),
+            findings: Some(FindingsReport::default()),
             ..StageStats::default()
         }],
     };
