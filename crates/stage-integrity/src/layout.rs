@@ -55,8 +55,8 @@ impl Layout {
     /// a size cannot be.
     pub(crate) fn of(below: &Geometry, block_bytes: u32, slots: Option<u32>) -> Option<Self> {
         let unit_bytes = below.physical_block_bytes.max(below.block_bytes).min(MOST_BYTES);
-        let usual = below.capacity_bytes / JOURNAL_PART / u64::from(unit_bytes.max(1));
-        let usual = usual.clamp(LEAST_SLOTS, USUAL_SLOTS);
+        let part = below.capacity_bytes / JOURNAL_PART;
+        let usual = part.checked_div(unit_bytes.into())?.clamp(LEAST_SLOTS, USUAL_SLOTS);
         let slots = slots.unwrap_or(u32::try_from(usual).ok()?);
         let mut layout = Self { block_bytes, unit_bytes, slots, blocks: 1 };
         if !is_size(block_bytes) || below.block_bytes > block_bytes {
@@ -111,7 +111,7 @@ impl Layout {
 
     /// Sectors of a unit.
     pub(crate) fn sectors_per_unit(&self) -> u64 {
-        u64::from(self.unit_bytes) / SECTOR_BYTES as u64
+        u64::from(self.unit_bytes).checked_div(SECTOR_BYTES as u64).unwrap_or(0)
     }
 
     /// Tags of a unit.

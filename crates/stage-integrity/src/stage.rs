@@ -36,7 +36,7 @@ impl Stage for IntegrityStage {
     }
 
     fn open(&self, store: &str, below: Arc<dyn BlockDevice>) -> OpenedStage {
-        let options = OpenOptions { uuid: self.uuid.clone(), ..OpenOptions::default() };
+        let options = OpenOptions::with_uuid(self.uuid.clone());
         match IntegrityStore::open(below, store, &options) {
             Ok(opened) => Ok(Arc::new(opened)),
             Err(error) => Err(StageError { stage: Self::WORD, reason: error.to_string() }),

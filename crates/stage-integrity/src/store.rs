@@ -43,6 +43,16 @@ pub struct OpenOptions {
 }
 
 impl OpenOptions {
+    /// The usual options, for the store with this UUID, or for any.
+    #[must_use]
+    pub fn with_uuid(uuid: Option<String>) -> Self {
+        Self {
+            uuid,
+            #[cfg(feature = "neglect")]
+            neglect: None,
+        }
+    }
+
     fn neglected(&self) -> Neglected {
         #[cfg(feature = "neglect")]
         return Neglected(self.neglect);

@@ -281,7 +281,7 @@ fn blocks_that_were_never_written_are_zeros_or_bad() {
 }
 
 fn refused(below: &Arc<dyn BlockDevice>, uuid: Option<&str>) -> IntegrityError {
-    let options = OpenOptions { uuid: uuid.map(str::to_owned), ..OpenOptions::default() };
+    let options = OpenOptions::with_uuid(uuid.map(str::to_owned));
     let opened = IntegrityStore::open(Arc::clone(below), "disk", &options);
     opened.err().expect("the store is refused")
 }

@@ -171,8 +171,8 @@ impl IntegrityChannel {
         let at_bytes = self.unit_at(unit);
         let first = unit.saturating_mul(layout.tags_per_unit());
         for (sector, bytes) in (0..).zip(self.unit.chunks_exact_mut(SECTOR_BYTES)) {
-            let at_bytes = at_bytes.saturating_add(SECTOR_BYTES as u64 * sector);
-            let first = first.saturating_add(TAGS_PER_SECTOR * sector);
+            let at_bytes = at_bytes.saturating_add((SECTOR_BYTES as u64).saturating_mul(sector));
+            let first = first.saturating_add(TAGS_PER_SECTOR.saturating_mul(sector));
             let tag_of = |block| self.shared.tags.get(block);
             encode_sector(&self.shared.sums, at_bytes, bytes, tag_of, first);
         }
