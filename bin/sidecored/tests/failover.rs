@@ -330,8 +330,39 @@ fn a_guest_goes_from_a_remote_iohost_to_its_own_host_and_back() {
     println!("longest batches, from a (remote) and b (on the VMhost): {pauses:?}");
 }
 
-/// Stops the owner, etcd or both while the store holds writes of a guest, and lets them continue when
-/// a successor has fenced the owner or waits for it. The store carries out the held writes last.
+/// Stops the owner, etcd or both, and lets them continue when a successor has fenced the owner or
+/// waits for its requests.
+fn stop_and_continue(pair: &Pair<'_>, owner: &Process, etcd: &Etcd, stopped: Stopped) {
+    if stopped == Stopped::Etcd {
+        // Its fence may be asked for.
+        pair.note_processes("a", owner);
+    } else {
+        pair.signal_with_its_daemon("a", owner, Signal::STOP);
+    }
+    if stopped != Stopped::Owner {
+        etcd.signal(Signal::STOP);
+        let reason = match stopped {
+            Stopped::Both => ("b", "no answer within"),
+            _ => ("a", "the lease has ended: the command was killed"),
+        };
+        wait::until(reason.1, SOON, || pair.says(reason.0, reason.1));
+        etcd.signal(Signal::CONT);
+    }
+    if pair.fence == Fence::Lock && stopped != Stopped::Etcd {
+        wait::until("the fence fails", SOON, || pair.says("b", "a live process"));
+        pair.signal_with_its_daemon("a", owner, Signal::CONT);
+    }
+    // The kernel has writes of the dead owner. Without etcd for a while, its supervisor lives.
+    let waits =
+        ["waiting for requests of a process that has ended", "requests in flight of a process"];
+    wait::until("its successor waits for them", SOON, || {
+        let any = |name| waits.iter().any(|text| pair.says(name, text));
+        any("b") || stopped == Stopped::Etcd && any("a")
+    });
+    pair.signal_with_its_daemon("a", owner, Signal::CONT);
+}
+
+/// Stops the owner, etcd or both while the store holds writes of a guest, to carry them out last.
 fn stop_with_writes_in_flight(
     (namespace, etcd): (&Namespace, &Etcd),
     fence: Fence,
@@ -361,33 +392,7 @@ fn stop_with_writes_in_flight(
     disk.wait_for_held(|held| !held.is_empty());
     // A successor's writes would be carried out at once, and before these.
     disk.hold_no_more();
-    if stopped == Stopped::Etcd {
-        // Its fence may be asked for.
-        pair.note_processes("a", &owner);
-    } else {
-        pair.signal_with_its_daemon("a", &owner, Signal::STOP);
-    }
-    if stopped != Stopped::Owner {
-        etcd.signal(Signal::STOP);
-        let reason = match stopped {
-            Stopped::Both => ("b", "no answer within"),
-            _ => ("a", "the lease has ended: the command was killed"),
-        };
-        wait::until(reason.1, SOON, || pair.says(reason.0, reason.1));
-        etcd.signal(Signal::CONT);
-    }
-    if fence == Fence::Lock && stopped != Stopped::Etcd {
-        wait::until("the fence fails", SOON, || pair.says("b", "a live process"));
-        pair.signal_with_its_daemon("a", &owner, Signal::CONT);
-    }
-    // The kernel has writes of the dead owner. Without etcd for a while, its supervisor lives.
-    let waits =
-        ["waiting for requests of a process that has ended", "requests in flight of a process"];
-    wait::until("its successor waits for them", SOON, || {
-        let any = |name| waits.iter().any(|text| pair.says(name, text));
-        any("b") || stopped == Stopped::Etcd && any("a")
-    });
-    pair.signal_with_its_daemon("a", &owner, Signal::CONT);
+    stop_and_continue(&pair, &owner, etcd, stopped);
     assert!(!disk.held().is_empty(), "{fence:?}, {stopped:?}");
     disk.release();
     let done = complete_all(queue, slots.len());

@@ -19,9 +19,9 @@ control_socket = "control.sock"
 [[sidecore]]
 name = "sc0"
 [[store]]
-name = "disk"
-type = "file"
 path = "disk.img"
+type = "file"
+name = "disk"
 [[store.stage]]
 type = "integrity"
 [[store]]

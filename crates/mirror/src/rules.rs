@@ -1,7 +1,7 @@
 //! Switches that turn rules off, for simulations.
 
-/// A rule of this crate that a mirror can neglect. Their numbers are those of decision 77, which has
-/// further rules with tests of their own.
+/// A rule of this crate that a mirror can neglect. Their numbers are those of decision 77, which
+/// has further rules with tests of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// 1: a write is answered when each leg in sync has it. Neglected: when one has.

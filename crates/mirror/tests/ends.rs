@@ -109,7 +109,7 @@ impl BlockChannel for GateChannel {
     }
 }
 
-/// What `f` returns on a thread of its own, which may hang.
+/// Calls `f` on a thread of its own, which may hang, and returns its result.
 fn in_time<T: Send + 'static>(what: &str, f: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || sender.send(f()));

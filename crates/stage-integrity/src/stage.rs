@@ -21,8 +21,8 @@ keys! {
 
 impl Stage for IntegrityStage {
     const WORD: &'static str = "integrity";
-    const MEANING: &'static str = "Keeps a checksum of each block, and checks what is read: [silent \
-                                   faults](integrity.md).";
+    const MEANING: &'static str = "Keeps a checksum of each block, and checks what is read: \
+                                   [silent faults](integrity.md).";
     const KEYS: &'static [Key] = Self::KEYS;
     const MAY_NOT_ANSWER: bool = true;
     const TRANSFORMS: bool = true;

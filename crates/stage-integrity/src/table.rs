@@ -129,11 +129,11 @@ impl Table {
     pub(crate) fn part_ended(
         &mut self,
         place: Place,
-        result: Result<(), BlockError>,
+        outcome: Result<(), BlockError>,
     ) -> Option<Box<BlockRequest>> {
         let entry = self.entries.get_mut(place)?;
         entry.in_flight = entry.in_flight.saturating_sub(1);
-        if let Err(error) = result {
+        if let Err(error) = outcome {
             entry.error = entry.error.or(Some(error));
             if entry.is_queued {
                 entry.is_queued = false;

@@ -31,21 +31,7 @@ use crate::violation::{Violation, no_panic};
 use world::History;
 
 /// The length of a history.
-#[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// Runs. Each one starts from the store that a power cut of the run before has left.
-    pub runs: u64,
-    /// Steps in each run.
-    pub steps: u64,
-    /// The rule to neglect.
-    pub neglect: Option<Rule>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self { runs: 3, steps: 250, neglect: None }
-    }
-}
+pub type Options = crate::options::Options<Rule>;
 
 /// The sum of a history's events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

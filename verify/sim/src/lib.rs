@@ -59,6 +59,7 @@ mod history;
 pub mod integrity;
 mod many;
 pub mod mirror;
+mod options;
 pub mod ownership;
 mod random;
 pub mod remote;
@@ -67,6 +68,7 @@ pub mod volumes;
 mod world;
 
 pub use many::{Total, run_many};
+pub use options::Options;
 pub use random::Random;
 pub use violation::Violation;
 pub use world::{Outcome, run};

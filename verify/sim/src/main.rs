@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{Args, Parser, Subcommand};
-use sidecore_sim::{Total, Violation, controller, mirror, ownership, remote, run_many, volumes};
+use sidecore_sim::{
+    Options, Total, Violation, controller, integrity, mirror, ownership, remote, run_many, volumes,
+};
 
 /// Runs simulations from seeds. The same seed and options give the same run.
 #[derive(Parser)]
@@ -40,6 +42,8 @@ enum Command {
     Remote(Histories),
     /// Power cuts at every write and flush of a mirror's legs, which also fail.
     Mirror(Histories),
+    /// Power cuts at every write and flush of a store with checksums, which loses writes.
+    Integrity(Histories),
     /// Candidates for a store, with an etcd and fences that fail; steps are seconds.
     Ownership(Histories),
 }
@@ -61,6 +65,14 @@ struct Histories {
     /// Steps in a run.
     #[arg(long)]
     steps: Option<u64>,
+}
+
+impl Histories {
+    fn options<R>(&self) -> Options<R> {
+        let default = Options::default();
+        let (runs, steps) = (self.runs.unwrap_or(default.runs), self.steps);
+        Options { runs, steps: steps.unwrap_or(default.steps), neglect: None }
+    }
 }
 
 fn main() -> ExitCode {
@@ -94,13 +106,12 @@ fn main() -> ExitCode {
             run("remote", &histories, &|seed| remote::run(seed, &options))
         }
         Command::Mirror(histories) => {
-            let default = mirror::Options::default();
-            let options = mirror::Options {
-                runs: histories.runs.unwrap_or(default.runs),
-                steps: histories.steps.unwrap_or(default.steps),
-                neglect: None,
-            };
+            let options = histories.options();
             run("mirror", &histories, &|seed| mirror::run(seed, &options))
+        }
+        Command::Integrity(histories) => {
+            let options = histories.options();
+            run("integrity", &histories, &|seed| integrity::run(seed, &options))
         }
         Command::Ownership(histories) => {
             let default = ownership::Options::default();

@@ -9,7 +9,8 @@
 //!
 //! A seed gives the number of legs, their speed, and how often they fail. Guests write, read, zero
 //! and flush, overlap their writes, and change the memory of a write in flight. Legs fail and come
-//! back, are removed, added and repaired; some are missing at a start. The legs record every write and flush in one order.
+//! back, are removed, added and repaired; some are missing at a start. The legs record every write
+//! and flush in one order.
 //!
 //! Then the power is cut: after every event of the recording, the mirror is opened on what each leg
 //! may have kept, and read; then all legs are copied to, and compared with what was read. It is
@@ -34,21 +35,7 @@ use crate::violation::{Violation, no_panic};
 use world::History;
 
 /// The length of a history.
-#[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// Runs. Each one starts from the legs that a power cut of the run before has left.
-    pub runs: u64,
-    /// Steps in each run.
-    pub steps: u64,
-    /// The rule to neglect.
-    pub neglect: Option<Rule>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self { runs: 3, steps: 250, neglect: None }
-    }
-}
+pub type Options = crate::options::Options<Rule>;
 
 /// The sum of a history's events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -17,8 +17,8 @@ use std::hash::{BuildHasherDefault, DefaultHasher, Hasher};
 
 use sidecore_volume::VolumeId;
 
-/// Fingerprints kept, those of the blocks of 4 KiB of 7 GiB: as many as a table of about 50 MB holds.
-/// Another 20 MB are needed for a moment when they are thinned.
+/// Fingerprints kept, those of the blocks of 4 KiB of 7 GiB: as many as a table of about 50 MB
+/// holds. Another 20 MB are needed for a moment when they are thinned.
 pub(super) const CAPACITY: usize = (1 << 21) / 8 * 7;
 
 /// A block of a volume.

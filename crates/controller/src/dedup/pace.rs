@@ -37,8 +37,8 @@ impl Pace {
     }
 
     /// The pause after a step that has read so many bytes. A step that has read none, of metadata
-    /// alone, is followed by one as long as itself: it holds the hypervisor's lock, for which guests'
-    /// misses wait, and a thread that locks again at once overtakes those that wait.
+    /// alone, is followed by one as long as itself: it holds the hypervisor's lock, for which the
+    /// misses of guests wait, and a thread that locks again at once overtakes those that wait.
     pub(super) fn pause(&self, bytes: u64, took: Duration) -> Duration {
         if bytes == 0 { took } else { self.time_for(bytes).saturating_sub(took) }
     }
