@@ -270,6 +270,7 @@ mod tests {
                 threads: 2,
                 threads_ran_ns: 2 * busy_ns,
                 recording: None,
+                findings: None,
                 counts,
             };
             Stats { stages: vec![stage], ..sample(uptime_ns, 0, 0, &[]) }

@@ -69,7 +69,7 @@ struct Histories {
 
 impl Histories {
     fn options<R>(&self) -> Options<R> {
-        let default = Options::default();
+        let default = Options::<R>::default();
         let (runs, steps) = (self.runs.unwrap_or(default.runs), self.steps);
         Options { runs, steps: steps.unwrap_or(default.steps), neglect: None }
     }
