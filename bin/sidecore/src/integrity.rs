@@ -30,7 +30,7 @@ enum Command {
         /// eight times the space and memory.
         #[arg(long, value_name = "BYTES", default_value = "4096", value_parser = block)]
         block_bytes: u32,
-        /// Overwrite a store that has checksums. Its data is lost then.
+        /// Overwrite a store that is not blank. Its data is lost then.
         #[arg(long)]
         force: bool,
     },

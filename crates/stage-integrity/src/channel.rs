@@ -133,7 +133,9 @@ impl IntegrityChannel {
         if self.shared.journal.has_failed() {
             return self.end(request, Err(BlockError::EIO));
         }
-        if is_flush && !self.shared.neglected.keeps(Rule::Flush) {
+        // A store that is only read is not flushed, and what was decided stays in memory.
+        let is_read_only = self.shared.geometry.read_only;
+        if is_flush && (is_read_only || !self.shared.neglected.keeps(Rule::Flush)) {
             return self.end(request, Ok(()));
         }
         let Some(place) = self.table.place() else {

@@ -75,6 +75,9 @@ pub enum IntegrityError {
     /// The store has checksums already.
     #[error("the store has checksums already; nothing is overwritten without `--force`")]
     HasHeader,
+    /// The store has other contents.
+    #[error("the store is not blank; nothing is overwritten without `--force`")]
+    NotBlank,
     /// The store cannot be written.
     #[error("the store is read-only, and cannot be made to have checksums")]
     ReadOnly,

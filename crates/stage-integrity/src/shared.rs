@@ -40,9 +40,10 @@ impl Shared {
             operation if operation.is_write() && geometry.read_only => {
                 return Err(BlockError::ReadOnly);
             }
-            Operation::WriteZeroes { .. } | Operation::Discard if !geometry.write_zeroes => {
+            Operation::WriteZeroes { .. } if !geometry.write_zeroes => {
                 return Err(BlockError::Unsupported);
             }
+            Operation::Discard if !geometry.discard => return Err(BlockError::Unsupported),
             Operation::Read | Operation::Write if request.segments.len_bytes() != len_bytes => {
                 return Err(BlockError::OutOfBounds);
             }

@@ -28,7 +28,7 @@ pub struct FormatOptions {
     pub block_bytes: u32,
     /// Slots for intents in each half of the journal; `None` for what suits the store.
     pub slots: Option<u32>,
-    /// Whether a store that has checksums is overwritten.
+    /// Whether a store that is not blank is overwritten.
     pub force: bool,
 }
 
@@ -61,22 +61,53 @@ impl OpenOptions {
     }
 }
 
-/// Reads the header.
+/// Bytes at each end of a store that are zeros if it is blank.
+const BLANK_BYTES: u64 = 64 << 10;
+
+/// Reads the header. One copy that can be read suffices.
 fn header(disk: &mut Disk, below: &Geometry) -> Result<(Header, bool), IntegrityError> {
     let len_bytes = COPIES.saturating_mul(COPY_BYTES);
     if below.capacity_bytes < len_bytes {
         return Err(IntegrityError::NoHeader);
     }
     let mut copies = vec![0; usize::try_from(len_bytes).unwrap_or(0)];
-    disk.read(0, &mut copies)?;
-    Header::of_copies(&copies)
+    let mut failed = None;
+    for (number, copy) in (0..COPIES).zip(copies.chunks_exact_mut(COPY_BYTES as usize)) {
+        failed = disk.read(number.saturating_mul(COPY_BYTES), copy).err().or(failed);
+    }
+    Header::of_copies(&copies).map_err(|error| failed.unwrap_or(error))
+}
+
+/// Whether a part of the header can be read: then an error elsewhere is one of its place, and not
+/// one of the whole store.
+fn is_there(disk: &mut Disk) -> bool {
+    let mut copy = [0; COPY_BYTES as usize];
+    (0..COPIES).any(|number| disk.read(number.saturating_mul(COPY_BYTES), &mut copy).is_ok())
+}
+
+/// Refuses a store that has something at its start or end: a header, partitions, a filesystem.
+fn require_blank(disk: &mut Disk, below: &Geometry) -> Result<(), IntegrityError> {
+    match header(disk, below) {
+        Err(IntegrityError::NoHeader) => {}
+        Err(error @ IntegrityError::Io(_)) => return Err(error),
+        _ => return Err(IntegrityError::HasHeader),
+    }
+    let len_bytes = below.capacity_bytes.min(BLANK_BYTES);
+    let mut bytes = vec![0; usize::try_from(len_bytes).unwrap_or(0)];
+    for at_bytes in [0, below.capacity_bytes.saturating_sub(len_bytes)] {
+        disk.read(at_bytes, &mut bytes)?;
+        if bytes.iter().any(|byte| *byte != 0) {
+            return Err(IntegrityError::NotBlank);
+        }
+    }
+    Ok(())
 }
 
 /// Makes a store that keeps checksums. What it held is lost: all of it becomes zeros. Returns the
 /// sizes.
 ///
 /// # Errors
-/// The store does not suit, or has checksums: then nothing was changed. Or it cannot be written.
+/// The store does not suit, or is not blank: then nothing was changed. Or it cannot be written.
 pub fn format(device: &dyn BlockDevice, options: &FormatOptions) -> Result<Layout, IntegrityError> {
     let below = device.geometry();
     let layout = Layout::of(&below, options.block_bytes, options.slots);
@@ -89,8 +120,8 @@ pub fn format(device: &dyn BlockDevice, options: &FormatOptions) -> Result<Layou
         return Err(IntegrityError::ReadOnly);
     }
     let mut disk = Disk::open(device)?;
-    if !options.force && !matches!(header(&mut disk, &below), Err(IntegrityError::NoHeader)) {
-        return Err(IntegrityError::HasHeader);
+    if !options.force {
+        require_blank(&mut disk, &below)?;
     }
     // A store that is not formatted in full has no header.
     let copies_end = COPIES.saturating_mul(COPY_BYTES);
@@ -174,8 +205,8 @@ fn geometry(layout: &Layout, below: &Geometry) -> Geometry {
         // Tags are durable after a flush.
         volatile_cache: true,
         // A discarded block has the checksum of zeros, so zeros are written.
-        discard: below.write_zeroes,
-        discard_zeroes: below.write_zeroes,
+        discard: below.discard && below.write_zeroes,
+        discard_zeroes: below.discard && below.write_zeroes,
         ..*below
     }
 }
@@ -190,8 +221,41 @@ struct Opening<'a> {
 }
 
 impl Opening<'_> {
+    /// Reads metadata unit by unit, after an error. An unreadable unit becomes ones: no sector has
+    /// them, and zeros would be the tags of new blocks.
+    fn read_units(
+        &self,
+        disk: &mut Disk,
+        start: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), IntegrityError> {
+        let mut at = start;
+        let mut unreadable = 0_u64;
+        for unit in bytes.chunks_mut(self.layout.unit_bytes as usize) {
+            if let Err(error) = disk.read(at, unit) {
+                if !is_there(disk) {
+                    return Err(error);
+                }
+                unit.fill(0xff);
+                unreadable = unreadable.saturating_add(1);
+            }
+            at = at.saturating_add(unit.len() as u64);
+        }
+        if unreadable > 0 {
+            tracing::error!(
+                store = self.name,
+                unreadable,
+                at_bytes = start,
+                "units of checksums or intents cannot be read: reads of their blocks may fail \
+                 until they are written again"
+            );
+        }
+        Ok(())
+    }
+
     /// Calls `visit` for each sector of an area, with its place on the store.
     fn each_sector(
+        &self,
         disk: &mut Disk,
         (start, end): (u64, u64),
         mut visit: impl FnMut(u64, &[u8]),
@@ -202,7 +266,9 @@ impl Opening<'_> {
             let count = end.saturating_sub(at).min(MOST_BYTES as u64);
             let count = usize::try_from(count).unwrap_or(MOST_BYTES);
             let bytes = buffer.get_mut(..count).unwrap_or_default();
-            disk.read(at, bytes)?;
+            if disk.read(at, bytes).is_err() {
+                self.read_units(disk, at, bytes)?;
+            }
             for sector in bytes.chunks_exact(SECTOR_BYTES) {
                 visit(at, sector);
                 at = at.saturating_add(SECTOR_BYTES as u64);
@@ -238,7 +304,7 @@ impl Opening<'_> {
         let start = self.layout.tags_at();
         let len_bytes = self.layout.units().saturating_mul(self.layout.unit_bytes.into());
         let (mut first, mut damaged) = (0_u64, 0_u64);
-        Self::each_sector(disk, (start, start.saturating_add(len_bytes)), |at_bytes, sector| {
+        self.each_sector(disk, (start, start.saturating_add(len_bytes)), |at_bytes, sector| {
             let put = |block, tag| self.tags.set(block, tag);
             let is_whole = decode_sector(&self.sums, at_bytes, sector, first, put);
             damaged = damaged.saturating_add(u64::from(!is_whole));
@@ -261,7 +327,7 @@ impl Opening<'_> {
         let start = Layout::journal_at();
         let mut intents: BTreeMap<u64, Vec<Tag>> = BTreeMap::new();
         let area = (start, start.saturating_add(self.layout.journal_bytes()));
-        Self::each_sector(disk, area, |at_bytes, sector| {
+        self.each_sector(disk, area, |at_bytes, sector| {
             for Intent { block, tag } in decode(&self.sums, at_bytes, sector) {
                 let counts = self
                     .tags
@@ -286,7 +352,15 @@ impl Opening<'_> {
             }
         }
         let mut data = vec![0; self.layout.block_bytes as usize];
-        disk.read(self.layout.at(block), &mut data)?;
+        if let Err(error) = disk.read(self.layout.at(block), &mut data) {
+            if !is_there(disk) {
+                return Err(error);
+            }
+            // As a torn one: its reads fail while it cannot be read, and a write mends it.
+            self.tags.set(block, newest);
+            self.tags.mark(block);
+            return Ok(false);
+        }
         let sum = self.sums.at(block, Sums::hash(&data));
         let has_it = |tag: &&Tag| tag.sum == sum && !tag.is_unknown();
         let found = [tag].iter().find(has_it).or_else(|| intents.iter().find(has_it)).copied();

@@ -4,12 +4,12 @@ mod common;
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use sidecore_block::{
     Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Findings, FindingsCounts, Geometry,
-    Operation, RamStore, Readiness, Stage as _,
+    Next, Operation, RamStore, Readiness, Stage as _,
 };
 use sidecore_block_contract::{Harness, pattern};
 use sidecore_memory::GuestMemory;
@@ -38,27 +38,39 @@ enum Lie {
     Misdirected(u64),
 }
 
-/// A store that lies about some writes.
+/// Whether a request fails.
+type Fails = Box<dyn Fn(&BlockRequest) -> bool + Send>;
+
+/// The faults of a store.
+#[derive(Default)]
+struct Tricks {
+    /// A fault of a write that begins at this byte.
+    lie: Mutex<Option<(u64, Lie)>>,
+    fails: Mutex<Option<Fails>>,
+    is_read_only: AtomicBool,
+}
+
+/// A store that lies about some writes, and fails some requests.
 struct Liar {
     below: Arc<dyn BlockDevice>,
-    /// A fault of a write that begins at this byte.
-    lie: Arc<Mutex<Option<(u64, Lie)>>>,
+    tricks: Arc<Tricks>,
 }
 
 struct LiarChannel {
     inner: Box<dyn BlockChannel>,
-    lie: Arc<Mutex<Option<(u64, Lie)>>>,
+    tricks: Arc<Tricks>,
     done: Batch,
 }
 
 impl BlockDevice for Liar {
     fn geometry(&self) -> Geometry {
-        self.below.geometry()
+        let read_only = self.tricks.is_read_only.load(Ordering::Relaxed);
+        Geometry { read_only, ..self.below.geometry() }
     }
 
     fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
         let inner = self.below.open_channel(core, depth)?;
-        Ok(Box::new(LiarChannel { inner, lie: Arc::clone(&self.lie), done: Batch::new() }))
+        Ok(Box::new(LiarChannel { inner, tricks: Arc::clone(&self.tricks), done: Batch::new() }))
     }
 }
 
@@ -79,7 +91,12 @@ impl BlockChannel for LiarChannel {
     fn submit(&mut self, _: Nanos, batch: &mut Batch) {
         for mut request in batch.drain(..) {
             let (at, len_bytes) = (request.offset_bytes, request.len_bytes);
-            let mut lie = self.lie.lock().unwrap();
+            if self.tricks.fails.lock().unwrap().as_ref().is_some_and(|fails| fails(&request)) {
+                request.result = Err(BlockError::EIO);
+                self.done.push(request);
+                continue;
+            }
+            let mut lie = self.tricks.lie.lock().unwrap();
             let strikes = request.operation == Operation::Write
                 && lie.as_ref().is_some_and(|(place, _)| *place == at);
             let lie = if strikes { lie.take().map(|(_, lie)| lie) } else { None };
@@ -127,7 +144,7 @@ impl BlockChannel for LiarChannel {
 /// A store with checksums in front of one that lies.
 struct Bench {
     below: Arc<dyn BlockDevice>,
-    lie: Arc<Mutex<Option<(u64, Lie)>>>,
+    tricks: Arc<Tricks>,
     device: Arc<dyn BlockDevice>,
     findings: Arc<Findings>,
     data_at: u64,
@@ -142,17 +159,33 @@ fn stage(below: &Arc<dyn BlockDevice>) -> (Arc<dyn BlockDevice>, Arc<Findings>) 
 
 impl Bench {
     fn new() -> Self {
-        let lie = Arc::default();
+        let tricks = Arc::default();
         let below = ram(STORE_BYTES, |it| Geometry { volatile_cache: true, ..it });
         let data_at = formatted(&below, BLOCK as u32, None).data_at();
-        let below: Arc<dyn BlockDevice> = Arc::new(Liar { below, lie: Arc::clone(&lie) });
+        let below: Arc<dyn BlockDevice> = Arc::new(Liar { below, tricks: Arc::clone(&tricks) });
         let (device, findings) = stage(&below);
-        Self { below, lie, device, findings, data_at }
+        Self { below, tricks, device, findings, data_at }
     }
 
     /// The next write of this block goes wrong.
     fn lie(&self, block: u64, lie: Lie) {
-        *self.lie.lock().unwrap() = Some((self.data_at + block * BLOCK, lie));
+        *self.tricks.lie.lock().unwrap() = Some((self.data_at + block * BLOCK, lie));
+    }
+
+    /// From now on these requests fail, and no others.
+    fn fail(&self, fails: impl Fn(&BlockRequest) -> bool + Send + 'static) {
+        *self.tricks.fails.lock().unwrap() = Some(Box::new(fails));
+    }
+
+    /// Requests of these bytes fail.
+    fn fail_range(&self, start: u64, end: u64) {
+        self.fail(move |request| {
+            request.offset_bytes < end && start < request.offset_bytes + request.len_bytes
+        });
+    }
+
+    fn fail_none(&self) {
+        *self.tricks.fails.lock().unwrap() = None;
     }
 
     fn guest(&self) -> Harness {
@@ -278,6 +311,150 @@ fn blocks_that_were_never_written_are_zeros_or_bad() {
     Harness::new(&bench.below, 8).store(bench.data_at + 5 * BLOCK, &[1; 512]);
     assert_eq!(read(&mut guest, 5), BAD);
     assert_eq!(bench.counts().checksum, 1);
+    let zeroes = Operation::WriteZeroes { may_unmap: true };
+    let zeroes = guest.range_request(zeroes, 5 * BLOCK, BLOCK);
+    assert_eq!(guest.run_one(zeroes), Ok(()));
+    assert_eq!(read(&mut guest, 5), Ok(()), "zeros are written, whatever the checksum says");
+    assert!(guest.peek(SCRATCH, BLOCK as usize) == [0; BLOCK as usize]);
+}
+
+#[test]
+fn a_read_whose_repetition_fails_leaves_no_byte_of_the_first() {
+    let bench = Bench::new();
+    let mut guest = bench.guest();
+    let at = bench.data_at + 5 * BLOCK;
+    Harness::new(&bench.below, 8).store(at, &[1; 512]);
+    let reads = AtomicU64::new(0);
+    bench.fail(move |request| {
+        request.offset_bytes == at && reads.fetch_add(1, Ordering::Relaxed) > 0
+    });
+    assert_eq!(read(&mut guest, 5), Err(BlockError::EIO));
+    assert!(guest.peek(SCRATCH, BLOCK as usize) == [0; BLOCK as usize]);
+}
+
+#[test]
+fn an_outage_in_which_writes_fail_and_cannot_be_looked_at_leaves_blocks_good() {
+    let mut bench = Bench::new();
+    let mut guest = bench.guest();
+    guest.store(3 * BLOCK, &bytes(3));
+    flush(&mut guest);
+    bench.fail_range(bench.data_at, STORE_BYTES);
+    guest.poke(SCRATCH, &bytes(100));
+    let write = guest.request(Operation::Write, 3 * BLOCK, &[(SCRATCH, BLOCK)]);
+    assert_eq!(guest.run_one(write), Err(BlockError::EIO));
+    bench.fail_none();
+    for reopens in [false, true] {
+        if reopens {
+            flush(&mut guest);
+            bench.reopen();
+            guest = bench.guest();
+        }
+        assert!(guest.load(3 * BLOCK, BLOCK as usize) == bytes(3), "again: {reopens}");
+    }
+    guest.store(3 * BLOCK, &bytes(101));
+    assert!(guest.load(3 * BLOCK, BLOCK as usize) == bytes(101));
+}
+
+#[test]
+fn a_store_that_is_unreadable_in_places_is_opened_and_shows_no_bad_byte() {
+    let mut bench = Bench::new();
+    let mut guest = bench.guest();
+    (0..16).for_each(|block| guest.store(block * BLOCK, &bytes(block)));
+    let bad = |bench: &mut Bench| {
+        bench.reopen();
+        bench.fail_none();
+        let mut guest = bench.guest();
+        let is_bad = |block: &u64| {
+            let is_bad = read(&mut guest, *block) == BAD;
+            let seen = guest.peek(SCRATCH, BLOCK as usize);
+            assert!(seen == if is_bad { vec![0; BLOCK as usize] } else { bytes(*block) });
+            is_bad
+        };
+        (0..16).filter(is_bad).count()
+    };
+    drop(guest);
+    let at = bench.data_at + 3 * BLOCK;
+    bench.fail_range(at, at + BLOCK);
+    assert_eq!(bad(&mut bench), 0, "a block with an intent");
+    bench.fail_range(0, 512);
+    assert_eq!(bad(&mut bench), 0, "a copy of the header");
+    bench.fail(|_| true);
+    assert!(matches!(refused(&bench.below, None), IntegrityError::Io(_)));
+    // The other copy can be read, but not the rest.
+    let data_at = bench.data_at;
+    bench.fail(move |request| {
+        let (start, end) = (request.offset_bytes, request.offset_bytes + request.len_bytes);
+        start < data_at && end > 8192
+    });
+    assert_eq!(bad(&mut bench), 16, "tags and intents");
+}
+
+#[test]
+fn a_store_that_is_only_read_is_not_written_by_a_flush() {
+    let mut bench = Bench::new();
+    let mut guest = bench.guest();
+    guest.store(3 * BLOCK, &bytes(3));
+    drop(guest);
+    bench.tricks.is_read_only.store(true, Ordering::Relaxed);
+    let changes = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&changes);
+    bench.fail(move |request| {
+        counted.fetch_add(u64::from(request.operation != Operation::Read), Ordering::Relaxed);
+        false
+    });
+    bench.reopen();
+    let mut guest = bench.guest();
+    flush(&mut guest);
+    assert!(guest.load(3 * BLOCK, BLOCK as usize) == bytes(3));
+    assert_eq!(changes.load(Ordering::Relaxed), 0);
+}
+
+/// Begins a write of a block.
+fn begin_write(guest: &mut Harness, block: u64) {
+    guest.poke(SCRATCH, &bytes(block));
+    let write = guest.request(Operation::Write, block * BLOCK, &[(SCRATCH, BLOCK)]);
+    guest.submit(&mut vec![write]);
+}
+
+fn begin_flush(guest: &mut Harness) {
+    let request = guest.range_request(Operation::Flush, 0, 0);
+    guest.submit(&mut vec![request]);
+}
+
+/// The result of the request in flight. The store is idle between polls, so that a poll without an
+/// end must ask for the next one.
+fn ended(guest: &mut Harness) -> Result<(), BlockError> {
+    loop {
+        let (mut completed, now) = (Batch::new(), guest.now());
+        guest.channel.poll(now, &mut completed);
+        if let Some(mut request) = completed.pop() {
+            request.tag.take().unwrap().into_bits();
+            return request.result;
+        }
+        assert_eq!(guest.channel.readiness().next, Next::Now, "the request would hang");
+    }
+}
+
+#[test]
+fn a_failed_flush_of_one_queue_fails_the_flush_of_another() {
+    for drains in [false, true] {
+        let bench = Bench::new();
+        let (mut one, mut other) = (bench.guest(), bench.guest());
+        other.store(7 * BLOCK, &bytes(7));
+        if drains {
+            // The flush waits for the write.
+            begin_write(&mut one, 1);
+            begin_flush(&mut other);
+        } else {
+            // The data of the flush is flushed when the write begins.
+            begin_flush(&mut other);
+            begin_write(&mut one, 1);
+        }
+        bench.fail(|request| request.operation == Operation::Flush);
+        assert_eq!(ended(&mut one), Err(BlockError::EIO), "drains: {drains}");
+        bench.fail_none();
+        assert_eq!(ended(&mut other), Err(BlockError::EIO), "drains: {drains}");
+    }
 }
 
 fn refused(below: &Arc<dyn BlockDevice>, uuid: Option<&str>) -> IntegrityError {
@@ -326,6 +503,17 @@ fn stores_that_do_not_fit_are_refused_and_not_changed() {
     assert!(stage.open("disk", Arc::clone(&below)).is_ok());
     let options = FormatOptions { uuid: [1; 16], block_bytes: 4096, slots: None, force: false };
     assert_eq!(format(&*below, &options), Err(IntegrityError::HasHeader));
+    for at in [512, STORE_BYTES - 512] {
+        let foreign = ram(STORE_BYTES, |it| it);
+        Harness::new(&foreign, 8).store(at, &[1; 512]);
+        assert_eq!(format(&*foreign, &options), Err(IntegrityError::NotBlank));
+        assert!(Harness::new(&foreign, 8).load(at, 512) == [1; 512]);
+        assert!(format(&*foreign, &FormatOptions { force: true, ..options }).is_ok());
+    }
+    let bench = Bench::new();
+    bench.fail_range(0, 8192);
+    let error = format(&*bench.below, &options);
+    assert!(matches!(error, Err(IntegrityError::Io(_))), "{error:?}");
     assert!(whole(&below) == before, "nothing was changed");
     let mut raw = Harness::new(&below, 8);
     let mut copy = raw.load(0, 4096);

@@ -128,7 +128,8 @@ impl IntegrityChannel {
             return;
         }
         if self.shared.journal.has_failed() {
-            // A write of the last era may never end.
+            // A write of the last era may never end. The next poll answers the flushes.
+            self.is_blocked = true;
             return self.end_checkpoint(false);
         }
         let is_drained = self.shared.journal.is_drained(self.checkpoint.parity);
@@ -217,7 +218,7 @@ impl IntegrityChannel {
         if checkpoint.pending > 0 {
             return;
         }
-        if checkpoint.has_failed {
+        if checkpoint.has_failed || self.shared.journal.has_failed() {
             return self.end_checkpoint(false);
         }
         self.next_round();
@@ -247,7 +248,9 @@ impl IntegrityChannel {
 
     pub(super) fn checkpoint_flushed(&mut self, mut request: Box<BlockRequest>) {
         request.tag.take().map(Tag::into_bits);
-        let has_failed = request.result.is_err();
+        // An error of the kernel is reported once: this flush may have succeeded because another
+        // queue's has had it.
+        let has_failed = request.result.is_err() || self.shared.journal.has_failed();
         self.checkpoint.flush = Some(request);
         match self.checkpoint.phase {
             _ if has_failed => self.end_checkpoint(false),
@@ -258,6 +261,7 @@ impl IntegrityChannel {
 
     fn end_checkpoint(&mut self, has_succeeded: bool) {
         self.checkpoint.phase = Phase::Idle;
+        let has_succeeded = has_succeeded && !self.shared.journal.has_failed();
         if !has_succeeded {
             self.fail_store("the checksums could not be made durable");
         }

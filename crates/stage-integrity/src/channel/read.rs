@@ -133,25 +133,35 @@ impl IntegrityChannel {
         number: Number,
         read: &BlockRequest,
     ) -> Result<(), BlockError> {
-        read.result?;
         let Some(part) = self.parts.get_mut(number) else { return Err(BlockError::EIO) };
         let (of, skip_bytes, first, count) = (part.of, part.skip_bytes, part.first, part.count);
+        if let Err(error) = read.result {
+            self.zero_guest(of);
+            return Err(error);
+        }
         let size = self.shared.layout.block_bytes as usize;
         for (index, block) in (first..).take(count).enumerate() {
             let at = (index as u64).saturating_mul(size as u64);
             let step = self.step.get_mut(..size).unwrap_or_default();
             let hash = hash_of(&read.segments, at, step).ok_or(BlockError::EIO)?;
             let is_good = Some(self.shared.sums.at(block, hash)) == self.shared.tags.sum(block);
-            let guest = self.table.get(of).and_then(|entry| entry.request.as_deref());
-            let guest = guest.ok_or(BlockError::EIO)?;
             if !is_good {
-                // No bad byte stays with the guest, which may have some of the first read.
-                guest.segments.zero(0, guest.len_bytes);
+                self.zero_guest(of);
                 self.found(block, hash);
                 return Err(BAD);
             }
+            let guest = self.table.get(of).and_then(|entry| entry.request.as_deref());
+            let guest = guest.ok_or(BlockError::EIO)?;
             guest.segments.copy_from_slice(skip_bytes.saturating_add(at), step);
         }
         Ok(())
+    }
+
+    /// No bad byte stays with the guest, which may have some of the first read.
+    #[cold]
+    fn zero_guest(&self, place: Place) {
+        if let Some(guest) = self.table.get(place).and_then(|entry| entry.request.as_deref()) {
+            guest.segments.zero(0, guest.len_bytes);
+        }
     }
 }

@@ -54,7 +54,8 @@ impl IntegrityChannel {
         true
     }
 
-    /// Skips the next blocks of a request that are zero already, and are to become zero.
+    /// Skips the next blocks of a discard that are zero already by their tags. What the store holds
+    /// may differ: a write of zeros mends that, and is not skipped.
     fn skip_zeros(&mut self, place: Place) {
         let size = u64::from(self.shared.layout.block_bytes);
         let Some(entry) = self.table.get_mut(place) else { return };
@@ -75,8 +76,9 @@ impl IntegrityChannel {
         let operation = |table: &super::Table| {
             table.get(place).and_then(|entry| Some(entry.request.as_deref()?.operation))
         };
-        let is_write = operation(&self.table) == Some(Operation::Write);
-        if !is_write {
+        let operation = operation(&self.table);
+        let is_write = operation == Some(Operation::Write);
+        if operation == Some(Operation::Discard) {
             self.skip_zeros(place);
         }
         let Some(entry) = self.table.get(place) else { return Progress::Blocked };
@@ -298,15 +300,19 @@ impl IntegrityChannel {
         self.end_part(number, result);
     }
 
-    /// Sets the tags of a write that has ended. If it has failed, `looked` has the blocks.
+    /// Sets the tags of a write that has ended. If it has failed, `looked` has the blocks. If they
+    /// cannot be read either, the tags stay: the blocks are good if the write was not done, and
+    /// their intents decide if the store is opened again.
     fn settle(&mut self, number: Number, looked: Option<&BlockRequest>) {
+        if looked.is_some_and(|read| read.result.is_err()) {
+            return;
+        }
         let Some(part) = self.parts.get_mut(number) else { return };
         let size = self.shared.layout.block_bytes as usize;
         for (index, (block, old, new)) in part.blocks().enumerate() {
             let step = self.step.get_mut(..size).unwrap_or_default();
             let at = (index as u64).saturating_mul(size as u64);
-            let read = looked.filter(|read| read.result.is_ok());
-            let hash = read.and_then(|read| hash_of(&read.segments, at, step));
+            let hash = looked.and_then(|read| hash_of(&read.segments, at, step));
             let is_old = hash.is_some_and(|hash| self.shared.sums.at(block, hash) == old.sum);
             let tag = if is_old { old.confirmed_at(new) } else { new };
             self.shared.tags.set(block, tag);

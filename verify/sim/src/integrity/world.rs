@@ -83,7 +83,8 @@ impl History {
             uuid: [7; 16],
             block_bytes: habits.block_bytes,
             slots: Some(habits.slots),
-            force: false,
+            // It is full of other bytes.
+            force: true,
         };
         let layout = format(&store, &options).expect("a store");
         Self {
