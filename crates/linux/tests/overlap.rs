@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sidecore_kit::loop_device::LoopDevice;
@@ -73,6 +74,34 @@ fn a_file_and_a_loop_device_over_it_have_one_writer() {
     };
     let _readers = (reader(&file), reader(device.path()), reader(stacked.path()));
     assert!(FileStore::open(&FileOptions::new(&file)).is_err());
+}
+
+#[test]
+fn a_refused_open_leaves_no_lock_with_programs_that_are_being_started() {
+    let (_directory, file) = image();
+    let Some(device) = LoopDevice::over(&file, &[]) else { return };
+    let _store = open(device.path());
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                std::process::Command::new("true").status().unwrap();
+            }
+        });
+        // Ends the other thread also when a check fails.
+        let _over = Over(&is_over);
+        for _ in 0..100 {
+            refuse(&file, device.path());
+        }
+    });
+}
+
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 #[test]

@@ -40,11 +40,31 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// milliseconds.
 const WORTH_A_LINE: Duration = Duration::from_millis(200);
 
-/// The locks on a file. Lifted when dropped.
+/// The locks on a file. Lifted when dropped, the fence first.
 #[derive(Debug)]
 pub(super) struct Claim {
-    file: OwnedFd,
-    fence: OwnedFd,
+    fence: Locked,
+    file: Locked,
+}
+
+/// A descriptor whose locks are lifted when it is dropped.
+///
+/// The close would lift them, but not while a child that is just being forked has a copy of the
+/// descriptor, or a ring is being taken down. No request is in flight: channels wait for their
+/// requests, and hold the claim.
+#[derive(Debug)]
+struct Locked(OwnedFd);
+
+impl AsFd for Locked {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        let _ = set(self.as_fd(), libc::F_UNLCK, 0, 0);
+    }
 }
 
 impl Claim {
@@ -63,21 +83,22 @@ impl Claim {
         let kernel = |action| move |source| FileError::Kernel { action, path: path.into(), source };
         let file = match rustix::fs::open(path, flags, Mode::empty()) {
             Err(Errno::BUSY) => return Err(FileError::Busy { path: path.into() }),
-            opened => opened.map_err(|error| kernel("open")(error.into()))?,
+            opened => Locked(opened.map_err(|error| kernel("open")(error.into()))?),
         };
         if !try_claim(file.as_fd(), options.read_only).map_err(kernel("lock"))? {
             return Err(FileError::Busy { path: path.into() });
         }
-        let stat = rustix::fs::fstat(&file).map_err(|error| kernel("inspect")(error.into()))?;
+        let stat =
+            rustix::fs::fstat(file.as_fd()).map_err(|error| kernel("inspect")(error.into()))?;
         // Checked with the claim held: of two stores that start at once, one sees the other.
         if let Some(other) = overlap::in_use(&stat, options.read_only) {
             return Err(FileError::Overlaps { path: path.into(), other });
         }
         // By descriptor, not by name, because names change.
-        let name = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let name = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
         let fence = rustix::fs::open(name, access(true), Mode::empty())
             .map_err(|error| kernel("open")(error.into()))?;
-        let claim = Self { file, fence };
+        let claim = Self { fence: Locked(fence), file };
         claim.wait_for_predecessor(path, options.predecessor_timeout)?;
         claim.raise_fence(options.read_only, path).map_err(kernel("lock"))?;
         Ok(claim)
@@ -161,16 +182,6 @@ impl Claim {
 impl AsFd for Claim {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        // The close would lift the locks, but not while a child that is just being forked has a
-        // copy of a descriptor, or a ring is being taken down. No request is in flight: channels
-        // wait for their requests, and hold this claim.
-        let _ = set(self.fence(), libc::F_UNLCK, FENCES, SEATS);
-        let _ = set(self.file.as_fd(), libc::F_UNLCK, 0, 0);
     }
 }
 
