@@ -17,7 +17,7 @@ use sidecore_control::{Client, RemoteKind};
 
 use crate::flags::{ClientFlags, IohostFlags, LinkFlags, ServeFlags};
 use crate::table::Table;
-use crate::{print, print_json};
+use crate::{print, print_json, units};
 
 /// The arguments of `sidecore remote`.
 #[derive(Args)]
@@ -64,6 +64,16 @@ enum Command {
         /// Let the requests go on.
         #[arg(long)]
         undo: bool,
+    },
+    /// Move the sessions with an IOhost to its other link, while guests use its devices.
+    ///
+    /// Requests wait for a moment. An IOhost that does not answer on that link is used on the one
+    /// where it was.
+    Move {
+        /// The IOhost that this host uses.
+        iohost: String,
+        /// One of its two links: its `link` or its `second_link`.
+        link: String,
     },
     /// Add and remove links.
     #[command(subcommand)]
@@ -143,6 +153,19 @@ fn change<F: Args>(
     Ok(print(&format!("{done}: {} \"{name}\"\n", kind.word()))?)
 }
 
+/// Moves the sessions with an IOhost to this link.
+fn move_iohost(client: &Client, iohost: &str, link: &str, json: bool) -> Result<()> {
+    let moved = client.move_iohost(iohost, link)?;
+    if json {
+        return print_json(&moved);
+    }
+    let pause_us = units::micros(moved.pause_ns as f64);
+    let sessions = units::count(moved.sessions, "session");
+    Ok(print(&format!(
+        "moved: {sessions} with \"{iohost}\" to link \"{link}\", paused for {pause_us} us\n"
+    ))?)
+}
+
 pub(crate) fn run(client: &Client, arguments: Arguments) -> Result<()> {
     let json = arguments.json;
     match arguments.command {
@@ -160,6 +183,7 @@ pub(crate) fn run(client: &Client, arguments: Arguments) -> Result<()> {
             }
             Ok(print(&format!("{done}: \"{name}\"\n"))?)
         }
+        Command::Move { iohost, link } => move_iohost(client, &iohost, &link, json),
         Command::Link(part) => change(client, RemoteKind::Link, part, json, |flags| flags.0),
         Command::Client(part) => change(client, RemoteKind::Client, part, json, |flags| flags.0),
         Command::Iohost(part) => change(client, RemoteKind::Iohost, part, json, |flags| flags.0),
@@ -516,6 +540,18 @@ mod tests {
         };
         let stages = json!([{ "type": "read-only" }, { "type": "delay", "delay_us": 5 }]);
         assert_eq!(keys.keys()["stage"], stages);
+    }
+
+    #[test]
+    fn a_move_names_an_iohost_and_a_link() {
+        let parse = |line: &str| <Line as clap::Parser>::try_parse_from(line.split(' '));
+        let Command::Move { iohost, link } =
+            parse("sidecore move io1 near").unwrap().arguments.command
+        else {
+            panic!("another command")
+        };
+        assert_eq!((iohost.as_str(), link.as_str()), ("io1", "near"));
+        assert!(parse("sidecore move io1").is_err());
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use sidecore_control::report::{DeviceReport, DeviceState, LinkCounts, RemoteReport};
+use sidecore_control::report::{DeviceReport, DeviceState, IohostReport, LinkCounts, RemoteReport};
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Slot, Status};
 use sidecore_kit::guest::{complete, complete_all};
 use sidecore_kit::namespace::{End, Namespace};
@@ -114,6 +114,8 @@ struct Place {
     link: [&'static str; 2],
     /// Keys of the VMhost's `[[iohost]]`.
     away: &'static str,
+    /// There is a second link, `routed`, of type `udp`.
+    has_second: bool,
 }
 
 impl Place {
@@ -147,7 +149,15 @@ impl Place {
             disks: 1,
             link: [""; 2],
             away: "",
+            has_second: false,
         })
+    }
+
+    /// Hosts with a wire that two links share.
+    fn with_two_links() -> Option<Self> {
+        let mut place = Self::new(Kind::Udp)?;
+        (place.kind, place.has_second, place.sidecores) = (Kind::Packet, true, 2);
+        Some(place)
     }
 
     /// Hosts with a wire between them that loses and delays what the test says.
@@ -178,13 +188,23 @@ impl Place {
         (sidecores.collect(), names.join(", "))
     }
 
+    /// The second link with these sidecores, and with `also` where it leads to.
+    fn second(&self, names: &str, also: [&'static str; 2]) -> (String, &'static str) {
+        if !self.has_second {
+            return (String::new(), also[0]);
+        }
+        let keys = Kind::Udp.keys();
+        (format!("[[link]]\nname = \"routed\"\n{keys}sidecores = [{names}]\n"), also[1])
+    }
+
     fn iohost(&self) -> Daemon {
         let (sidecores, names) = self.cores("io");
         let shared = self.shared.path().display();
+        let (second, links) = self.second(&names, ["", ", \"routed\""]);
         let mut config = format!(
             "control_socket = \"control.sock\"\nkey_directory = \"{shared}/keys\"\n{sidecores}\
-             [[link]]\nname = \"wire\"\n{}{}sidecores = [{names}]\n\
-             [[client]]\nname = \"vmhost\"\nlinks = [\"wire\"]\nsessions = {}\n",
+             [[link]]\nname = \"wire\"\n{}{}sidecores = [{names}]\n{second}\
+             [[client]]\nname = \"vmhost\"\nlinks = [\"wire\"{links}]\nsessions = {}\n",
             self.kind.keys(),
             self.link[0],
             self.sidecores,
@@ -218,11 +238,13 @@ impl Place {
 
     fn vmhost(&self) -> Daemon {
         let (sidecores, names) = self.cores("vm");
+        const ON_SECOND: &str = "second_link = \"routed\"\nsecond_address = \"10.9.0.1:34997\"\n";
+        let (second, on_second) = self.second(&names, ["", ON_SECOND]);
         let mut config = format!(
             "control_socket = \"control.sock\"\n{sidecores}\
-             [[link]]\nname = \"wire\"\n{}{}sidecores = [{names}]\n\
+             [[link]]\nname = \"wire\"\n{}{}sidecores = [{names}]\n{second}\
              [[iohost]]\nname = \"io1\"\nlink = \"wire\"\nclient = \"vmhost\"\naddress = \
-             \"{}\"\ninvitation = \"{}/invitation\"\n{}",
+             \"{}\"\ninvitation = \"{}/invitation\"\n{on_second}{}",
             self.kind.keys(),
             self.link[1],
             self.kind.address(),
@@ -345,6 +367,65 @@ fn exchange(queue: &mut BlkQueue, slots: &[Slot], rounds: std::ops::Range<u64>) 
             queue.read_data(*slot, 0, &mut back);
             assert!(back == data(index, round, LONG), "round {round}, {index}");
         }
+    }
+}
+
+#[test]
+fn a_disk_in_use_moves_between_two_links_to_one_iohost() {
+    let Some(place) = Place::with_two_links() else { return };
+    let iohost = place.inviting_iohost();
+    let vmhost = place.vmhost();
+    let mut guest = place.guest(&vmhost, 0);
+    let queue = guest.queue(0).unwrap();
+    let slots: Vec<Slot> = (0..16).map(|_| queue.take_slot().unwrap()).collect();
+    remote("two sessions", &vmhost, |report| {
+        report.iohosts.iter().all(|iohost| iohost.counts.sessions == 2)
+    });
+    // They were looked for on both links.
+    vmhost.client().move_iohost("io1", "wire").unwrap();
+    let is_over = AtomicBool::new(false);
+    let mut pauses: Vec<Duration> = std::thread::scope(|threads| {
+        let mover = threads.spawn(|| {
+            let _over = Over(&is_over);
+            let control = vmhost.client();
+            let links = ["routed", "wire"].into_iter().cycle().take(20);
+            let moves = links.map(|link| {
+                let moved = control.move_iohost("io1", link).unwrap();
+                assert_eq!((moved.link.as_str(), moved.sessions), (link, 2));
+                remote("the other link is used", &vmhost, |report| {
+                    report.iohosts.iter().all(|iohost: &IohostReport| iohost.link == link)
+                });
+                Duration::from_nanos(moved.pause_ns)
+            });
+            moves.collect()
+        });
+        for round in 0.. {
+            exchange(queue, &slots, round..round + 1);
+            if is_over.load(Ordering::Relaxed) {
+                break;
+            }
+        }
+        mover.join().unwrap()
+    });
+    pauses.sort();
+    eprintln!("20 moves paused for {:?} to {:?}, median {:?}", pauses[0], pauses[19], pauses[10]);
+    let control = vmhost.client();
+    let refused = control.move_iohost("io1", "wide").unwrap_err().to_string();
+    let wanted =
+        "link \"wide\" does not lead to iohost \"io1\": its links are \"wire\" and \"routed\"";
+    assert_eq!(refused, wanted);
+    flush(queue, slots[0]);
+    drop(guest);
+    end(vmhost);
+    end(iohost);
+}
+
+/// Says that a thread has ended, also when it has failed.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -24,8 +24,8 @@ use crate::operation::OperationError;
 use crate::plan::{check, find_store};
 use crate::remote::GivenUp;
 use crate::report::{
-    ClosedControllerReport, DeviceReport, DeviceState, MeterReport, RemoteReport, SidecoreReport,
-    Stats, SwitchReport,
+    ClosedControllerReport, DeviceReport, DeviceState, LinkMove, MeterReport, RemoteReport,
+    SidecoreReport, Stats, SwitchReport,
 };
 use crate::schedules::Schedules;
 use crate::spec::{DeviceSpec, Spec, StoreSpec};
@@ -476,6 +476,16 @@ impl Assembly {
     /// There is no such IOhost, or it is not drained.
     pub fn undrain_iohost(&self, iohost: &str) -> Result<(), OperationError> {
         self.lists.remote.undrain_iohost(iohost)
+    }
+
+    /// Moves the sessions with an IOhost to this link, one of its two, while guests use its
+    /// devices.
+    ///
+    /// # Errors
+    /// There is no such IOhost, the link does not lead to it, or it does not answer there: its
+    /// sessions are where they were, or are looked for on both links.
+    pub fn move_iohost(&self, iohost: &str, link: &str) -> Result<LinkMove, OperationError> {
+        self.lists.remote.move_iohost(iohost, link)
     }
 
     /// The controllers that are open.

@@ -4,6 +4,7 @@ mod away;
 mod drain;
 mod hosting;
 mod link;
+mod moving;
 mod nics;
 mod promises;
 mod status;

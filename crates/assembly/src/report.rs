@@ -35,8 +35,9 @@ pub use net::{
     SwitchReport, WireReport,
 };
 pub use remote::{
-    ClientReport, ExecutorReport, ExportReport, ExportedNicReport, IohostReport, LinkReport,
-    RefusedDeviceReport, RemoteDeviceReport, RemoteNicReport, RemoteReport, ServeReport,
+    ClientReport, ExecutorReport, ExportReport, ExportedNicReport, IohostReport, LinkMove,
+    LinkReport, RefusedDeviceReport, RemoteDeviceReport, RemoteNicReport, RemoteReport,
+    ServeReport,
 };
 pub use repair::{LossReport, RepairReport, RivalsReport};
 pub use schedule::{HeldReport, ScheduleReport, ScheduledVolumeReport};

@@ -50,7 +50,7 @@ use connections::Limits;
 pub use dedup::Dedup;
 pub use new_device::NewDevice;
 pub use ports::{LimitsOfPort, PortFaults, PortRules};
-pub use remote::{Invitation, NewClient, NewIohost, NewLink, NewServe};
+pub use remote::{Invitation, NewClient, NewIohost, NewLink, NewServe, ToLink};
 pub use requests::{
     CaptureQuery, CreateVolume, ExtentsQuery, MetricsQuery, Named, Place, Prune, Quota, Resize,
     Share, TraceQuery,

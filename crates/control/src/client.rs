@@ -16,7 +16,7 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sidecore_assembly::report::{
-    DeviceReport, FirewallReport, RemoteReport, SidecoreReport, Stats, SwitchReport,
+    DeviceReport, FirewallReport, LinkMove, RemoteReport, SidecoreReport, Stats, SwitchReport,
 };
 use sidecore_assembly::spec::RemoteKind;
 use tokio::net::UnixStream;
@@ -25,7 +25,7 @@ use tokio::task::JoinHandle;
 use crate::api::{
     DEVICES_PATH, Devices, Invitation, LimitsOfPort, METRICS_PATH, NewDevice, PORTS_PATH,
     PortFaults, PortRules, REMOTE_PATH, SIDECORES_PATH, STATS_PATH, SWITCHES_PATH, Sidecores,
-    Switches,
+    Switches, ToLink,
 };
 
 /// The time limit of a request: a daemon that takes longer has a problem that waiting will not
@@ -230,6 +230,15 @@ impl Client {
     /// See [`ClientError`].
     pub fn drain_iohost(&self, iohost: &str, undo: bool) -> Result<(), ClientError> {
         self.drain_part(RemoteKind::Iohost, iohost, undo)
+    }
+
+    /// Makes the daemon move the sessions with an IOhost to this link, one of its two.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn move_iohost(&self, iohost: &str, link: &str) -> Result<LinkMove, ClientError> {
+        let path = format!("{REMOTE_PATH}/iohosts/{}/move", escaped(iohost));
+        self.post(&path, &ToLink { link: link.to_owned() }, DISK_PATIENCE)
     }
 
     fn drain_part(&self, kind: RemoteKind, name: &str, undo: bool) -> Result<(), ClientError> {

@@ -43,7 +43,7 @@ pub use api::{
     Api, BindError, CaptureQuery, Controllers, CreateVolume, Dedup, Devices, ExtentsQuery,
     Invitation, LimitsOfPort, MetricsQuery, Named, NewClient, NewDevice, NewIohost, NewLink,
     NewSchedule, NewSchedules, NewServe, NewStage, Place, PortFaults, PortRules, Prune, Quota,
-    Resize, Schedules, Share, Sidecores, Socket, TraceQuery, Volumes,
+    Resize, Schedules, Share, Sidecores, Socket, ToLink, TraceQuery, Volumes,
 };
 pub use client::{Client, ClientError};
 pub use config::{Config, Depth, Problem, Problems};

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use sidecore_assembly::report::{
-    ClosedControllerReport, DeviceReport, RemoteReport, ScheduleReport, StageChange, StagesReport,
-    Stats, SwitchReport,
+    ClosedControllerReport, DeviceReport, LinkMove, RemoteReport, ScheduleReport, StageChange,
+    StagesReport, Stats, SwitchReport,
 };
 use sidecore_assembly::spec::{DeviceSpec, RemoteKind, RemotePart, ScheduleSpec, StoreSpec};
 use sidecore_assembly::{
@@ -120,6 +120,12 @@ pub trait Source: Send + Sync + 'static {
     /// # Errors
     /// There is no such IOhost, or it is not drained.
     fn undrain_iohost(&self, iohost: &str) -> Result<(), OperationError>;
+
+    /// Moves the sessions with an IOhost to this link, one of its two.
+    ///
+    /// # Errors
+    /// There is no such IOhost, the link does not lead to it, or it does not answer there.
+    fn move_iohost(&self, iohost: &str, link: &str) -> Result<LinkMove, OperationError>;
 
     /// Adds a link, a client or an IOhost.
     ///
@@ -262,6 +268,10 @@ impl Source for Assembly {
 
     fn undrain_iohost(&self, iohost: &str) -> Result<(), OperationError> {
         Self::undrain_iohost(self, iohost)
+    }
+
+    fn move_iohost(&self, iohost: &str, link: &str) -> Result<LinkMove, OperationError> {
+        Self::move_iohost(self, iohost, link)
     }
 
     fn add_part(&self, part: &RemotePart) -> Result<(), AssemblyError> {

@@ -13,9 +13,9 @@ use sidecore_assembly::{
     AddedStage, AssemblyError, Capture, ControllerHandle, ErrorKind, OperationError, Trace,
 };
 use sidecore_control::report::{
-    ClosedControllerReport, DeviceReport, DeviceState, DeviceStats, QueueCounters, QueueCounts,
-    ReactorCounts, RemoteReport, ScheduleReport, ScheduledVolumeReport, SidecoreReport,
-    StageChange, StageReport, StagesReport, Stats, SwitchReport,
+    ClosedControllerReport, DeviceReport, DeviceState, DeviceStats, LinkMove, QueueCounters,
+    QueueCounts, ReactorCounts, RemoteReport, ScheduleReport, ScheduledVolumeReport,
+    SidecoreReport, StageChange, StageReport, StagesReport, Stats, SwitchReport,
 };
 use sidecore_control::{
     Api, BindError, CaptureQuery, Client, ClientError, NewSchedule, NewSchedules, NewStage, Socket,
@@ -160,6 +160,12 @@ impl Source for StandIn {
         if iohost == "io1" { Ok(()) } else { self.revoke(iohost) }
     }
 
+    fn move_iohost(&self, iohost: &str, link: &str) -> Result<LinkMove, OperationError> {
+        self.drain_iohost(iohost)?;
+        let (iohost, link) = (iohost.to_owned(), link.to_owned());
+        Ok(LinkMove { iohost, link, sessions: 2, pause_ns: 1_000 })
+    }
+
     fn undrain_iohost(&self, iohost: &str) -> Result<(), OperationError> {
         self.drain_iohost(iohost)
     }
@@ -264,6 +270,9 @@ fn the_client_reads_the_reports_of_the_source() {
     assert_eq!(client.set_rules("a/b", rules()).unwrap_err().to_string(), "no a/b");
     let unknown = client.rules("nic").unwrap_err().to_string();
     assert_eq!(unknown, "there is no port \"nic\"");
+    let moved = client.move_iohost("io1", "near").unwrap();
+    assert_eq!((moved.link.as_str(), moved.sessions, moved.pause_ns), ("near", 2, 1_000));
+    assert_eq!(client.move_iohost("x", "near").unwrap_err().to_string(), "no x");
     for undo in [false, true] {
         client.drain("vmhost1", undo).unwrap();
         assert_eq!(client.drain("x", undo).unwrap_err().to_string(), "no x");

@@ -25,6 +25,7 @@ mod status;
 mod store;
 mod table;
 
+pub use desk::{MoveError, Moved};
 pub use iohost::Iohost;
 pub use session::{DrainReport, OpenedReport, Session, SessionOptions, SessionReport};
 pub use stats::{SessionCounts, SessionStats};

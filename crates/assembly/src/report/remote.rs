@@ -207,6 +207,20 @@ pub struct IohostReport {
     pub counts: VrioCounts,
 }
 
+/// The sessions with an IOhost that were moved to its other link.
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct LinkMove {
+    /// The name of the IOhost.
+    pub iohost: String,
+    /// The link that they are on.
+    pub link: String,
+    /// The number of sessions.
+    pub sessions: usize,
+    /// The longest time in which a session's requests were not served, in nanoseconds; 0 if they
+    /// were on the link.
+    pub pause_ns: u64,
+}
+
 /// A store that is a device of an IOhost.
 #[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct RemoteDeviceReport {

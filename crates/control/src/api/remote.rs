@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use sidecore_assembly::report::RemoteReport;
+use sidecore_assembly::report::{LinkMove, RemoteReport};
 use sidecore_assembly::spec::RemoteKind;
 
 use super::answer::{Refusal, body, off_thread};
@@ -175,6 +175,23 @@ pub(super) async fn drain_iohost(
     UrlPath(iohost): UrlPath<String>,
 ) -> Result<StatusCode, Refusal> {
     off_thread(move || source.drain_iohost(&iohost)).await.map(|()| StatusCode::NO_CONTENT)
+}
+
+/// The link that an IOhost's sessions go to.
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ToLink {
+    /// The name of one of the IOhost's two links.
+    pub link: String,
+}
+
+pub(super) async fn move_iohost(
+    State(source): Shared,
+    UrlPath(iohost): UrlPath<String>,
+    request: Request,
+) -> Result<Json<LinkMove>, Refusal> {
+    let ToLink { link } = body(request).await?;
+    off_thread(move || source.move_iohost(&iohost, &link)).await.map(Json)
 }
 
 pub(super) async fn undrain_iohost(

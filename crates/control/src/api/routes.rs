@@ -7,7 +7,7 @@ use schemars::SchemaGenerator;
 use serde_json::{Map, Value};
 use sidecore_assembly::report::{
     CheckReport, ControllerReport, DedupReport, DeviceReport, DropReport, ExtentsReport,
-    FirewallReport, RemoteReport, StageChange, StagesReport, Stats, VolumeReport,
+    FirewallReport, LinkMove, RemoteReport, StageChange, StagesReport, Stats, VolumeReport,
 };
 
 use super::document::SchemaOf;
@@ -18,7 +18,7 @@ use super::requests::{
 use super::{
     Controllers, Dedup, Devices, Invitation, LimitsOfPort, NewClient, NewDevice, NewIohost,
     NewLink, NewSchedules, NewServe, NewStage, PortFaults, PortRules, Schedules, Sidecores,
-    Switches, Volumes, capture, dedup, ports, remote, schedules, stages, trace, volumes,
+    Switches, ToLink, Volumes, capture, dedup, ports, remote, schedules, stages, trace, volumes,
 };
 use crate::Source;
 
@@ -146,6 +146,8 @@ routes! {
         "Let requests to an IOhost wait, when those in flight are answered and flushed", Nothing;
     delete "/v1/remote/iohosts/{iohost}/drain" => remote::undrain_iohost,
         "Let requests to an IOhost go on", Nothing;
+    post "/v1/remote/iohosts/{iohost}/move" => remote::move_iohost,
+        "Move the sessions with an IOhost to its other link", json!(200, LinkMove), body ToLink;
     post "/v1/remote/links" => remote::add_link, "Add a link", Nothing, body NewLink;
     delete "/v1/remote/links/{link}" => remote::remove_link, "Remove an unused link", Nothing;
     post "/v1/remote/clients" => remote::add_client, "Let a host use devices of this one", Nothing,

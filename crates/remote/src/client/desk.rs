@@ -1,6 +1,8 @@
 //! The desk of a session: takes requests from all lines, gives their parts to the engine, and
 //! hands them back.
 
+mod drain;
+mod moving;
 mod nics;
 mod report;
 mod spare;
@@ -25,13 +27,13 @@ use super::status::{DeviceShared, DeviceStatus, Waiting, WaitsFor};
 use super::store::{Opened, padded_name};
 use super::table::{LineNumber, Table};
 use crate::LinkPort;
+use moving::Moving;
+pub use moving::{MoveError, Moved};
 use nics::DeskNic;
 pub(super) use spare::Spare;
 
 /// The error of requests that a stopped session is given.
 const STOPPED: BlockError = BlockError::EIO;
-/// The error of a held request whose IOhost has been away for too long (Linux' ETIMEDOUT).
-const TIMED_OUT: BlockError = BlockError::Io { errno: 110 };
 
 /// A queue of a store.
 struct Line {
@@ -75,6 +77,8 @@ pub(super) struct SessionDesk<H: ClientHandshake> {
     pub(super) port: LinkPort<Table>,
     /// The link that is not used.
     spare: Option<Spare>,
+    /// The session changes links.
+    moving: Option<Moving>,
     shared: Arc<Shared>,
     lines: Vec<Option<Line>>,
     /// Those of queues on other sidecores.
@@ -121,6 +125,7 @@ impl<H: ClientHandshake> SessionDesk<H> {
             client,
             port,
             spare: None,
+            moving: None,
             shared,
             lines: Vec::new(),
             remote_lines: 0,
@@ -178,6 +183,7 @@ impl<H: ClientHandshake> SessionDesk<H> {
         }
         self.ring();
         self.look(now);
+        self.carry_move_on(now);
         self.look_at_left();
         if work > 0 {
             self.shared.stats.in_flight.set(self.port.data.len() as u64);
@@ -194,7 +200,8 @@ impl<H: ClientHandshake> SessionDesk<H> {
     /// frequent ones, and a frame that arrives meanwhile waits for their end.
     #[inline]
     fn has_nothing_to_do(&self, now: Nanos) -> bool {
-        let is_at_rest = !(self.drains || self.looks_again || self.is_drained);
+        let is_at_rest =
+            !(self.drains || self.looks_again || self.is_drained || self.moving.is_some());
         is_at_rest
             && self.waiting == 0
             && self.remote_lines == 0
@@ -366,6 +373,7 @@ impl<H: ClientHandshake> SessionDesk<H> {
         for command in commands {
             match command {
                 Command::Drain(drains) => self.set_drain(drains),
+                Command::Move { to_second, answer } => self.ask_move(to_second, answer),
                 Command::OpenDevice(device) => self.open_device(device),
                 Command::OpenNic(name, end) => self.open_nic(name, *end),
                 Command::LeaveDevice(device) => self.leave_device(&device),
@@ -390,41 +398,6 @@ impl<H: ClientHandshake> SessionDesk<H> {
         }
         self.looks_again = true;
         count
-    }
-
-    /// Has new requests wait, or go on.
-    fn set_drain(&mut self, drains: bool) {
-        (self.drains, self.drain_error) = (drains, None);
-        self.port.data.hold(drains);
-        let iohost = &self.shared.name;
-        match drains {
-            true => tracing::info!(iohost, "draining: new requests to the IOhost wait"),
-            false => tracing::info!(iohost, "no longer drained: requests to the IOhost go on"),
-        }
-    }
-
-    /// A step of a drain: flushes devices once no request is unanswered, and fails held requests
-    /// whose IOhost has been away for too long.
-    #[cold]
-    fn drain(&mut self, now: Nanos) {
-        if self.failure_deadline().is_some_and(|at| at <= now) {
-            let mut over = std::mem::take(&mut self.over);
-            self.port.data.fail_held(None, TIMED_OUT, &mut over);
-            self.hand_back_all(over);
-        }
-        if self.port.data.unanswered() > 0 || !self.client.is_connected() {
-            return;
-        }
-        for device in &self.devices {
-            let flushed = self.client.flush_kept(device.number);
-            self.drain_error = self.drain_error.or(flushed.err());
-        }
-    }
-
-    /// When held requests fail. The engine fails those that it has.
-    fn failure_deadline(&self) -> Option<Nanos> {
-        let after = self.fail_after.filter(|_| self.port.data.held() > 0)?;
-        Some(self.client.heard_at()?.after(after))
     }
 
     fn open_device(&mut self, shared: Arc<DeviceShared>) {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use sidecore_link::LinkStats;
@@ -9,6 +10,7 @@ use sidecore_reactor::{Bell, Listener};
 use sidecore_vrio::VrioStats;
 use sidecore_vrio::wire::DeviceEntry;
 
+use super::desk::Moved;
 use super::handover::{HandoverEnd, HandoverShared};
 use super::stats::SessionStats;
 use super::status::DeviceShared;
@@ -36,6 +38,8 @@ pub(super) enum Command {
     CloseLine(Arc<HandoverShared>),
     /// New requests wait, before the IOhost is taken away; or they go on.
     Drain(bool),
+    /// The session goes on on its first or its second link.
+    Move { to_second: bool, answer: SyncSender<Moved> },
 }
 
 /// The session with an IOhost, as all threads see it. Clones are the same session.
@@ -112,6 +116,16 @@ impl Iohost {
     /// requests go on. [`SessionReport`](super::SessionReport) shows how far it is.
     pub fn drain(&self, drains: bool) {
         self.0.tell(Command::Drain(drains));
+    }
+
+    /// Has the session go on on its second link, or on its first one. The answer comes within seven
+    /// seconds: the time in which requests were not served, zero if it was there; or why it is
+    /// where it was, or is looked for on both links. Without a session's unit none comes.
+    #[must_use]
+    pub fn begin_move(&self, to_second: bool) -> Receiver<Moved> {
+        let (answer, moved) = sync_channel(1);
+        self.0.tell(Command::Move { to_second, answer });
+        moved
     }
 
     /// The counters of the session's engine.

@@ -320,6 +320,7 @@ mod tests {
             Command::CloseDevice(_) => "close",
             Command::OpenLine(_) | Command::CloseLine(_) | Command::OpenNic(..) => "other",
             Command::Promise(..) | Command::Drain(_) | Command::LeaveDevice(_) => "other",
+            Command::Move { .. } => "other",
         };
         let told: Vec<_> = session.take_commands().into_iter().map(name).collect();
         assert_eq!(told, ["open", "close", "open"]);

@@ -55,6 +55,14 @@ impl Spare {
         }
     }
 
+    pub(super) const fn is_second_used(&self) -> bool {
+        self.is_second_used
+    }
+
+    pub(super) fn state(&self) -> LinkState {
+        self.link.state()
+    }
+
     pub(in crate::client) fn stats(&self) -> &Arc<LinkStats> {
         self.link.stats()
     }
@@ -114,13 +122,14 @@ impl<H: ClientHandshake> SessionDesk<H> {
                     spare.stay = STAY_MIN;
                     spare.changes_at = Some(now.after(STAY_MIN));
                 }
-                Some(at) if at <= now => self.change_links(now),
+                Some(at) if at <= now => self.change_links(now, Nanos::ZERO),
                 Some(_) => {}
             }
         }
     }
 
-    fn change_links(&mut self, now: Nanos) {
+    /// Looks for a session on the other link, for this time at least.
+    pub(super) fn change_links(&mut self, now: Nanos, at_least: Nanos) {
         let patience = self.client.patience();
         let Some(mut spare) = self.spare.take() else { return };
         // Its frames are of a session that is over.
@@ -145,7 +154,7 @@ impl<H: ClientHandshake> SessionDesk<H> {
             address: other_address,
             other_address: address,
             is_second_used: !spare.is_second_used,
-            changes_at: Some(now.after(stay.max(patience))),
+            changes_at: Some(now.after(stay.max(patience).max(at_least))),
             stay,
             changes,
             most,
