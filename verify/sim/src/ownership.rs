@@ -13,9 +13,9 @@
 //! check of the lease and the request or answer that depends on it; they are killed, and start
 //! again. Requests to etcd and its answers are lost and delayed; etcd is away, its leaders change
 //! and a deposed one renews leases, it revokes leases early, it is restored from a backup, or a
-//! daemon reaches another cluster with a copy of the keys. Fences fail and hang. Two daemons have
-//! one name; a candidate has a store that is not shared. Owners hand over. At the end everything
-//! heals, and the client has to get answers.
+//! daemon reaches another cluster with a copy of the keys. Fences fail and hang, writes of the
+//! record hang. Two daemons have one name; a candidate has a store that is not shared. Owners hand
+//! over. At the end everything heals, and the client has to get answers.
 //!
 //! # Properties
 //!

@@ -32,10 +32,12 @@ fn never_do_two_daemons_serve_and_answered_writes_survive_a_failover() {
             orphans,
             deposed_renewals,
             early_ends,
+            cut_records,
             ..
         } = total;
         assert!(ends_after_check > 300 && resent_in_flight > 100_000, "{total:?}");
         assert!(orphans > 2_000 && deposed_renewals > 100_000 && early_ends > 4_000, "{total:?}");
+        assert!(cut_records > 100, "{total:?}");
     }
 }
 

@@ -109,6 +109,12 @@ impl Candidate {
         until.is_some_and(|(until, _)| self.clock(now).after(margin) < until)
     }
 
+    /// Whether a write of the record is on its way.
+    pub(super) fn writes_record(&self) -> bool {
+        let writes = |work: &Work| matches!(work.task, Task::WriteRecord { .. });
+        self.is_alive && self.work.as_ref().is_some_and(writes)
+    }
+
     pub(super) fn runs(&self, now: Nanos) -> bool {
         self.is_alive && self.runs_at <= now
     }

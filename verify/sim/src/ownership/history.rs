@@ -54,6 +54,8 @@ pub struct Outcome {
     pub orphans: u64,
     /// Answers that came when the daemon had given up its call.
     pub late_answers: u64,
+    /// Records that were on their way when a fence ended their daemon, which had lost the key.
+    pub cut_records: u64,
 }
 
 impl Total for Outcome {
@@ -73,6 +75,7 @@ impl Total for Outcome {
         self.resent_in_flight += other.resent_in_flight;
         self.orphans += other.orphans;
         self.late_answers += other.late_answers;
+        self.cut_records += other.cut_records;
     }
 }
 

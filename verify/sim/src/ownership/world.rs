@@ -15,6 +15,9 @@ const TTL_S: u64 = 3;
 const PATIENCE: Nanos = Nanos::from_millis(500);
 /// The time after which the client tries the next candidate.
 const CLIENT_PATIENCE: Nanos = Nanos::from_millis(300);
+/// One write of the record in so many hangs, for up to this time.
+const RECORD_HANGS: u64 = 3;
+const RECORD_HANG_MS: u64 = 9_000;
 /// Time for the client to get answers after everything has healed.
 const HEALED_S: u64 = 40;
 
@@ -256,6 +259,12 @@ impl World {
             if fails && self.random.once_in(2) {
                 time = 1_000;
             }
+            // The storage of the record hangs: its owner may have lost the key when it is written.
+            // Locks do not stop such a write. A command does, if each suspect is named to it.
+            let hangs = self.fence == Fence::Command && matches!(task, Task::WriteRecord { .. });
+            if hangs && !self.is_healed && self.random.once_in(RECORD_HANGS) {
+                time = 1 + self.random.below(RECORD_HANG_MS);
+            }
             if task == Task::Close {
                 self.candidates[index].serving = None;
             }
@@ -306,7 +315,7 @@ impl World {
                 self.outcome.failed_fences += 1;
                 Some(Ended::Failed("the fence failed".to_owned()))
             }
-            Task::Fence { suspects } => {
+            Task::Fence { suspects, .. } => {
                 let name = &candidate.daemon.me().name;
                 if self.fence == Fence::Command && suspects.iter().any(|s| s.name == *name) {
                     let host = &candidate.daemon.me().host;
@@ -372,6 +381,7 @@ impl World {
                 }
                 for candidate in &mut self.candidates {
                     if suspects.contains(&candidate.process) {
+                        self.outcome.cut_records += u64::from(candidate.writes_record());
                         candidate.die();
                     }
                 }
@@ -567,8 +577,11 @@ impl World {
         match self.random.below(3) {
             0 => self.backup = Some(self.etcd.clone()),
             // Both would let two daemons serve where the fence lies.
-            // An etcd that forgot the first owner cannot know that a store is not shared.
-            1 if self.fence != Fence::Lie && self.candidates.iter().all(|c| c.disk == 0) => {
+            // An etcd that forgot the first owner cannot know that a store is not shared, and one
+            // that forgot the writer of a record cannot name it to the fence.
+            1 if self.fence != Fence::Lie
+                && self.candidates.iter().all(|c| c.disk == 0 && !c.writes_record()) =>
+            {
                 if let Some(mut backup) = self.backup.clone() {
                     backup.elect(self.now, Nanos::from_millis(TTL_S * 1_000));
                     backup.term = self.etcd.term + 1;
@@ -613,12 +626,10 @@ impl World {
         for index in 0..self.candidates.len() {
             let candidate = &mut self.candidates[index];
             candidate.cut_until = Nanos::ZERO;
-            // A daemon whose lease is with another cluster is restarted, and so is a namesake.
-            let is_foreign = candidate.daemon.cluster().is_some_and(|cluster| cluster != 1);
             candidate.is_astray = false;
             let name = &candidate.daemon.me().name;
             let is_namesake = names.iter().filter(|other| *other == name).count() > 1;
-            if !self.candidates[index].is_alive || is_foreign || is_namesake {
+            if is_namesake {
                 self.kill(index);
             }
             self.candidates[index].runs_at = self.now;
@@ -633,8 +644,11 @@ impl World {
             status.iter().any(|(_, status)| status.state == State::Refused)
         };
         for index in 0..self.candidates.len() {
-            if !self.candidates[index].is_alive {
-                self.restart(index);
+            let candidate = &self.candidates[index];
+            // Also one whose lease came when all had healed, from a request of before.
+            let is_foreign = candidate.daemon.cluster().is_some_and(|cluster| cluster != 1);
+            if !candidate.is_alive || is_foreign {
+                self.kill(index);
                 self.candidates[index].runs_at = self.now;
             }
         }
