@@ -18,7 +18,6 @@ use crate::session::{Session, Stage};
 use crate::text;
 use anyhow::{Result, ensure};
 use serde::Serialize;
-use serde_json::json;
 use std::time::{Duration, Instant};
 
 pub use ways::Way;
@@ -129,7 +128,6 @@ impl Steps<'_, '_> {
         self.reset_under_load(&found)?;
         self.grow(&daemon)?;
         self.manage()?;
-        self.refuse_to_migrate()?;
         self.restart_under_load(&daemon, &digest)?;
         self.unplug_under_load(VF, PORT, self.can_unplug)?;
 
@@ -253,18 +251,6 @@ impl Steps<'_, '_> {
         let found = format!("{mib} MiB, {:.1} s later", start.elapsed().as_secs_f64());
         self.note("the running guest sees that its namespace has grown", mib == GROWN, found);
         self.quiet("a resize")
-    }
-
-    /// Checks that QEMU migrates no guest that has a function, says why, and leaves it running.
-    fn refuse_to_migrate(&mut self) -> Result<()> {
-        let path = self.session.directory.join("nowhere.migrate");
-        let target = json!({ "uri": format!("unix:{}", text(&path)?) });
-        let refused = self.qmp.execute("migrate", target).err().map(|error| error.to_string());
-        let ok = refused.as_ref().is_some_and(|reason| reason.contains("migration"));
-        let what = "a guest with a function is not migrated, and QEMU says why";
-        self.note(what, ok, refused.unwrap_or_else(|| "QEMU has begun to migrate it".to_owned()));
-        self.find(PORT)?;
-        self.quiet("a refused migration")
     }
 
     /// Lets the guest manage volumes by the physical function: it makes a volume, checks that a
