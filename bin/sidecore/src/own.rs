@@ -63,7 +63,7 @@ pub(crate) struct Arguments {
     #[arg(long, required_unless_present = "fence_command", conflicts_with = "fence_command")]
     fence_lock: bool,
     /// Fence by this program, which gets the name of a candidate as its argument, and succeeds
-    /// when that candidate's host cannot write any more.
+    /// when that candidate's host can neither write nor answer any more.
     #[arg(long, value_name = "PROGRAM")]
     fence_command: Option<PathBuf>,
     /// Seconds after which the fence command has failed.

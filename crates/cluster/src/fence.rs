@@ -52,8 +52,8 @@ pub struct LockFence {
 /// A fence by a program, for instance a STONITH agent.
 ///
 /// The program gets the suspect's name as its last argument. It succeeds when it ends with exit
-/// code 0, and the suspect's host cannot write to the store any more. Former starts of this daemon
-/// on this host are fenced by the store's locks.
+/// code 0, and the suspect's host can neither write to the store nor answer clients any more.
+/// Former starts of this daemon on this host are fenced by the store's locks.
 #[derive(Clone, Debug)]
 pub struct CommandFence {
     /// The program.

@@ -33,4 +33,4 @@ pub use endpoint::{Endpoint, EndpointError};
 pub use fence::{CommandFence, Fence, HostLock, LockFence};
 pub use gateway::Gateway;
 pub use record::RecordFile;
-pub use runner::{Host, Report, Runner, Served, StoreReport, boot_time, this_host};
+pub use runner::{Closed, Host, Report, Runner, Served, StoreReport, boot_time, this_host};

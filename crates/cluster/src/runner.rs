@@ -39,13 +39,13 @@ pub trait Host: Send + Sync + 'static {
     /// The reason why it is not open.
     fn open(&self, store: &str, served: Served, until: Nanos) -> Result<(), String>;
 
-    /// Closes the store, and returns when no request to it is in flight.
+    /// Closes the store, and returns when no request to it is in flight, or the lease is over.
     ///
     /// # Errors
     /// The reason why the store may be open. It is tried again.
-    fn close(&self, store: &str) -> Result<(), String>;
+    fn close(&self, store: &str) -> Result<Closed, String>;
 
-    /// A store may be served until this time on the [boot time clock](boot_time), or not at all.
+    /// A store may be open until this time on the [boot time clock](boot_time), or not at all.
     /// Called with each change, on the runner's thread: it must not wait.
     fn serve_until(&self, store: &str, until: Option<Nanos>);
 }
@@ -57,6 +57,15 @@ pub struct Served {
     pub epoch: u64,
     /// The store's number in its record: another one if epochs have begun anew.
     pub number: u64,
+}
+
+/// The end of a [`Host::close`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closed {
+    /// No request is in flight.
+    Idle,
+    /// Requests may be in flight. The lease was over, so that the locks may be a successor's.
+    Left,
 }
 
 /// The state of a runner's stores.
@@ -249,7 +258,7 @@ impl Work {
             stores.push(StoreReport { name: name.to_owned(), status });
         }
         for StoreReport { name, .. } in &stores {
-            let until = self.daemon.serves_until(name).map(|(until, _)| until);
+            let until = self.daemon.holds_until(name);
             let known = self.shown.iter_mut().find(|(known, _)| known == name);
             match known {
                 Some((_, shown)) if *shown == until => continue,
@@ -292,7 +301,13 @@ fn carry_out(host: &dyn Host, store: &str, task: &Task, until: Nanos) -> Outcome
         Task::Open { epoch, number } => {
             host.open(store, Served { epoch: *epoch, number: *number }, until)
         }
-        Task::Close => host.close(store),
+        Task::Close => {
+            return match host.close(store) {
+                Ok(Closed::Idle) => Outcome::Done,
+                Ok(Closed::Left) => Outcome::Left,
+                Err(why) => Outcome::Failed(why),
+            };
+        }
     };
     done.map_or_else(Outcome::Failed, |()| Outcome::Done)
 }

@@ -169,6 +169,14 @@ impl Daemon {
         Some((until, epoch))
     }
 
+    /// The time until which a store may be open; `None` if it is not, or its key is gone. As
+    /// [`serves_until`](Self::serves_until), and also while the store is being opened or closed.
+    #[must_use]
+    pub fn holds_until(&self, store: &str) -> Option<Nanos> {
+        self.stores.get(store).filter(|store| store.holds())?;
+        self.lease_ends_at()
+    }
+
     /// The states of all stores.
     #[must_use]
     pub fn status(&self, now: Nanos) -> Vec<(&str, Status)> {

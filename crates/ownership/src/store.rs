@@ -39,6 +39,10 @@ pub enum Outcome {
     Recorded(Option<Record>),
     /// The task succeeded.
     Done,
+    /// Of [`Task::Close`]: the store is closed, and requests to it may be in flight. The lease was
+    /// over by the host's clock, when a successor may have the store's locks, and the host did not
+    /// look at them. The key is not released after this.
+    Left,
     /// The task failed, with the reason. A store is not open then.
     Failed(String),
 }
@@ -182,6 +186,11 @@ impl Store {
     pub(crate) fn serves(&self) -> Option<u64> {
         let serves = matches!(self.phase, Phase::Serving { .. } | Phase::Announcing { .. });
         (serves && !self.is_lost).then_some(self.epoch)
+    }
+
+    /// Whether the store is open, or may be, and the key is there.
+    pub(crate) fn holds(&self) -> bool {
+        self.is_open && !self.is_lost
     }
 
     pub(crate) fn status(&self, lease_is_over: bool) -> Status {
@@ -541,6 +550,10 @@ impl Store {
                     self.phase = Phase::CheckingEnd;
                 }
             }
+            (Phase::Closing { .. }, Outcome::Left) if self.is_lost => self.is_open = false,
+            // The lease was renewed after all, or nobody knows yet. Without a look at the locks,
+            // nothing says that the next owner needs no fence.
+            (Phase::Closing { .. }, Outcome::Left) => self.not_before = now.after(options.retry),
             (phase, Outcome::Failed(why)) => {
                 let why = describe(phase, &self.name, &why);
                 self.failed(now, why, options);

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use sidecore_units::Nanos;
 
 use crate::{
-    Answer, Call, Daemon, Held, Ledger, Member, Options, Origin, Outcome, Record, Seen, State, Task,
+    Answer, Call, Daemon, Held, Ledger, Member, Numbered, Options, Origin, Outcome, Record, Seen,
+    State, Task,
 };
 
 const CLUSTER: u64 = 0xc1;
@@ -31,6 +32,8 @@ struct Rig {
     owner: Option<Held>,
     revision: u64,
     record: Option<Record>,
+    /// So many times, the store is closed and requests to it may be in flight.
+    leaves: u32,
 }
 
 impl Rig {
@@ -38,7 +41,7 @@ impl Rig {
         let mut daemon = Daemon::new(member("a"), Options::of_lease(3), 5);
         daemon.add("disk");
         let (ledger, owner, record) = (None, None, None);
-        Self { daemon, now: ms(1_000), ledger, owner, revision: 10, record }
+        Self { daemon, now: ms(1_000), ledger, owner, revision: 10, record, leaves: 0 }
     }
 
     fn seen(&self) -> BTreeMap<String, Seen> {
@@ -93,6 +96,10 @@ impl Rig {
                 self.record = Some(record.clone());
                 Outcome::Done
             }
+            Task::Close if self.leaves > 0 => {
+                self.leaves -= 1;
+                Outcome::Left
+            }
             Task::Fence { .. } | Task::Open { .. } | Task::Close => Outcome::Done,
         }
     }
@@ -127,7 +134,7 @@ impl Rig {
     }
 
     /// The next call, which the test answers.
-    fn next_call(&mut self) -> crate::Numbered {
+    fn next_call(&mut self) -> Numbered {
         for _ in 0..50 {
             if let Some(numbered) = self.daemon.call(self.now) {
                 return numbered;
@@ -335,6 +342,50 @@ fn a_key_that_comes_back_is_claimed_at_once() {
     rig.owner = None;
     rig.run_to(State::Serving);
     assert!(rig.now < released_at.after(ms(500)), "{:?}", rig.now.since(released_at));
+}
+
+#[test]
+fn a_store_with_requests_in_flight_is_not_released_though_its_lease_was_renewed_after_all() {
+    let mut rig = Rig::new();
+    rig.run_to(State::Serving);
+    assert!(rig.daemon.hand_over("disk"));
+    rig.leaves = 2;
+    let tasks = rig.run_to(State::Candidate);
+    let [.., Task::Close, Task::Close, Task::Close, Task::ReadRecord, Task::WriteRecord { .. }] =
+        &tasks[..]
+    else {
+        panic!("{tasks:?}")
+    };
+    assert_eq!(rig.ledger.clone().unwrap().1.suspects, [], "the last close has looked");
+}
+
+#[test]
+fn a_store_with_requests_in_flight_is_left_to_the_next_owners_fence_when_the_key_is_gone() {
+    let mut rig = Rig::new();
+    rig.run_to(State::Serving);
+    rig.leaves = 1;
+    rig.owner = Some(Held { by: member("b"), epoch: 12, is_leaving: false });
+    assert_eq!(rig.run_to(State::WaitingForKey), [Task::Close]);
+    assert_eq!(rig.ledger.clone().unwrap().1.suspects, [member("a")]);
+}
+
+#[test]
+fn the_lease_of_a_store_that_is_being_closed_is_told_too() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.daemon.holds_until("disk"), None);
+    rig.run_to(State::Serving);
+    assert_eq!(rig.daemon.holds_until("disk"), rig.daemon.lease_ends_at());
+    assert!(rig.daemon.hand_over("disk"));
+    rig.leaves = 1;
+    rig.run_to(State::Closing);
+    let until = rig.daemon.holds_until("disk").unwrap();
+    rig.now = rig.now.after(ms(300));
+    let Numbered { number, call } = rig.next_call();
+    let answer = rig.answer(&call);
+    rig.daemon.answered(rig.now, number, answer);
+    assert!(rig.daemon.holds_until("disk").unwrap() > until);
+    rig.run_to(State::Candidate);
+    assert_eq!(rig.daemon.holds_until("disk"), None);
 }
 
 #[test]

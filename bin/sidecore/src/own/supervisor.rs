@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-use sidecore_cluster::{Fence, Host, LockFence, RecordFile, Runner, Served, boot_time};
+use sidecore_cluster::{Closed, Fence, Host, LockFence, RecordFile, Runner, Served, boot_time};
 use sidecore_ownership::{Member, Record};
 use sidecore_units::Nanos;
 
@@ -199,7 +199,7 @@ impl Host for Supervisor {
         }
     }
 
-    fn close(&self, _: &str) -> Result<(), String> {
+    fn close(&self, _: &str) -> Result<Closed, String> {
         let mut shared = self.lock();
         shared.wanted = Wanted::Stop;
         self.changed.notify_all();
@@ -209,11 +209,12 @@ impl Host for Supervisor {
         let is_over = boot_time() >= shared.until;
         drop(shared);
         if is_over {
-            // The successor fences this daemon. A look at the locks would take them from it.
-            return Ok(());
+            // A look at the locks would take them from a successor, which fences this daemon.
+            return Ok(Closed::Left);
         }
         // A command that was killed may have requests in flight.
-        self.local.fence(&self.me, std::slice::from_ref(&self.me))
+        self.local.fence(&self.me, std::slice::from_ref(&self.me))?;
+        Ok(Closed::Idle)
     }
 
     fn serve_until(&self, _: &str, until: Option<Nanos>) {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use sidecore_cluster::{Endpoint, Gateway, Host, Runner, Served};
+use sidecore_cluster::{Closed, Endpoint, Gateway, Host, Runner, Served};
 use sidecore_kit::etcd::Etcd;
 use sidecore_ownership::{Daemon, Member, Options, Record};
 use sidecore_units::Nanos;
@@ -64,9 +64,9 @@ impl Host for Unfenced {
         Ok(())
     }
 
-    fn close(&self, _: &str) -> Result<(), String> {
+    fn close(&self, _: &str) -> Result<Closed, String> {
         *self.serving.lock().unwrap() = None;
-        Ok(())
+        Ok(Closed::Idle)
     }
 
     fn serve_until(&self, _: &str, until: Option<Nanos>) {
