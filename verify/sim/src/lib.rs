@@ -38,6 +38,10 @@
 //! [`fairness`] lets two functions compete, on one sidecore or two, and measures the service of
 //! each.
 //!
+//! # Failovers
+//!
+//! [`remote::failover`] has two IOhosts that may own the stores of a client, one after the other.
+//!
 //! # Ownership
 //!
 //! [`ownership`] has several daemons that may own one store, and an etcd that fails them.

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{Args, Parser, Subcommand};
+use sidecore_sim::remote::failover;
 use sidecore_sim::{
     Options, Total, Violation, controller, integrity, mirror, ownership, remote, run_many, volumes,
 };
@@ -44,6 +45,8 @@ enum Command {
     Mirror(Histories),
     /// Power cuts at every write and flush of a store with checksums, which loses writes.
     Integrity(Histories),
+    /// Two IOhosts that may own a client's stores; steps are seconds.
+    Failover(Histories),
     /// Candidates for a store, with an etcd and fences that fail; steps are seconds.
     Ownership(Histories),
 }
@@ -112,6 +115,12 @@ fn main() -> ExitCode {
         Command::Integrity(histories) => {
             let options = histories.options();
             run("integrity", &histories, &|seed| integrity::run(seed, &options))
+        }
+        Command::Failover(histories) => {
+            let default = failover::Options::default();
+            let seconds = histories.steps.unwrap_or(default.seconds);
+            let options = failover::Options { seconds, neglect: None };
+            run("failover", &histories, &|seed| failover::run(seed, &options))
         }
         Command::Ownership(histories) => {
             let default = ownership::Options::default();

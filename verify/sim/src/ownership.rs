@@ -27,8 +27,8 @@
 //! In a third of the histories fences lie: they succeed without effect. Then the leases alone keep
 //! two daemons from serving, and only that is checked.
 
-mod candidate;
-mod etcd;
+pub(crate) mod candidate;
+pub(crate) mod etcd;
 mod history;
 mod store;
 mod world;

@@ -41,6 +41,7 @@
 //! ([`Rule`](sidecore_vrio::Rule)); tests assert that a history then fails.
 
 mod disk;
+pub mod failover;
 mod guest;
 mod history;
 mod member;

@@ -6,10 +6,10 @@ use sidecore_ownership::{Answer, Call, Held, Ledger, Member, Origin, Seen};
 use sidecore_units::Nanos;
 
 /// The name of the only store.
-pub(super) const STORE: &str = "disk";
+pub(crate) const STORE: &str = "disk";
 
 #[derive(Clone)]
-pub(super) struct Etcd {
+pub(crate) struct Etcd {
     pub(super) cluster: u64,
     pub(super) term: u64,
     pub(super) revision: u64,
@@ -21,7 +21,7 @@ pub(super) struct Etcd {
 }
 
 impl Etcd {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             cluster: 1,
             term: 1,
@@ -38,7 +38,7 @@ impl Etcd {
     }
 
     /// Revokes the leases that have ended.
-    pub(super) fn pass(&mut self, now: Nanos) {
+    pub(crate) fn pass(&mut self, now: Nanos) {
         let ended: Vec<i64> =
             self.leases.iter().filter(|(_, ends)| **ends <= now).map(|(id, _)| *id).collect();
         ended.into_iter().for_each(|id| self.revoke(id));
@@ -77,7 +77,7 @@ impl Etcd {
     }
 
     /// Carries out a call. `is_deposed` if it reached a leader of the last term that does not know.
-    pub(super) fn carry_out(
+    pub(crate) fn carry_out(
         &mut self,
         now: Nanos,
         call: &Call,

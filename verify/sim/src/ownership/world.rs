@@ -1,9 +1,9 @@
 //! The candidates, etcd, the store, the client, and what happens to them.
 
-use sidecore_ownership::{Call, Options as DaemonOptions, Outcome as Ended, State, Task};
+use sidecore_ownership::{Options as DaemonOptions, Outcome as Ended, State, Task};
 use sidecore_units::Nanos;
 
-use super::candidate::{Candidate, Progress, Sent, Work};
+use super::candidate::{Candidate, Line, Progress, Work};
 use super::etcd::{Etcd, STORE};
 use super::history::{Options, Outcome};
 use super::store::{BLOCKS, Disk, Landing, Request};
@@ -11,8 +11,6 @@ use crate::Random;
 
 const MS: u64 = 1_000_000;
 const TTL_S: u64 = 3;
-/// The time after which a daemon gives up a call, on its clock.
-const PATIENCE: Nanos = Nanos::from_millis(500);
 /// The time after which the client tries the next candidate.
 const CLIENT_PATIENCE: Nanos = Nanos::from_millis(300);
 /// One write of the record in so many hangs, for up to this time.
@@ -197,53 +195,15 @@ impl World {
         let is_away = now < self.etcd_away_until;
         let is_deposed = now < self.deposed_until && !self.is_healed;
         let candidate = &mut self.candidates[index];
-        let clock = candidate.clock(now);
         let is_cut = now < candidate.cut_until || is_lost && !self.is_healed;
-        if let Some(sent) = &mut candidate.sent
-            && sent.arrives_at.is_some_and(|at| at <= now)
-        {
-            sent.arrives_at = None;
-            if !is_cut && !is_away {
-                let etcd = match &mut self.other_etcd {
-                    Some(other) if candidate.is_astray => other,
-                    _ => &mut self.etcd,
-                };
-                let me = candidate.daemon.me();
-                let answer = etcd.carry_out(now, &sent.numbered.call, me, is_deposed);
-                if is_deposed && matches!(sent.numbered.call, Call::Renew { .. }) {
-                    self.outcome.deposed_renewals += 1;
-                }
-                candidate.answers.push((now.after(back), sent.numbered.number, answer));
-            }
-        }
-        let mut position = 0;
-        while position < candidate.answers.len() {
-            if candidate.answers[position].0 > now {
-                position += 1;
-                continue;
-            }
-            let (_, number, answer) = candidate.answers.swap_remove(position);
-            if candidate.sent.as_ref().is_some_and(|sent| sent.numbered.number == number) {
-                candidate.sent = None;
-            } else {
-                self.outcome.late_answers += 1;
-            }
-            candidate.daemon.answered(clock, number, answer);
-        }
-        // After answers, as a runtime that polls a request before its timer.
-        if let Some(sent) = candidate.sent.take_if(|sent| clock >= sent.given_up_at) {
-            let reason = "no answer in time".to_owned();
-            let failed = sidecore_ownership::Answer::Failed { reason };
-            candidate.daemon.answered(clock, sent.numbered.number, failed);
-        }
-        if candidate.sent.is_none()
-            && candidate.daemon.wake_at() <= clock
-            && let Some(numbered) = candidate.daemon.call(clock)
-        {
-            let given_up_at = clock.after(PATIENCE);
-            let arrives_at = Some(now.after(delay));
-            candidate.sent = Some(Sent { numbered, arrives_at, given_up_at });
-        }
+        let line = Line { there: delay, back, is_cut: is_cut || is_away, is_deposed };
+        let etcd = match &mut self.other_etcd {
+            Some(other) if candidate.is_astray => other,
+            _ => &mut self.etcd,
+        };
+        let exchanged = candidate.converse(now, etcd, &line);
+        self.outcome.deposed_renewals += u64::from(exchanged.deposed_renewal);
+        self.outcome.late_answers += exchanged.late_answers;
     }
 
     /// Does the daemon's task.

@@ -95,6 +95,8 @@ pub(super) struct Guest {
     /// Its VMM was killed, and nothing reads what its requests return.
     is_gone: bool,
     pub(super) requests: u64,
+    /// Flushes that were answered.
+    pub(super) flushes: u64,
 }
 
 impl Guest {
@@ -117,6 +119,7 @@ impl Guest {
             device,
             is_gone: false,
             requests: 0,
+            flushes: 0,
         }
     }
 
@@ -265,6 +268,7 @@ impl Guest {
             Operation::Read => {}
             // With the former client its log has died: what it had been answered may be gone.
             Operation::Flush if result.is_ok() && self.settling == Settling::Done => {
+                self.flushes += 1;
                 for (block, number) in self.blocks.iter_mut().zip(&ended.numbers) {
                     block.flushed(*number);
                 }

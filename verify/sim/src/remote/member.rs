@@ -76,7 +76,7 @@ impl RingWatch {
 }
 
 /// The requests or answers of a frame, which damage may have cut short: session, kind and body.
-fn parts(frame: &[u8]) -> Vec<(u64, Kind, [u8; BODY_BYTES])> {
+pub(super) fn parts(frame: &[u8]) -> Vec<(u64, Kind, [u8; BODY_BYTES])> {
     let Some((first, mut rest)) = frame.split_first_chunk() else { return Vec::new() };
     let header = FrameHeader::decode(first);
     let (session, kind) = (header.session, Kind::from_code(header.kind));
@@ -185,6 +185,11 @@ impl Member {
         let replays = |number| self.client.is_attached(number) && !self.client.is_ready(number);
         let mut numbers = 0..self.guests.len() as u16;
         numbers.any(|number| usize::from(number) != device && replays(number))
+    }
+
+    /// The link of two that it uses.
+    pub(super) const fn link(&self) -> usize {
+        self.seeking.link
     }
 
     /// When the client has to be polled.

@@ -108,6 +108,12 @@ impl Network {
         if end == Way::ToHost { self.host_link } else { self.links[client] }
     }
 
+    /// Frames that were sent and not lost.
+    #[must_use]
+    pub const fn sent(&self) -> u64 {
+        self.sent
+    }
+
     /// From now on all paths are perfect.
     pub fn heal(&mut self) {
         self.weather = Weather::default();

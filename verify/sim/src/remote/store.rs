@@ -21,7 +21,7 @@ const BUFFER_BYTES: usize = 64 << 10;
 pub struct Buffers(Vec<Vec<u8>>);
 
 impl Buffers {
-    fn bytes(&mut self, place: u64) -> &mut [u8] {
+    pub(super) fn bytes(&mut self, place: u64) -> &mut [u8] {
         // The client's place, and the slot, of which a client has a few.
         let place = ((place >> 16) * SLOTS_MAX + place % SLOTS_MAX) as usize;
         if self.0.len() <= place {

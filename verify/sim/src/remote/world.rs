@@ -25,7 +25,7 @@ use crate::Random;
 /// The manner of a history.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Manner {
-    clients: usize,
+    pub(super) clients: usize,
     /// Devices of each client.
     pub(super) devices: usize,
     pub(super) block_bytes: u64,
@@ -37,15 +37,15 @@ pub(super) struct Manner {
     /// How many things break at most.
     faults: u64,
     pub(super) replay_bytes: usize,
-    is_volatile: bool,
+    pub(super) is_volatile: bool,
     pub(super) times_out: bool,
     pub(super) slots: u16,
     pub(super) receive_frames: u32,
-    slow: u64,
+    pub(super) slow: u64,
     /// Sidecores of the IOhost; 0 for its engine alone, without units.
     pub(super) sidecores: usize,
     /// The IOhost starts on either of two links.
-    has_two_links: bool,
+    pub(super) has_two_links: bool,
     /// All clients have the same device.
     pub(super) is_shared: bool,
 }
@@ -103,6 +103,47 @@ impl Manner {
             sidecores: 1 + random.below(2) as usize,
             is_shared: true,
             ..Self::draw(random)
+        }
+    }
+
+    /// Of a history with two IOhosts, on one link or on two.
+    pub(super) fn failing_over(random: &mut Random) -> Self {
+        let late_by = [300_000, 30_000_000, 1_000_000_000][random.below(3) as usize];
+        let weather = Weather {
+            loss: random.below(3) * 20,
+            doubles: random.below(3) * 30,
+            late: random.below(3) * 60,
+            late_by: Nanos(late_by),
+            ..Weather::default()
+        };
+        let (clients, devices) = [(1, 1), (1, 2), (2, 1)][random.below(3) as usize];
+        let has_two_links = random.once_in(2);
+        let (is_volatile, times_out, sidecores) = (true, false, 0);
+        let drawn = Self::draw(random);
+        Self {
+            clients,
+            devices,
+            weather,
+            is_volatile,
+            times_out,
+            sidecores,
+            has_two_links,
+            ..drawn
+        }
+    }
+
+    /// A device of a client, by its number among all, as an IOhost lists it in this epoch.
+    pub(super) fn device(&self, index: usize, epoch: u64) -> DeviceEntry {
+        let cache = if self.is_volatile { device_flag::VOLATILE_CACHE } else { 0 };
+        DeviceEntry {
+            device: index as u16,
+            flags: device_flag::PRESENT | device_flag::DISCARD | device_flag::WRITE_ZEROES | cache,
+            epoch,
+            capacity_bytes: self.block_bytes * self.blocks as u64,
+            block_bytes: self.block_bytes as u32,
+            physical_block_bytes: 4096,
+            name: device_name(index % self.devices),
+            ..DeviceEntry::default()
         }
     }
 
@@ -179,18 +220,7 @@ impl World {
         let network = manner.network(fork());
         let neglected = rule.map_or(Neglected::default(), Neglected::only);
         let count = manner.clients * manner.devices;
-        let capacity_bytes = manner.block_bytes * manner.blocks as u64;
         let stores = std::iter::repeat_with(|| manner.store(fork())).take(count).collect();
-        let cache = if manner.is_volatile { device_flag::VOLATILE_CACHE } else { 0 };
-        let device = |index: usize| DeviceEntry {
-            flags: device_flag::PRESENT | device_flag::DISCARD | device_flag::WRITE_ZEROES | cache,
-            epoch: 1,
-            capacity_bytes,
-            block_bytes: manner.block_bytes as u32,
-            physical_block_bytes: 4096,
-            name: device_name(index % manner.devices),
-            ..DeviceEntry::default()
-        };
         let members = 0..manner.clients;
         let members = members.map(|number| Member::new(number, &manner, neglected)).collect();
         let mut world = Self {
@@ -205,7 +235,7 @@ impl World {
             host_up_at: Nanos::ZERO,
             unit_counts: VrioCounts::default(),
             steering: SteeringCounts::default(),
-            devices: (0..count).map(device).collect(),
+            devices: (0..count).map(|index| manner.device(index, 1)).collect(),
             stores,
             buffers: Buffers::default(),
             fault_at: Nanos::MAX,
