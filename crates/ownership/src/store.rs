@@ -551,8 +551,8 @@ impl Store {
                 }
             }
             (Phase::Closing { .. }, Outcome::Left) if self.is_lost => self.is_open = false,
-            // The lease was renewed after all, or nobody knows yet. Without a look at the locks,
-            // nothing says that the next owner needs no fence.
+            // The lease was renewed after all, or that is not known yet. Without a look at the
+            // locks, nothing says that the next owner needs no fence.
             (Phase::Closing { .. }, Outcome::Left) => self.not_before = now.after(options.retry),
             (phase, Outcome::Failed(why)) => {
                 let why = describe(phase, &self.name, &why);

@@ -20,7 +20,7 @@ pub(crate) struct Line {
     pub(crate) is_deposed: bool,
 }
 
-/// What was remarkable in an exchange.
+/// The remarkable events of an exchange.
 #[derive(Default)]
 pub(crate) struct Exchanged {
     /// A leader that was deposed has renewed the lease.

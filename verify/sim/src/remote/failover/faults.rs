@@ -1,4 +1,4 @@
-//! What happens to the IOhosts, their stores and their paths.
+//! The faults of IOhosts, of their stores and of their paths.
 
 use sidecore_units::Nanos;
 

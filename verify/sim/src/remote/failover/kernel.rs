@@ -162,7 +162,7 @@ impl Kernel {
         }
     }
 
-    /// What was written and not flushed is lost, or a part of it.
+    /// Loses writes that no flush covered, all of them or a part.
     pub(super) fn lose_caches(&mut self) {
         let mut none = Buffers::default();
         self.stores.iter_mut().for_each(|store| store.cut_power(&mut none));

@@ -11,7 +11,7 @@ pub enum Rule {
     Channel(sidecore_vrio::Rule),
     /// A supervisor kills its daemon when its lease ends.
     Kill,
-    /// The owner key is released when somebody has seen that no request is in flight. Neglected: a
+    /// The owner key is released when the locks have shown no request in flight. Neglected: a
     /// close after the end of the lease counts, and renewals are not heard of while it goes on.
     Look,
     /// A daemon that was fenced answers nothing. Neglected: the fence cuts it from the stores only.

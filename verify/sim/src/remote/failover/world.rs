@@ -51,7 +51,7 @@ pub(super) struct World {
     pub(super) is_healed: bool,
     pub(super) options: OwnershipOptions,
     pub(super) fence: Fence,
-    /// What was written and not flushed is lost with the owner's host, too.
+    /// Writes that no flush covered are lost with the owner's host, too.
     pub(super) caches_are_hosts: bool,
     pub(super) etcd: Etcd,
     pub(super) etcd_away_until: Nanos,
