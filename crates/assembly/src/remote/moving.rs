@@ -21,22 +21,35 @@ impl Remote {
         let deadline = Instant::now() + PATIENCE;
         let sessions = moves.len();
         let mut pause = Duration::ZERO;
-        let mut refusal = None;
+        let mut refusals = Vec::new();
         for moved in moves {
             let left = deadline.saturating_duration_since(Instant::now());
             match moved.recv_timeout(left) {
                 Ok(Ok(its)) => pause = pause.max(its),
-                Ok(Err(error)) => refusal = Some(error.to_string()),
-                Err(_) => refusal = Some("its session has ended, or gives no answer".to_owned()),
+                Ok(Err(error)) => refusals.push(error.to_string()),
+                Err(_) => refusals.push("its session has ended, or gives no answer".to_owned()),
             }
         }
-        if let Some(reason) = refusal {
-            let message = format!("iohost \"{name}\" was not moved to link \"{link}\": {reason}");
+        if let Some(message) = failure(name, link, &refusals, sessions) {
             return Err(OperationError::new(ErrorKind::Failed, message));
         }
         let pause_ns = u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX);
         Ok(LinkMove { iohost: name.to_owned(), link: link.to_owned(), sessions, pause_ns })
     }
+}
+
+/// What to say if sessions were not moved, for these reasons. The others stay where they are now.
+fn failure(name: &str, link: &str, refusals: &[String], sessions: usize) -> Option<String> {
+    let reason = refusals.last()?;
+    let failed = refusals.len();
+    Some(if failed == sessions {
+        format!("iohost \"{name}\" was not moved to link \"{link}\": {reason}")
+    } else {
+        format!(
+            "{failed} of {sessions} sessions with iohost \"{name}\" were not moved to link \
+             \"{link}\": {reason}; repeat the move for them, or move all back"
+        )
+    })
 }
 
 impl UsedIohost {
@@ -52,5 +65,21 @@ impl UsedIohost {
             return Err(OperationError::new(ErrorKind::Invalid, message));
         };
         Ok(self.sessions.iter().map(|(iohost, _)| iohost.begin_move(place == 1)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_move_that_fails_says_how_many_sessions_stay() {
+        let refusals = ["no answer".to_owned()];
+        assert_eq!(failure("io1", "spare", &[], 2), None);
+        let whole = failure("io1", "spare", &refusals, 1).unwrap();
+        assert_eq!(whole, "iohost \"io1\" was not moved to link \"spare\": no answer");
+        let part = failure("io1", "spare", &refusals, 3).unwrap();
+        assert!(part.starts_with("1 of 3 sessions with iohost \"io1\" were not moved"), "{part}");
+        assert!(part.contains("link \"spare\": no answer; repeat the move"), "{part}");
     }
 }
