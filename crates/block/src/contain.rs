@@ -118,12 +118,18 @@ impl BlockDevice for Contained {
         self.stage.loss()
     }
 
-    /// The stage's code does not run: a panic would cost the thread, which serves other devices.
+    /// The store is told by this layer, whatever the stage does.
     fn user_gone(&self) {
         // No write has passed a stage that refuses them, but the store may have another user.
-        if !self.geometry.read_only {
-            self.below.user_gone();
+        if self.geometry.read_only {
+            return;
         }
+        if self.account.failure().is_none()
+            && let Err(message) = caught(|| self.stage.user_gone())
+        {
+            self.account.fail(format!("it has panicked: {message}"));
+        }
+        self.below.user_gone();
     }
 
     fn meters(&self) -> Vec<Arc<Meter>> {

@@ -111,8 +111,8 @@ pub trait BlockDevice: Send + Sync {
     /// Its user is gone for good and reads no answer: a VMM has closed its connection, or ended. A
     /// guest may be started elsewhere now, so a store that other hosts write to as well makes
     /// sure that nothing of this user comes late. Requests in flight may fail, and so do further
-    /// writes, until the next channel is opened. Never waits. [`contain`](crate::contain()) passes
-    /// it by each stage, which so needs not.
+    /// writes, until the next channel is opened. Never waits. [`contain`](crate::contain()) tells
+    /// both a stage and the store behind it, so a stage does not pass it on.
     fn user_gone(&self) {}
 
     /// The meters on the way of its requests. A stage adds its own to those of the store behind it.

@@ -37,6 +37,7 @@ enum Place {
     WakeFd,
     /// Not by a panic: it completes a request of its own making.
     Foreign,
+    UserGone,
     Drop,
 }
 
@@ -132,6 +133,11 @@ impl BlockDevice for Stage {
         strike(self.place == Place::Open && self.armed.load(Ordering::Relaxed));
         let (place, armed) = (self.place, Arc::clone(&self.armed));
         Ok(Box::new(StageChannel { inner, place, armed, own: Batch::new() }))
+    }
+
+    fn user_gone(&self) {
+        strike(self.place == Place::UserGone);
+        self.armed.store(true, Ordering::Relaxed);
     }
 }
 
@@ -414,13 +420,19 @@ fn a_panic_of_the_store_is_not_one_of_the_stage() {
 
 /// The stages do not pass it on themselves.
 #[test]
-fn a_store_behind_stages_is_told_that_its_user_is_gone_unless_that_could_not_write() {
+fn stages_and_the_store_are_told_that_its_user_is_gone_unless_that_could_not_write() {
     for is_read_only in [false, true] {
         let store = Store { is_read_only, ..Store::default() };
-        let (lower, _) = stage(Arc::new(store.clone()), Place::Nowhere);
-        let (upper, _) = stage(lower, Place::Nowhere);
+        let (lower, is_told) = stage(Arc::new(store.clone()), Place::Nowhere);
+        let (upper, _) = stage(lower, Place::UserGone);
         upper.user_gone();
-        assert_eq!(store.is_left.load(Ordering::Relaxed), !is_read_only);
+        upper.user_gone();
+        for is_left in [is_told, store.is_left] {
+            assert_eq!(is_left.load(Ordering::Relaxed), !is_read_only);
+        }
+        let has_failed: Vec<_> =
+            upper.stages().iter().map(|stage| stage.failure().is_some()).collect();
+        assert_eq!(has_failed, vec![!is_read_only, false], "a panic ends here");
     }
 }
 
