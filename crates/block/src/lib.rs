@@ -46,6 +46,7 @@
     )
 )]
 
+mod bounce;
 mod contain;
 mod device;
 mod error;
@@ -60,10 +61,12 @@ mod observe;
 mod ram;
 mod recording;
 mod request;
+mod split;
 mod stage;
 mod stats;
 mod sums;
 
+pub use bounce::{BounceParts, PartNumber};
 pub use contain::{StageAccount, StageCounts, StageThreads, contain};
 pub use device::{BlockChannel, BlockDevice, Geometry, Next, Readiness};
 pub use error::{BlockError, BoundsError};
@@ -78,5 +81,6 @@ pub use observe::{Observe, Observer, OpenedObserver, observe};
 pub use ram::RamStore;
 pub use recording::{Recording, RecordingCounts, RecordingState, RecordingStats};
 pub use request::{Batch, BlockRequest, Detour, Operation, Tag, dropped_tags};
+pub use split::{Place, Split, SplitTable};
 pub use stage::{OpenedStage, Stage, StageError, open_stage};
 pub use stats::{QueueCounts, QueueStats};

@@ -4,14 +4,15 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use sidecore_block::{Batch, BlockChannel, BlockError, BlockRequest, Next, Operation, Readiness};
+use sidecore_block::{
+    Batch, BlockChannel, BlockError, BlockRequest, Next, Operation, Readiness, SplitTable,
+};
 use sidecore_luks::Tweaks;
 use sidecore_memory::GuestMemory;
 use sidecore_units::Nanos;
 
-use crate::parts::Parts;
+use crate::parts::{PART_BYTES, Parts};
 use crate::store::Cipher;
-use crate::table::Table;
 
 /// Bytes that are encrypted at a time, in the first-level cache: the largest sector.
 const STEP_BYTES: usize = 4096;
@@ -87,7 +88,7 @@ impl Worker {
 pub(crate) struct EncryptChannel {
     inner: Box<dyn BlockChannel>,
     worker: Worker,
-    table: Table,
+    table: SplitTable,
     parts: Parts,
     depth: usize,
     /// Parts for which the store had no room yet.
@@ -113,7 +114,7 @@ impl EncryptChannel {
         Ok(Self {
             inner,
             worker: Worker { cipher, step: Box::new([0; STEP_BYTES]), tweaks: Tweaks::default() },
-            table: Table::new(depth),
+            table: SplitTable::new(depth),
             parts,
             depth,
             outbound: Batch::with_capacity(count),
@@ -127,9 +128,10 @@ impl EncryptChannel {
     fn push(&mut self, now: Nanos) {
         let mut encrypted_bytes = 0_u64;
         while self.parts.has_free() && encrypted_bytes < POLL_BYTES {
-            let Some((place, request, skip_bytes, len_bytes)) = self.table.next_part() else {
+            let Some((place, skip_bytes, len_bytes)) = self.table.next_part(PART_BYTES) else {
                 break;
             };
+            let Some(request) = self.table.request(place) else { continue };
             let has_data = matches!(request.operation, Operation::Read | Operation::Write);
             let page_bytes = if has_data { len_bytes } else { 0 };
             let Some(mut part) = self.parts.take(place, skip_bytes, page_bytes) else { break };
@@ -193,7 +195,7 @@ impl BlockChannel for EncryptChannel {
             {
                 request.result = verdict;
                 self.ended.push(request);
-            } else if let Err(mut request) = self.table.insert(request) {
+            } else if let Err(mut request) = self.table.queue(request) {
                 request.result = Err(BlockError::EIO);
                 self.ended.push(request);
             }
@@ -202,7 +204,7 @@ impl BlockChannel for EncryptChannel {
     }
 
     fn poll(&mut self, now: Nanos, completed: &mut Batch) {
-        if self.table.len() > 0 {
+        if !self.table.is_empty() {
             if self.inbound.is_empty() {
                 self.inner.poll(now, &mut self.arrived);
                 // The last one is decrypted first.
@@ -221,7 +223,7 @@ impl BlockChannel for EncryptChannel {
     fn readiness(&self) -> Readiness {
         let has_work = !self.ended.is_empty()
             || !self.inbound.is_empty()
-            || (self.table.has_queued() && self.parts.has_free());
+            || (self.table.queued() > 0 && self.parts.has_free());
         let next = if has_work { Next::Now } else { self.inner.readiness().next };
         Readiness { in_flight: self.table.len().saturating_add(self.ended.len()), next }
     }

@@ -35,7 +35,6 @@ mod channel;
 mod parts;
 mod stage;
 mod store;
-mod table;
 
 pub use stage::EncryptStage;
 pub use store::{EncryptStore, Misfit};

@@ -2,10 +2,11 @@
 
 use std::io;
 
-use sidecore_block::{BlockRequest, Tag};
-use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, SharedPages};
+use sidecore_block::{BlockRequest, BounceParts, Place, Tag};
+use sidecore_memory::GuestMemory;
 
-use crate::table::{PART_BYTES, Place};
+/// The most bytes of a part with data.
+pub(crate) const PART_BYTES: u64 = 64 << 10;
 
 /// A request for the store.
 struct Part {
@@ -17,34 +18,22 @@ struct Part {
     skip_bytes: u64,
 }
 
-/// See the module. The pages are touched when a part first uses them, and a part that was used last
-/// is used next, so that a queue with few requests in flight uses few of them.
-pub(crate) struct Parts {
-    parts: Vec<Part>,
-    free: Vec<usize>,
-    pages: SharedPages,
-}
+/// See the module.
+pub(crate) struct Parts(BounceParts<Part>);
 
 impl Parts {
     pub(crate) fn new(count: usize) -> io::Result<Self> {
-        let too_many = || io::Error::from(io::ErrorKind::OutOfMemory);
-        let part_bytes = usize::try_from(PART_BYTES).map_err(|_| too_many())?;
-        let len_bytes = count.checked_mul(part_bytes).ok_or_else(too_many)?;
         let blank = || Part { request: Some(BlockRequest::blank(1)), of: 0, skip_bytes: 0 };
-        Ok(Self {
-            parts: (0..count).map(|_| blank()).collect(),
-            free: (0..count).rev().collect(),
-            pages: SharedPages::new("sidecore-encrypt", len_bytes)?,
-        })
+        Ok(Self(BounceParts::new("sidecore-encrypt", count, PART_BYTES, blank)?))
     }
 
     /// The pages of all parts.
     pub(crate) fn memory(&self) -> &GuestMemory {
-        self.pages.memory()
+        self.0.memory()
     }
 
     pub(crate) fn has_free(&self) -> bool {
-        !self.free.is_empty()
+        self.0.has_free()
     }
 
     /// A request for the store with `len_bytes` of pages, for the part of a request. `None` if all
@@ -56,19 +45,12 @@ impl Parts {
         skip_bytes: u64,
         len_bytes: u64,
     ) -> Option<Box<BlockRequest>> {
-        let number = self.free.pop()?;
-        let part = self.parts.get_mut(number)?;
+        let number = self.0.take()?;
+        let part = self.0.get_mut(number)?;
         let mut request = part.request.take()?;
         (part.of, part.skip_bytes) = (of, skip_bytes);
-        request.segments.bind(self.pages.memory());
-        if len_bytes > 0 {
-            let start = GuestAddress((number as u64).saturating_mul(PART_BYTES));
-            // The pages are one region, of which this is a part.
-            let pushed = request.segments.push(start, len_bytes, &mut RegionHint::default());
-            debug_assert!(pushed.is_ok(), "{pushed:?}");
-        }
+        self.0.bind(&mut request, (number, 0), len_bytes);
         request.tag = Some(Tag::from_bits(number as u64));
-        request.result = Ok(());
         Some(request)
     }
 
@@ -77,7 +59,7 @@ impl Parts {
     #[inline]
     pub(crate) fn origin(&self, request: &BlockRequest) -> Option<(Place, u64)> {
         let bits = request.tag.as_ref()?.bits();
-        let part = self.parts.get(usize::try_from(bits).ok()?)?;
+        let part = self.0.get(usize::try_from(bits).ok()?)?;
         Some((part.of, part.skip_bytes))
     }
 
@@ -86,9 +68,9 @@ impl Parts {
     pub(crate) fn give_back(&mut self, mut request: Box<BlockRequest>) {
         let Some(number) = request.tag.take().map(Tag::into_bits) else { return };
         let Ok(number) = usize::try_from(number) else { return };
-        if let Some(part) = self.parts.get_mut(number) {
+        if let Some(part) = self.0.get_mut(number) {
             part.request = Some(request);
-            self.free.push(number);
+            self.0.give_back(number);
         }
     }
 }
