@@ -7,47 +7,20 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use common::Daemon;
+use common::{Daemon, on_stages, state, waits_without};
 use rustix::process::Signal;
 use sidecore_control::NewDevice;
 use sidecore_driver::{BlkClient, ClientOptions, Status};
 use sidecore_fuse::{Operation, SlowDisk};
-use sidecore_kit::wait;
 use sidecore_luks::{Kdf, NewHeader, SectorSize};
 use sidecore_units::Sector;
 
 /// The size of a slot of the client.
 const DATA_BYTES: usize = 4096;
 
-const CONFIG: &str = r#"
-control_socket = "control.sock"
-[[sidecore]]
-name = "sc0"
-[[store]]
-name = "disk"
-type = "file"
-path = "disk.img"
-[[store.stage]]
-type = "encrypt"
-header = "disk.luks"
-key_file = "disk.key"
-[[store]]
-name = "wrong"
-type = "ram"
-size = "1MiB"
-[[store.stage]]
-type = "encrypt"
-header = "disk.luks"
-key_file = "wrong.key"
-[[device]]
-name = "vd0"
-store = "disk"
-socket = "vd0.sock"
-[[device]]
-name = "vd1"
-store = "wrong"
-socket = "vd1.sock"
-"#;
+fn stage(key_file: &str) -> String {
+    format!("type = \"encrypt\"\nheader = \"disk.luks\"\nkey_file = \"{key_file}\"")
+}
 
 fn write_key(path: &Path, bytes: &[u8]) {
     std::fs::write(path, bytes).unwrap();
@@ -92,18 +65,10 @@ fn cryptsetup_decrypts_what_a_guest_wrote_and_a_wrong_key_refuses_its_own_disk()
     sidecore_skip::run("cryptsetup", &[format.as_slice(), &cost].concat()).unwrap();
 
     let data: Vec<u8> = (0..DATA_BYTES).map(|at| (at * 13 + at / 251) as u8).collect();
-    let mut daemon = Daemon::start(directory, CONFIG);
-    let state = |name: &str| {
-        let devices = daemon.client().devices().unwrap();
-        devices.into_iter().find(|device| device.name == name).unwrap()
-    };
-    wait::succeed(Duration::from_secs(60), || {
-        let (right, wrong) = (state("vd0"), state("vd1"));
-        let reason = wrong.reason.unwrap_or_default();
-        let is_done = right.state.word() == "waiting" && reason.contains("no key slot opens");
-        if is_done { Ok(()) } else { Err(format!("{} and {reason}", right.state.word())) }
-    });
-    assert_eq!(state("vd0").stages, ["encrypt"]);
+    let config = on_stages(&stage("disk.key"), &stage("wrong.key"));
+    let mut daemon = Daemon::start(directory, &config);
+    waits_without(&daemon, "no key slot opens");
+    assert_eq!(state(&daemon, "vd0").stages, ["encrypt"]);
     let options = ClientOptions { huge_pages: false, ..ClientOptions::default() };
     let socket = daemon.directory.path().join("vd0.sock");
     let mut client = BlkClient::connect(socket, &options).unwrap();

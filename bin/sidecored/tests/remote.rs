@@ -4,7 +4,6 @@ mod common;
 
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -18,39 +17,11 @@ use sidecore_units::Sector;
 use tempfile::TempDir;
 
 use common::Daemon;
-use common::remote::{BLOCK, survives_kills};
+use common::remote::{BLOCK, iohost, survives_kills, vmhost};
 
 const SOON: Duration = Duration::from_secs(60);
 const SECTORS: u64 = BLOCK as u64 / 512;
 const DISK_BYTES: u64 = 16 << 20;
-
-/// An IOhost with a device on a file, for the client `vmhost`.
-fn iohost(shared: &Path, keys: &str) -> String {
-    format!(
-        "control_socket = \"control.sock\"\nkey_directory = \"{0}/keys\"\n[[sidecore]]\nname = \
-         \"io0\"\n\
-         [[link]]\nname = \"wire\"\ntype = \"memory\"\nsocket = \"{0}/wire.sock\"\n\
-         [[client]]\nname = \"vmhost\"\nlinks = [\"wire\"]\n{keys}\
-         [[store]]\nname = \"disk\"\ntype = \"file\"\npath = \"{0}/disk.img\"\ndirect = false\n\
-         [[device]]\nname = \"disk1\"\nfront_end = \"vrio\"\nclient = \"vmhost\"\nstore = \
-         \"disk\"\n",
-        shared.display()
-    )
-}
-
-/// A VMhost with a guest's disk that is the IOhost's device.
-fn vmhost(shared: &Path, keys: &str) -> String {
-    format!(
-        "control_socket = \"control.sock\"\n[[sidecore]]\nname = \"vm0\"\n[[sidecore]]\nname = \
-         \"vm1\"\n\
-         [[link]]\nname = \"wire\"\ntype = \"memory\"\nsocket = \"{}/wire.sock\"\n\
-         [[iohost]]\nname = \"io1\"\nlink = \"wire\"\nclient = \"vmhost\"\n{keys}\
-         [[store]]\nname = \"r1\"\ntype = \"remote\"\niohost = \"io1\"\ndevice = \"disk1\"\n\
-         [[device]]\nname = \"vd0\"\nstore = \"r1\"\nsocket = \"vd0.sock\"\nqueues = 2\n\
-         sidecores = [\"vm0\", \"vm1\"]\n",
-        shared.display()
-    )
-}
 
 fn shared() -> TempDir {
     let shared = tempfile::tempdir().unwrap();

@@ -6,7 +6,7 @@ mod common;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
+use rustix::process::Signal;
 use sidecore_control::report::DeviceState;
 use sidecore_driver::{BlkClient, BlkQueue, ClientOptions, Slot, Status};
 use sidecore_kit::guest::{complete, complete_all};
@@ -14,7 +14,7 @@ use sidecore_kit::wait;
 use tempfile::TempDir;
 
 use common::Daemon;
-use common::remote::{BLOCK, data, flush, read, submit, write};
+use common::remote::{BLOCK, data, flush, lose, pause, read, submit, write};
 
 const SOON: Duration = Duration::from_secs(60);
 const DISK_BYTES: u64 = 16 << 20;
@@ -193,28 +193,6 @@ fn the_host_whose_guest_started_last_and_writes_is_the_only_one_that_writes() {
     assert!(!writes(theirs, their_slot, 7));
     flush(theirs, their_slot);
     assert!(read(queue, slot, 1, BLOCK) == data(1, 6, BLOCK));
-}
-
-/// Stops a daemon, with all of its threads: the signal alone is sent before the last one stops.
-fn pause(daemon: &Daemon) {
-    daemon.child.signal(Signal::STOP).unwrap();
-    let pid = Pid::from_child(&daemon.child);
-    let stopped = waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED).unwrap();
-    assert!(stopped.is_some_and(|status| status.stopped()));
-}
-
-/// Kills the IOhost's daemon, and waits until a VMhost has noticed that, with so many requests that
-/// have no answer.
-fn lose(iohost: &mut Daemon, vmhost: &Daemon, in_flight: u64) {
-    iohost.child.signal(Signal::KILL).unwrap();
-    iohost.child.wait_for_end(SOON).unwrap();
-    let control = vmhost.client();
-    wait::until("the IOhost is away, and requests wait for it", SOON, || {
-        let report = control.remote().unwrap();
-        let devices = report.iohosts.iter().flat_map(|iohost| &iohost.devices);
-        report.iohosts.iter().any(|iohost| iohost.state == "away")
-            && devices.map(|device| device.in_flight).sum::<u64>() == in_flight
-    });
 }
 
 /// The guest of a migration stops while its IOhost is away: the stop is answered when the requests

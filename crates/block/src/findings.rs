@@ -1,5 +1,6 @@
 //! The bad blocks that a stage has found, for reports.
 
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sidecore_telemetry::counters;
@@ -84,23 +85,27 @@ const LOGGED: u64 = 16;
 #[derive(Debug)]
 pub struct Findings {
     store: String,
+    /// Reads of bad blocks.
+    seen: AtomicU64,
+    /// Blocks that are bad now. Less than none for a moment, if one is mended before it is noted.
+    bad: AtomicI64,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     channels: Sums<FindingsStats>,
-    seen: u64,
-    /// The last one: its kind, and its first byte.
+    /// The last one, unless it was mended: its kind, and its first byte.
     last: Option<(BadBlock, u64)>,
-    failure: Option<&'static str>,
+    failure: Option<String>,
 }
 
 impl Findings {
     /// No findings in the store called `store`.
     #[must_use]
     pub fn new(store: &str) -> Self {
-        Self { store: store.to_owned(), state: Mutex::default() }
+        let (seen, bad) = (AtomicU64::new(0), AtomicI64::new(0));
+        Self { store: store.to_owned(), seen, bad, state: Mutex::default() }
     }
 
     /// The counters for one more channel. Their last owner but this is the channel.
@@ -115,16 +120,17 @@ impl Findings {
         self.lock().channels.counts()
     }
 
-    /// Notes a bad block, and writes it to the log: not each one, so that a guest that reads it
-    /// again and again does not fill the log.
+    /// Notes a read of a bad block, which is a new one or was bad before, and writes it to the log:
+    /// not each one, so that a guest that reads it again and again does not fill the log. Never
+    /// waits.
     #[cold]
-    pub fn note(&self, kind: BadBlock, block: u64, offset_bytes: u64) {
-        let seen = {
-            let mut state = self.lock();
-            state.seen = state.seen.saturating_add(1);
+    pub fn note(&self, kind: BadBlock, (block, offset_bytes): (u64, u64), is_new: bool) {
+        let seen = self.seen.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        self.bad.fetch_add(i64::from(is_new), Ordering::Relaxed);
+        // Otherwise a report is being made, or another block is the last one.
+        if let Ok(mut state) = self.state.try_lock() {
             state.last = Some((kind, offset_bytes));
-            state.seen
-        };
+        }
         if seen <= LOGGED || seen.is_power_of_two() {
             tracing::error!(
                 store = self.store,
@@ -137,11 +143,41 @@ impl Findings {
         }
     }
 
-    /// Notes that nothing is written any more, for this reason.
+    /// Whether a block is bad.
+    #[must_use]
+    #[inline]
+    pub fn has_bad(&self) -> bool {
+        self.bad.load(Ordering::Relaxed) != 0
+    }
+
+    /// Notes that the block at this byte, which was bad, no longer is. Never waits.
     #[cold]
-    pub fn fail(&self, reason: &'static str) {
-        if self.lock().failure.replace(reason).is_none() {
-            tracing::error!(store = self.store, "all writes and flushes fail: {reason}");
+    pub fn mended(&self, offset_bytes: u64) {
+        self.bad.fetch_sub(1, Ordering::Relaxed);
+        if let Ok(mut state) = self.state.try_lock() {
+            state.last = state.last.filter(|(_, last)| *last != offset_bytes);
+        }
+    }
+
+    /// Notes why all requests of some kind fail from now on, and the remedy.
+    #[cold]
+    pub fn fail(&self, problem: String) {
+        let is_new = {
+            let mut state = self.lock();
+            let is_new = state.failure.as_ref() != Some(&problem);
+            state.failure = Some(problem.clone());
+            is_new
+        };
+        if is_new {
+            tracing::error!(store = self.store, "{problem}");
+        }
+    }
+
+    /// Notes that requests are carried out again.
+    #[cold]
+    pub fn recover(&self) {
+        if self.lock().failure.take().is_some() {
+            tracing::info!(store = self.store, "requests are carried out again");
         }
     }
 
@@ -149,19 +185,17 @@ impl Findings {
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         let state = self.lock();
-        if let Some(reason) = state.failure {
-            return Some(format!(
-                "all writes and flushes fail: {reason}; restart the daemon, which opens the store \
-                 again"
-            ));
+        if state.failure.is_some() {
+            return state.failure.clone();
         }
-        let (kind, offset_bytes) = state.last?;
-        Some(format!(
-            "{} reads have met bad blocks, the last one at byte {offset_bytes} ({}); restore these \
-             blocks, or write them anew",
-            state.seen,
-            kind.word()
-        ))
+        let count = self.bad.load(Ordering::Relaxed);
+        if count <= 0 {
+            return None;
+        }
+        let last = state.last.map_or(", which the log names".to_owned(), |(kind, offset_bytes)| {
+            format!(", the last one at byte {offset_bytes} ({})", kind.word())
+        });
+        Some(format!("bad blocks: {count}{last}; restore what they held, or write them anew"))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -174,25 +208,52 @@ mod tests {
     use super::*;
 
     #[test]
-    fn findings_are_counted_by_kind_and_the_last_one_is_named() {
+    fn findings_are_counted_by_kind_and_the_last_one_is_named_until_it_is_mended() {
         let findings = Findings::new("disk");
         assert_eq!(findings.problem(), None);
         let channel = findings.open_channel();
-        for (block, kind) in [
-            (7, BadBlock::Checksum),
-            (8, BadBlock::Stale),
-            (9, BadBlock::Misdirected),
-            (9, BadBlock::Unknown),
-            (9, BadBlock::Stale),
+        for (block, kind, is_new) in [
+            (7, BadBlock::Checksum, true),
+            (8, BadBlock::Stale, true),
+            (9, BadBlock::Misdirected, true),
+            (9, BadBlock::Unknown, false),
+            (9, BadBlock::Stale, false),
         ] {
             channel.count(kind);
-            findings.note(kind, block, block * 4096);
+            findings.note(kind, (block, block * 4096), is_new);
         }
         let counts = FindingsCounts { checksum: 1, stale: 2, misdirected: 1, unknown: 1 };
         assert_eq!((findings.counts(), findings.counts().total()), (counts, 5));
         let problem = findings.problem().unwrap();
-        assert!(problem.starts_with("5 reads") && problem.contains("byte 36864 (stale)"));
-        findings.fail("a checkpoint has failed");
-        assert!(findings.problem().unwrap().contains("a checkpoint has failed; restart"));
+        assert!(problem.starts_with("bad blocks: 3, ") && problem.contains("byte 36864 (stale)"));
+        findings.fail("all writes fail".to_owned());
+        assert_eq!(findings.problem().as_deref(), Some("all writes fail"));
+        findings.recover();
+        assert_eq!(findings.problem(), Some(problem));
+        findings.mended(9 * 4096);
+        assert!(findings.problem().unwrap().starts_with("bad blocks: 2, which the log names"));
+        findings.mended(8 * 4096);
+        findings.mended(7 * 4096);
+        assert_eq!(findings.problem(), None);
+    }
+
+    #[test]
+    fn a_block_that_is_mended_before_it_is_noted_is_no_warning() {
+        let findings = Findings::new("disk");
+        findings.mended(28672);
+        assert_eq!(findings.problem(), None);
+        findings.note(BadBlock::Stale, (7, 28672), true);
+        assert_eq!((findings.problem(), findings.has_bad()), (None, false));
+    }
+
+    #[test]
+    fn a_report_that_is_being_made_delays_no_sidecore() {
+        let findings = Findings::new("disk");
+        let report = findings.lock();
+        findings.note(BadBlock::Stale, (7, 28672), true);
+        findings.note(BadBlock::Stale, (8, 32768), true);
+        findings.mended(32768);
+        drop(report);
+        assert!(findings.problem().unwrap().starts_with("bad blocks: 1,"));
     }
 }

@@ -5,6 +5,7 @@
 //! wait for a checkpoint.
 
 mod checkpoint;
+mod opening;
 mod read;
 mod write;
 
@@ -13,7 +14,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use sidecore_block::{
-    Batch, BlockChannel, BlockError, BlockRequest, FindingsStats, Next, Operation, Readiness,
+    Batch, BlockChannel, BlockError, BlockRequest, FindingsStats, Next, Operation, Place,
+    Readiness, SplitTable,
 };
 use sidecore_memory::{GuestMemory, Segments};
 use sidecore_units::Nanos;
@@ -21,9 +23,11 @@ use sidecore_units::Nanos;
 use crate::parts::{Label, Parts};
 use crate::rules::Rule;
 use crate::shared::Shared;
-use crate::table::{Place, Table};
 use crate::tag::Sums;
+use crate::users::User;
 use checkpoint::Checkpoint;
+use opening::Opening;
+use read::Search;
 use write::OpenSlot;
 
 /// The largest block.
@@ -54,9 +58,10 @@ pub(crate) struct IntegrityChannel {
     step: Box<[u8; STEP_BYTES]>,
     /// A unit of metadata.
     unit: Box<[u8]>,
-    table: Table,
+    table: SplitTable,
     parts: Parts,
     slot: OpenSlot,
+    opening: Opening,
     checkpoint: Checkpoint,
     /// Flushes, each with the number of checkpoints that had begun before.
     flushes: Vec<(Place, u64)>,
@@ -66,12 +71,18 @@ pub(crate) struct IntegrityChannel {
     is_blocked: bool,
     /// Bytes that this call may still work on.
     budget: u64,
+    /// The time of this call.
+    now: Nanos,
+    last_search: Option<Search>,
     outbound: Batch,
     /// Requests that came back and are not done with; the next one is at the end.
     inbound: Batch,
     /// Kept for its capacity.
     arrived: Batch,
     ended: Batch,
+    /// Dropped last: the next user finds all of this gone, and so does the next channel that opens
+    /// the store.
+    user: User,
 }
 
 /// The hash of a block of a list, or of a short list.
@@ -83,10 +94,11 @@ fn hash_of(segments: &Segments, skip_bytes: u64, step: &mut [u8]) -> Option<u64>
 impl IntegrityChannel {
     /// A channel in front of the one that `open` opens with the depth it is given.
     pub(crate) fn open(
-        shared: Arc<Shared>,
+        user: User,
         depth: usize,
         open: impl FnOnce(usize) -> io::Result<Box<dyn BlockChannel>>,
     ) -> io::Result<Self> {
+        let shared = Arc::clone(user.shared());
         let parts = depth.max(MIN_PARTS);
         let count = depth.saturating_add(parts).saturating_add(checkpoint::MOST_REQUESTS);
         let inner = open(count)?;
@@ -98,19 +110,23 @@ impl IntegrityChannel {
             depth,
             step: Box::new([0; STEP_BYTES]),
             unit: vec![0; unit_bytes].into(),
-            table: Table::new(depth),
+            table: SplitTable::new(depth),
             parts: Parts::new(parts)?,
             slot: OpenSlot::new(&shared.layout),
+            opening: Opening::new(depth),
             checkpoint: Checkpoint::new(&shared.layout)?,
             flushes: Vec::with_capacity(depth),
             wants_checkpoint: false,
             is_blocked: false,
             budget: 0,
+            now: Nanos::ZERO,
+            last_search: None,
             outbound: Batch::with_capacity(count),
             inbound: Batch::with_capacity(count),
             arrived: Batch::with_capacity(count),
             ended: Batch::with_capacity(depth),
             shared,
+            user,
         })
     }
 
@@ -138,14 +154,11 @@ impl IntegrityChannel {
         if is_flush && (is_read_only || !self.shared.neglected.keeps(Rule::Flush)) {
             return self.end(request, Ok(()));
         }
-        let Some(place) = self.table.place() else {
-            return self.end(request, Err(BlockError::EIO));
-        };
-        if is_flush {
-            self.table.keep(place, request);
-            self.flushes.push((place, self.shared.journal.begun()));
-        } else {
-            self.table.queue(place, request);
+        let kept = if is_flush { self.table.keep(request) } else { self.table.queue(request) };
+        match kept {
+            Ok(place) if is_flush => self.flushes.push((place, self.shared.journal.begun())),
+            Ok(_) => {}
+            Err(request) => self.end(request, Err(BlockError::EIO)),
         }
     }
 
@@ -153,16 +166,17 @@ impl IntegrityChannel {
     fn start(&mut self, now: Nanos) {
         self.is_blocked = false;
         self.wants_checkpoint = false;
+        if !self.opening.is_over {
+            self.advance_opening();
+        }
         self.answer_flushes();
         let mut has_progress = true;
         while std::mem::take(&mut has_progress) {
-            for _ in 0..self.table.queued.len() {
-                let Some(place) = self.table.queued.pop_front() else { break };
+            for _ in 0..self.table.queued() {
+                let Some(place) = self.table.take_queued() else { break };
                 has_progress |= self.start_next(place) == Progress::Begun;
                 // A part may have ended its request at once.
-                if self.table.get(place).is_some_and(|entry| entry.is_queued) {
-                    self.table.queued.push_back(place);
-                }
+                self.table.put_back(place);
             }
         }
         self.send_slot();
@@ -177,8 +191,7 @@ impl IntegrityChannel {
             self.is_blocked = true;
             return Progress::Blocked;
         }
-        let request = self.table.get(place).and_then(|entry| entry.request.as_deref());
-        match request.map(|request| request.operation) {
+        match self.table.request(place).map(|request| request.operation) {
             Some(Operation::Read) => self.start_read(place),
             Some(_) => self.start_write(place),
             None => Progress::Blocked,
@@ -200,15 +213,21 @@ impl IntegrityChannel {
                 Some(Label::IntentsFlush(number)) => self.intents_flushed(number, request),
                 Some(Label::Unit(number)) => self.unit_came_back(number, request),
                 Some(Label::Flush) => self.checkpoint_flushed(request),
+                Some(Label::Opening) => self.opening_came_back(request),
                 None => debug_assert!(false, "a request without a tag"),
             }
         }
     }
 
+    /// Requests that the channel has, without those that have ended.
+    fn unfinished(&self) -> usize {
+        self.table.len().saturating_add(self.opening.queued.len())
+    }
+
     /// Requests that have ended and have to stay: a channel with requests of its own at the store
     /// must not seem idle.
     fn kept(&self) -> usize {
-        usize::from(self.checkpoint.is_active() && self.table.len() == 0)
+        usize::from(self.checkpoint.is_active() && self.table.is_empty())
     }
 }
 
@@ -220,17 +239,20 @@ impl BlockChannel for IntegrityChannel {
     }
 
     fn submit(&mut self, now: Nanos, batch: &mut Batch) {
-        self.budget = POLL_BYTES;
-        let room = self.depth.saturating_sub(self.ended.len().saturating_add(self.table.len()));
-        for request in batch.drain(..room.min(batch.len())) {
-            self.accept(request);
+        (self.budget, self.now) = (POLL_BYTES, now);
+        let room = self.depth.saturating_sub(self.ended.len().saturating_add(self.unfinished()));
+        let taken = batch.drain(..room.min(batch.len()));
+        if self.opening.is_over {
+            taken.for_each(|request| self.accept(request));
+        } else {
+            self.opening.queued.extend(taken);
         }
         self.start(now);
     }
 
     fn poll(&mut self, now: Nanos, completed: &mut Batch) {
-        self.budget = POLL_BYTES;
-        if self.table.len() > 0 || self.checkpoint.is_active() {
+        (self.budget, self.now) = (POLL_BYTES, now);
+        if self.unfinished() > 0 || self.checkpoint.is_active() {
             if self.inbound.is_empty() {
                 self.inner.poll(now, &mut self.arrived);
                 // The last one is taken first.
@@ -249,7 +271,7 @@ impl BlockChannel for IntegrityChannel {
             || !self.outbound.is_empty()
             || self.is_blocked;
         let next = if has_work { Next::Now } else { self.inner.readiness().next };
-        Readiness { in_flight: self.table.len().saturating_add(self.ended.len()), next }
+        Readiness { in_flight: self.unfinished().saturating_add(self.ended.len()), next }
     }
 
     fn waits_since(&self) -> Option<Nanos> {

@@ -23,6 +23,8 @@ pub(crate) struct Journal {
     ended: AtomicU64,
     /// A checkpoint has failed: nothing is written any more.
     has_failed: AtomicBool,
+    /// Only an intent knows what a block may have.
+    has_unsettled: AtomicBool,
 }
 
 fn parity_of(cursor: u64) -> Parity {
@@ -39,6 +41,7 @@ impl Journal {
             begun: AtomicU64::new(0),
             ended: AtomicU64::new(0),
             has_failed: AtomicBool::new(false),
+            has_unsettled: AtomicBool::new(false),
         }
     }
 
@@ -118,6 +121,27 @@ impl Journal {
         self.has_failed.store(true, Ordering::Release);
     }
 
+    /// Begins anew: no part is in flight, and no intent in a slot counts.
+    pub(crate) fn restart(&self) {
+        self.cursor.store(0, Ordering::Relaxed);
+        self.in_flight.iter().for_each(|count| count.store(0, Ordering::Relaxed));
+        self.is_taken.store(false, Ordering::Relaxed);
+        self.has_unsettled.store(false, Ordering::Relaxed);
+        self.has_failed.store(false, Ordering::Release);
+    }
+
+    /// Notes that the effect of a write is not known: its intent decides when the store is opened
+    /// again, if its slot is not used before.
+    #[cold]
+    pub(crate) fn leave_unsettled(&self) {
+        self.has_unsettled.store(true, Ordering::Release);
+    }
+
+    /// Whether the store should be opened again.
+    pub(crate) fn is_doubtful(&self) -> bool {
+        self.has_failed() || self.has_unsettled.load(Ordering::Acquire)
+    }
+
     #[inline]
     pub(crate) fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Acquire)
@@ -158,5 +182,11 @@ mod tests {
         journal.end(2, false);
         assert!(journal.has_failed());
         assert_eq!(journal.ended(), 1);
+        journal.restart();
+        journal.leave_unsettled();
+        assert!(journal.is_doubtful() && !journal.has_failed());
+        journal.restart();
+        assert!(!journal.is_doubtful() && journal.is_drained(0));
+        assert_eq!((journal.enter(), journal.begin()), (Some((0, 0)), Some(3)));
     }
 }

@@ -11,6 +11,11 @@
 //! A block with intents that are newer than its tag has the content of the tag or of one of them,
 //! or it is torn, and its reads fail.
 //!
+//! # A store that has failed
+//!
+//! After a failed flush nothing is written. The first request of the next user opens the store
+//! again, as after a power cut.
+//!
 //! # Rules
 //!
 //! [`Rule`] names them, and decision 83 has their reasons. The simulation of power cuts switches
@@ -29,6 +34,7 @@
     )
 )]
 
+mod bad;
 mod channel;
 mod disk;
 mod error;
@@ -36,14 +42,15 @@ mod header;
 mod intents;
 mod journal;
 mod layout;
+mod opening;
 mod parts;
 mod rules;
 mod shared;
 mod stage;
 mod store;
-mod table;
 mod tag;
 mod tags;
+mod users;
 
 pub use error::IntegrityError;
 #[doc(hidden)]

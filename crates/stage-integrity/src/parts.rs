@@ -2,11 +2,12 @@
 
 use std::io;
 
-use sidecore_block::{BlockError, BlockRequest, Operation, Tag as RequestTag};
-use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, SharedPages};
+use sidecore_block::{
+    BlockError, BlockRequest, BounceParts, Operation, PartNumber as Number, Place,
+    Tag as RequestTag,
+};
 
 use crate::journal::Parity;
-use crate::table::Place;
 use crate::tag::Tag;
 
 /// The most blocks of a part.
@@ -15,9 +16,6 @@ pub(crate) const PART_BLOCKS: usize = 16;
 const DATA_BYTES: u64 = 64 << 10;
 /// Room for the data of a part and a unit of intents.
 const PART_BYTES: u64 = DATA_BYTES + 4096;
-
-/// The number of a part.
-pub(crate) type Number = usize;
 
 /// The owner of a request at the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +32,8 @@ pub(crate) enum Label {
     Unit(usize),
     /// A flush of the checkpoint.
     Flush,
+    /// A request of the opening.
+    Opening,
 }
 
 const KINDS: u64 = 8;
@@ -49,6 +49,7 @@ impl Label {
             Self::IntentsFlush(number) => word(3, number),
             Self::Unit(number) => word(4, number),
             Self::Flush => word(5, 0),
+            Self::Opening => word(6, 0),
         })
     }
 
@@ -62,7 +63,8 @@ impl Label {
             2 => Self::Intents(number),
             3 => Self::IntentsFlush(number),
             4 => Self::Unit(number),
-            _ => Self::Flush,
+            5 => Self::Flush,
+            _ => Self::Opening,
         })
     }
 }
@@ -76,8 +78,9 @@ pub(crate) enum Work {
     Write,
     /// A write of zeros.
     Zero,
-    /// A write that has failed with this error: the blocks are read to see its effect.
-    Look(BlockError),
+    /// A write that has failed with this error: the blocks are read to see its effect, so many more
+    /// times if that fails.
+    Look(BlockError, u8),
 }
 
 /// Blocks of a request that are held.
@@ -108,57 +111,47 @@ impl Part {
 }
 
 /// The parts of a channel.
-pub(crate) struct Parts {
-    parts: Vec<Part>,
-    free: Vec<Number>,
-    pages: SharedPages,
-}
+pub(crate) struct Parts(BounceParts<Part>);
 
 impl Parts {
     pub(crate) fn new(count: usize) -> io::Result<Self> {
-        let len_bytes = (count as u64).checked_mul(PART_BYTES);
-        let len_bytes = len_bytes.and_then(|bytes| usize::try_from(bytes).ok());
-        let len_bytes = len_bytes.ok_or(io::ErrorKind::OutOfMemory)?;
         let blank = || {
             let request = || Some(BlockRequest::blank(1));
             Part { data: request(), intents: request(), ..Part::default() }
         };
-        Ok(Self {
-            parts: std::iter::repeat_with(blank).take(count).collect(),
-            free: (0..count).rev().collect(),
-            pages: SharedPages::new("sidecore-integrity", len_bytes)?,
-        })
+        Ok(Self(BounceParts::new("sidecore-integrity", count, PART_BYTES, blank)?))
     }
 
     pub(crate) fn has_free(&self) -> bool {
-        !self.free.is_empty()
+        self.0.has_free()
     }
 
     /// Whether a part is in use.
     pub(crate) fn has_used(&self) -> bool {
-        self.free.len() < self.parts.len()
+        self.0.has_used()
     }
 
     #[inline]
     pub(crate) fn take(&mut self) -> Option<Number> {
-        self.free.pop()
+        self.0.take()
     }
 
     #[inline]
     pub(crate) fn give_back(&mut self, number: Number) {
-        self.free.push(number);
+        self.0.give_back(number);
     }
 
     #[inline]
     pub(crate) fn get_mut(&mut self, number: Number) -> Option<&mut Part> {
-        self.parts.get_mut(number)
+        self.0.get_mut(number)
     }
 
     /// The request for the data of a part, with `len_bytes` of its pages.
     #[inline]
     pub(crate) fn data(&mut self, number: Number, len_bytes: u64) -> Option<Box<BlockRequest>> {
-        let mut request = self.parts.get_mut(number)?.data.take()?;
-        bind(&mut request, self.pages.memory(), (number, 0), len_bytes);
+        let mut request = self.0.get_mut(number)?.data.take()?;
+        self.0.bind(&mut request, (number, 0), len_bytes);
+        request.len_bytes = len_bytes;
         request.tag = Some(Label::Data(number).tag());
         Some(request)
     }
@@ -166,8 +159,9 @@ impl Parts {
     /// The request for the intents of a part, with `len_bytes` of its pages.
     #[inline]
     pub(crate) fn intents(&mut self, number: Number, len_bytes: u64) -> Option<Box<BlockRequest>> {
-        let mut request = self.parts.get_mut(number)?.intents.take()?;
-        bind(&mut request, self.pages.memory(), (number, DATA_BYTES), len_bytes);
+        let mut request = self.0.get_mut(number)?.intents.take()?;
+        self.0.bind(&mut request, (number, DATA_BYTES), len_bytes);
+        request.len_bytes = len_bytes;
         request.operation = Operation::Write;
         request.tag = Some(Label::Intents(number).tag());
         Some(request)
@@ -176,7 +170,7 @@ impl Parts {
     #[inline]
     pub(crate) fn put_data(&mut self, number: Number, mut request: Box<BlockRequest>) {
         request.tag.take().map(RequestTag::into_bits);
-        if let Some(part) = self.parts.get_mut(number) {
+        if let Some(part) = self.0.get_mut(number) {
             part.data = Some(request);
         }
     }
@@ -184,29 +178,9 @@ impl Parts {
     #[inline]
     pub(crate) fn put_intents(&mut self, number: Number, mut request: Box<BlockRequest>) {
         request.tag.take().map(RequestTag::into_bits);
-        if let Some(part) = self.parts.get_mut(number) {
+        if let Some(part) = self.0.get_mut(number) {
             part.intents = Some(request);
         }
-    }
-}
-
-/// Has a request refer to pages of a part.
-#[inline]
-fn bind(
-    request: &mut BlockRequest,
-    pages: &GuestMemory,
-    (number, skip_bytes): (Number, u64),
-    len_bytes: u64,
-) {
-    request.result = Ok(());
-    request.len_bytes = len_bytes;
-    request.segments.bind(pages);
-    if len_bytes > 0 {
-        let start = (number as u64).saturating_mul(PART_BYTES).saturating_add(skip_bytes);
-        // The pages are one region, of which this is a part.
-        let hint = &mut RegionHint::default();
-        let pushed = request.segments.push(GuestAddress(start), len_bytes, hint);
-        debug_assert!(pushed.is_ok(), "{pushed:?}");
     }
 }
 
@@ -224,6 +198,7 @@ mod tests {
             Label::IntentsFlush(9),
             Label::Unit(31),
             Label::Flush,
+            Label::Opening,
         ] {
             let mut request = BlockRequest::blank(0);
             request.tag = Some(label.tag());

@@ -27,11 +27,17 @@ pub enum Rule {
     FlushFirst,
     /// 12: a block that matches nothing is bad. Neglected: its checksum is computed anew.
     TornIsBad,
+    /// 13: a store that has failed is read anew before it is written again. Neglected: it is
+    /// written again at once.
+    OpenAgain,
+    /// 14: a store that has failed is opened again once its user is gone. Neglected: as soon as it
+    /// has no channel.
+    UserGone,
 }
 
 impl Rule {
     /// All rules that can be neglected.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::IntentFirst,
         Self::IntentDurable,
         Self::Exclusion,
@@ -44,6 +50,8 @@ impl Rule {
         Self::NewerOnly,
         Self::FlushFirst,
         Self::TornIsBad,
+        Self::OpenAgain,
+        Self::UserGone,
     ];
 }
 

@@ -1,14 +1,18 @@
 //! The state of a store that all of its channels share.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use sidecore_block::{BadBlock, BlockError, BlockRequest, Findings, Geometry, Operation};
 
+use crate::bad::BadBlocks;
+use crate::header::Header;
 use crate::journal::Journal;
 use crate::layout::Layout;
 use crate::rules::Neglected;
 use crate::tag::{Sums, Tag};
 use crate::tags::Tags;
+use crate::users::Users;
 
 /// The error of a bad block: `EILSEQ`, as dm-integrity reports it.
 pub(crate) const BAD: BlockError = BlockError::Io { errno: 84 };
@@ -18,12 +22,18 @@ const NEAR: u64 = 2048;
 
 /// See the module.
 pub(crate) struct Shared {
+    /// The store's, in the log.
+    pub(crate) name: String,
+    pub(crate) header: Header,
+    /// The header's.
     pub(crate) layout: Layout,
     pub(crate) geometry: Geometry,
     pub(crate) sums: Sums,
     pub(crate) tags: Tags,
     pub(crate) journal: Journal,
+    pub(crate) users: Users,
     pub(crate) findings: Arc<Findings>,
+    pub(crate) bad: BadBlocks,
     /// Whether writes of the store below are durable only after a flush.
     pub(crate) is_volatile: bool,
     pub(crate) neglected: Neglected,
@@ -52,19 +62,35 @@ impl Shared {
         geometry.check(offset_bytes, len_bytes).map_err(|_| BlockError::OutOfBounds)
     }
 
-    /// Why a block with this hash is bad.
+    /// Notes that these blocks are good.
+    #[inline]
+    pub(crate) fn mend(&self, blocks: Range<u64>) {
+        if self.findings.has_bad() {
+            for block in blocks.filter(|block| self.bad.mend(*block)) {
+                self.findings.mended(block.saturating_mul(self.layout.block_bytes.into()));
+            }
+        }
+    }
+
+    /// Why a block with this hash is bad, as far as its tag says. `None` if its bytes may be those
+    /// of another block: see [`searched`](Self::searched).
     #[cold]
-    pub(crate) fn kind(&self, block: u64, hash: u64) -> BadBlock {
+    pub(crate) fn kind(&self, block: u64, hash: u64) -> Option<BadBlock> {
         let tag = self.tags.get(block).unwrap_or(Tag::unknown());
         if tag.is_unknown() {
-            return BadBlock::Unknown;
+            return Some(BadBlock::Unknown);
         }
         if tag.followed(self.sums.at(block, hash)) {
-            return BadBlock::Stale;
+            return Some(BadBlock::Stale);
         }
         // Zeros are the bytes of many blocks.
-        let has_place = !self.sums.is_of_zeros(hash) && self.has_place(block, hash);
-        if has_place { BadBlock::Misdirected } else { BadBlock::Checksum }
+        self.sums.is_of_zeros(hash).then_some(BadBlock::Checksum)
+    }
+
+    /// Looks for the block to which the bytes of a bad one belong. Takes about 20 us.
+    #[cold]
+    pub(crate) fn searched(&self, block: u64, hash: u64) -> BadBlock {
+        if self.has_place(block, hash) { BadBlock::Misdirected } else { BadBlock::Checksum }
     }
 
     /// Whether bytes with this hash belong to a block near this one, or to one whose number differs

@@ -21,7 +21,7 @@ pub(crate) struct Tags {
     tags_per_unit: u64,
 }
 
-fn zeros(count: u64) -> Option<Box<[AtomicU64]>> {
+pub(crate) fn zeros(count: u64) -> Option<Box<[AtomicU64]>> {
     let count = usize::try_from(count).ok()?;
     let mut words = Vec::new();
     words.try_reserve_exact(count).ok()?;
@@ -86,7 +86,15 @@ impl Tags {
         }
     }
 
-    /// Sets the tag of a block that the caller holds, or that no channel has yet. The hold stays.
+    /// Sets the tag of a block while no channel uses the store. The block is not held then.
+    pub(crate) fn put(&self, block: u64, tag: Tag) {
+        let Some((sum_place, word_place)) = self.words(block) else { return };
+        let (sum, word) = tag.words();
+        sum_place.store(sum, Ordering::Release);
+        word_place.store(word, Ordering::Release);
+    }
+
+    /// Sets the tag of a block that the caller holds. The hold stays.
     #[inline]
     pub(crate) fn set(&self, block: u64, tag: Tag) {
         let Some((sum_place, word_place)) = self.words(block) else { return };
@@ -106,6 +114,11 @@ impl Tags {
             // Always a change of the word: it orders the tag before the look of a checkpoint.
             word.fetch_or(bit, Ordering::AcqRel);
         }
+    }
+
+    /// Removes all marks.
+    pub(crate) fn clear_marks(&self) {
+        self.dirty.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
 
     fn dirty_bit(&self, unit: u64) -> Option<(&AtomicU64, u64)> {
@@ -140,13 +153,15 @@ mod tests {
     fn a_block_is_held_once_and_shows_its_tag_meanwhile() {
         let tags = Tags::new(100, 31).unwrap();
         let tag = Tag::fresh(&Sums::new(&[1; 16], 512), 7).next(77);
-        tags.set(7, tag);
+        tags.put(7, tag);
         assert_eq!(tags.hold(7), Some(tag));
         assert_eq!((tags.hold(7), tags.get(7), tags.sum(7)), (None, Some(tag), Some(77)));
         tags.set(7, tag.next(78));
         assert_eq!((tags.hold(7), tags.sum(7)), (None, Some(78)), "the hold stays");
         tags.release(7);
         assert_eq!(tags.hold(7), Some(tag.next(78)));
+        tags.put(7, tag);
+        assert_eq!(tags.hold(7), Some(tag), "a new tag is not held");
         assert_eq!((tags.hold(100), tags.get(100)), (None, None));
     }
 
@@ -163,6 +178,8 @@ mod tests {
             from = unit + 1;
         }
         assert_eq!(taken, [0, 63, 70, 199]);
+        tags.mark(5);
+        tags.clear_marks();
         assert_eq!(tags.take_dirty(0), None);
     }
 }

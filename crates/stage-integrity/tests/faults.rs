@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use sidecore_block::{
     Batch, BlockChannel, BlockDevice, BlockError, BlockRequest, Findings, FindingsCounts, Geometry,
@@ -19,7 +20,7 @@ use sidecore_stage_integrity::{
 };
 use sidecore_units::Nanos;
 
-use common::{formatted, made, open, ram};
+use common::{formatted, open, ram};
 
 const BLOCK: u64 = 4096;
 const STORE_BYTES: u64 = 5 << 20;
@@ -143,6 +144,8 @@ impl BlockChannel for LiarChannel {
 
 /// A store with checksums in front of one that lies.
 struct Bench {
+    /// The store without its faults.
+    honest: Arc<dyn BlockDevice>,
     below: Arc<dyn BlockDevice>,
     tricks: Arc<Tricks>,
     device: Arc<dyn BlockDevice>,
@@ -160,11 +163,12 @@ fn stage(below: &Arc<dyn BlockDevice>) -> (Arc<dyn BlockDevice>, Arc<Findings>) 
 impl Bench {
     fn new() -> Self {
         let tricks = Arc::default();
-        let below = ram(STORE_BYTES, |it| Geometry { volatile_cache: true, ..it });
-        let data_at = formatted(&below, BLOCK as u32, None).data_at();
-        let below: Arc<dyn BlockDevice> = Arc::new(Liar { below, tricks: Arc::clone(&tricks) });
+        let honest = ram(STORE_BYTES, |it| Geometry { volatile_cache: true, ..it });
+        let data_at = formatted(&honest, BLOCK as u32, None).data_at();
+        let below = Liar { below: Arc::clone(&honest), tricks: Arc::clone(&tricks) };
+        let below: Arc<dyn BlockDevice> = Arc::new(below);
         let (device, findings) = stage(&below);
-        Self { below, tricks, device, findings, data_at }
+        Self { honest, below, tricks, device, findings, data_at }
     }
 
     /// The next write of this block goes wrong.
@@ -208,9 +212,12 @@ fn read(guest: &mut Harness, block: u64) -> Result<(), BlockError> {
     guest.run_one(request)
 }
 
+/// The size that a flush has by mistake does not matter.
 fn flush(guest: &mut Harness) {
-    let request = guest.range_request(Operation::Flush, 0, 0);
-    assert_eq!(guest.run_one(request), Ok(()));
+    for len_bytes in [0, BLOCK] {
+        let request = guest.range_request(Operation::Flush, 0, len_bytes);
+        assert_eq!(guest.run_one(request), Ok(()));
+    }
 }
 
 fn bytes(seed: u64) -> Vec<u8> {
@@ -253,6 +260,8 @@ fn each_kind_of_lie_is_found_also_after_the_store_was_opened_again() {
             assert!(bench.findings.problem().is_some());
             guest.store(7 * BLOCK, &bytes(101));
             assert!(guest.load(7 * BLOCK, BLOCK as usize) == bytes(101), "a write mends it");
+            (0..16).for_each(|block| guest.store(block * BLOCK, &bytes(block)));
+            assert_eq!(bench.findings.problem(), None, "the warning has ended");
         }
     }
 }
@@ -319,6 +328,46 @@ fn blocks_that_were_never_written_are_zeros_or_bad() {
 }
 
 #[test]
+fn a_block_that_is_bad_once_is_no_warning_when_it_was_read_well() {
+    let bench = Bench::new();
+    let mut guest = bench.guest();
+    let mut raw = Harness::new(&bench.below, 8);
+    raw.store(bench.data_at + 5 * BLOCK, &[1; 512]);
+    assert_eq!((read(&mut guest, 5), read(&mut guest, 6)), (BAD, Ok(())));
+    assert!(bench.findings.problem().unwrap().contains("at byte 20480"));
+    raw.store(bench.data_at + 5 * BLOCK, &[0; 512]);
+    assert_eq!(read(&mut guest, 5), Ok(()));
+    assert_eq!(bench.findings.problem(), None);
+}
+
+#[test]
+fn the_right_place_of_bytes_is_looked_for_some_times_a_second() {
+    let bench = Bench::new();
+    let mut guest = bench.guest();
+    (0..64).for_each(|block| guest.store(block * BLOCK, &bytes(block)));
+    flush(&mut guest);
+    let mut raw = Harness::new(&bench.below, 8);
+    (0..64).for_each(|block| raw.store(bench.data_at + block * BLOCK, &bytes((block + 1) % 64)));
+    let started = Instant::now();
+    for _ in 0..8 {
+        (0..64).for_each(|block| assert_eq!(read(&mut guest, block), BAD));
+    }
+    // And once in each round for the block of the last search.
+    let most = 9 + started.elapsed().as_millis() as u64 / 10;
+    let FindingsCounts { checksum, misdirected, .. } = bench.counts();
+    assert!((1..=most).contains(&misdirected), "{misdirected} of {most}");
+    assert_eq!(checksum + misdirected, 8 * 64);
+    // The same block again.
+    let (block, before) = (40, bench.counts().misdirected);
+    while bench.counts().misdirected == before {
+        assert_eq!(read(&mut guest, block), BAD);
+    }
+    let before = bench.counts().misdirected;
+    (0..100).for_each(|_| assert_eq!(read(&mut guest, block), BAD));
+    assert_eq!(bench.counts().misdirected, before + 100);
+}
+
+#[test]
 fn a_read_whose_repetition_fails_leaves_no_byte_of_the_first() {
     let bench = Bench::new();
     let mut guest = bench.guest();
@@ -330,6 +379,31 @@ fn a_read_whose_repetition_fails_leaves_no_byte_of_the_first() {
     });
     assert_eq!(read(&mut guest, 5), Err(BlockError::EIO));
     assert!(guest.peek(SCRATCH, BLOCK as usize) == [0; BLOCK as usize]);
+}
+
+#[test]
+fn a_failed_write_that_was_done_is_looked_at_until_it_can_be_read() {
+    let bench = Bench::new();
+    let mut guest = bench.guest();
+    guest.store(3 * BLOCK, &bytes(3));
+    let (at, honest) = (bench.data_at + 3 * BLOCK, Arc::clone(&bench.honest));
+    let (is_done, reads) = (AtomicBool::new(false), AtomicU64::new(0));
+    bench.fail(move |request| match request.operation {
+        Operation::Write
+            if request.offset_bytes == at && !is_done.swap(true, Ordering::Relaxed) =>
+        {
+            let (mut data, mut raw) = (vec![0; BLOCK as usize], Harness::new(&honest, 8));
+            request.segments.copy_to_slice(0, &mut data);
+            raw.store(at, &data);
+            true
+        }
+        Operation::Read => request.offset_bytes == at && reads.fetch_add(1, Ordering::Relaxed) < 2,
+        _ => false,
+    });
+    guest.poke(SCRATCH, &bytes(100));
+    let write = guest.request(Operation::Write, 3 * BLOCK, &[(SCRATCH, BLOCK)]);
+    assert_eq!(guest.run_one(write), Err(BlockError::EIO));
+    assert!(guest.load(3 * BLOCK, BLOCK as usize) == bytes(100), "it was done");
 }
 
 #[test]
@@ -457,6 +531,154 @@ fn a_failed_flush_of_one_queue_fails_the_flush_of_another() {
     }
 }
 
+/// A guest whose flush fails, with a write in flight, and which is killed for that.
+fn killed_in_a_flush(bench: &Bench) {
+    let mut guest = bench.guest();
+    (0..16).for_each(|block| guest.store(block * BLOCK, &bytes(block)));
+    flush(&mut guest);
+    guest.store(7 * BLOCK, &bytes(7));
+    bench.fail(|request| request.operation != Operation::Read);
+    begin_flush(&mut guest);
+    assert_eq!(ended(&mut guest), Err(BlockError::EIO));
+    begin_write(&mut guest, 7);
+    assert_eq!(ended(&mut guest), Err(BlockError::EIO), "nothing is written any more");
+    assert!(bench.findings.problem().unwrap().contains("start it"));
+    drop(guest);
+    bench.device.user_gone();
+}
+
+/// The kernel has dropped a page in a flush that failed, and the guest is paused, or resets its
+/// disk.
+#[test]
+fn a_guest_that_lives_on_is_not_told_that_its_writes_are_durable() {
+    let bench = Bench::new();
+    let mut guest = bench.guest();
+    guest.store(7 * BLOCK, &bytes(7));
+    flush(&mut guest);
+    guest.store(7 * BLOCK, &bytes(100));
+    bench.fail(|request| request.operation == Operation::Flush);
+    begin_flush(&mut guest);
+    assert_eq!(ended(&mut guest), Err(BlockError::EIO));
+    drop(guest);
+    bench.fail_none();
+    Harness::new(&bench.honest, 8).store(bench.data_at + 7 * BLOCK, &bytes(7));
+    for _ in 0..2 {
+        let mut guest = bench.guest();
+        assert_eq!(read(&mut guest, 7), BAD, "it has lost a write");
+        for operation in [Operation::Flush, Operation::Write] {
+            let request = match operation {
+                Operation::Flush => guest.range_request(operation, 0, 0),
+                _ => guest.request(operation, 8 * BLOCK, &[(SCRATCH, BLOCK)]),
+            };
+            assert_eq!(guest.run_one(request), Err(BlockError::EIO), "{operation:?}");
+        }
+    }
+    assert_eq!(bench.device.loss(), None);
+    bench.device.user_gone();
+    assert!(bench.device.loss().is_some(), "its VMM may connect again");
+    let mut guest = bench.guest();
+    assert!(guest.load(7 * BLOCK, BLOCK as usize) == bytes(7), "another guest begins");
+    flush(&mut guest);
+    assert_eq!(bench.device.loss(), None);
+}
+
+#[test]
+fn a_flush_outside_of_any_queue_does_not_open_the_store_again() {
+    let bench = Bench::new();
+    killed_in_a_flush(&bench);
+    let requests = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&requests);
+    bench.fail(move |_| counted.fetch_add(1, Ordering::Relaxed) == u64::MAX);
+    for _ in 0..2 {
+        let mut guest = bench.guest();
+        let request = guest.range_request(Operation::Flush, 0, 0);
+        assert_eq!(guest.run_one(request), Err(BlockError::EIO));
+    }
+    assert_eq!(requests.load(Ordering::Relaxed), 0, "the guest may run on another host");
+    let mut guest = bench.guest();
+    assert_eq!(read(&mut guest, 7), Ok(()));
+    flush(&mut guest);
+}
+
+#[test]
+fn an_opening_that_fails_is_not_tried_for_each_request() {
+    let bench = Bench::new();
+    killed_in_a_flush(&bench);
+    let requests = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&requests);
+    bench.fail(move |_| counted.fetch_add(1, Ordering::Relaxed) < u64::MAX);
+    let mut guest = bench.guest();
+    let started = Instant::now();
+    (0..1000).for_each(|_| assert_eq!(read(&mut guest, 7), Err(BlockError::EIO)));
+    // Each tries both copies of the header.
+    let most = 2 * (1 + started.elapsed().as_millis() as u64 / 10);
+    assert!(requests.load(Ordering::Relaxed) <= most);
+}
+
+#[test]
+fn a_store_that_has_failed_is_opened_again_for_the_next_guest() {
+    let bench = Bench::new();
+    killed_in_a_flush(&bench);
+    // The next one has two queues, and the store is away for its first request.
+    let (mut one, mut other) = (bench.guest(), bench.guest());
+    bench.fail(|_| true);
+    assert_eq!(read(&mut one, 7), Err(BlockError::EIO));
+    assert!(bench.findings.problem().unwrap().contains("cannot be opened again"));
+    bench.fail_none();
+    // The error is kept for a while.
+    let until = one.now().after(Nanos::from_millis(10));
+    while one.now() < until {}
+    // Both begin, and one of them opens the store.
+    begin_write(&mut one, 100);
+    begin_flush(&mut other);
+    let mut completed = Batch::new();
+    while completed.len() < 2 {
+        for guest in [&mut other, &mut one] {
+            let now = guest.now();
+            guest.channel.poll(now, &mut completed);
+        }
+    }
+    for mut request in completed {
+        request.tag.take().unwrap().into_bits();
+        assert_eq!(request.result, Ok(()));
+    }
+    assert_eq!(bench.findings.problem(), None);
+    for block in (0..16).chain([100]) {
+        for guest in [&mut one, &mut other] {
+            assert!(guest.load(block * BLOCK, BLOCK as usize) == bytes(block), "block {block}");
+        }
+    }
+    flush(&mut one);
+    assert_eq!(bench.counts(), FindingsCounts::default());
+}
+
+#[test]
+fn a_block_that_is_torn_while_a_guest_is_killed_is_bad_for_the_next_one() {
+    let bench = Bench::new();
+    killed_in_a_flush(&bench);
+    bench.fail_none();
+    for block in [7, 8] {
+        Harness::new(&bench.below, 8).store(bench.data_at + block * BLOCK, &[1; 512]);
+    }
+    let mut guest = bench.guest();
+    for block in 0..16 {
+        let expected = if [7, 8].contains(&block) { BAD } else { Ok(()) };
+        assert_eq!(read(&mut guest, block), expected, "block {block}");
+    }
+}
+
+#[test]
+fn a_store_that_was_replaced_is_not_opened_again() {
+    let bench = Bench::new();
+    killed_in_a_flush(&bench);
+    bench.fail_none();
+    let options = FormatOptions { uuid: [1; 16], block_bytes: 4096, slots: None, force: true };
+    format(&*bench.below, &options).unwrap();
+    let mut guest = bench.guest();
+    assert_eq!(read(&mut guest, 7), Err(BlockError::EIO));
+    assert!(bench.findings.problem().unwrap().contains("01010101-0101"));
+}
+
 fn refused(below: &Arc<dyn BlockDevice>, uuid: Option<&str>) -> IntegrityError {
     let options = OpenOptions::with_uuid(uuid.map(str::to_owned));
     let opened = IntegrityStore::open(Arc::clone(below), "disk", &options);
@@ -526,38 +748,4 @@ fn stores_that_do_not_fit_are_refused_and_not_changed() {
     let large = Arc::new(RamStore::new(Geometry::new(STORE_BYTES, 4096)).unwrap());
     let options = FormatOptions { block_bytes: 512, ..options };
     assert!(matches!(format(&*large, &options), Err(IntegrityError::NoRoom { .. })));
-}
-
-#[test]
-fn overlapping_writes_of_two_queues_and_zeroes_leave_good_blocks() {
-    let device = made(&ram(STORE_BYTES, |it| it), 512);
-    let (mut one, mut other) = (Harness::new(&device, 8), Harness::new(&device, 8));
-    for round in 0..200_u64 {
-        let at = round % 7 * 512;
-        let long = pattern(round, 40 * 512);
-        one.poke(SCRATCH, &long);
-        let write = one.request(Operation::Write, at, &[(SCRATCH, long.len() as u64)]);
-        one.submit(&mut vec![write]);
-        if round % 3 == 0 {
-            let zeroes = Operation::WriteZeroes { may_unmap: true };
-            let request = other.range_request(zeroes, at + 512, 16 * 512);
-            other.submit(&mut vec![request]);
-        } else {
-            other.poke(SCRATCH, &long);
-            let write = other.request(Operation::Write, at + 1024, &[(SCRATCH, 8 * 512)]);
-            other.submit(&mut vec![write]);
-        }
-        let mut completed = Batch::new();
-        while completed.len() < 2 {
-            for guest in [&mut one, &mut other] {
-                let now = guest.now();
-                guest.channel.poll(now, &mut completed);
-            }
-        }
-        for mut request in completed {
-            assert_eq!(request.result, Ok(()));
-            request.tag.take().unwrap().into_bits();
-        }
-        assert_eq!(one.load(0, 64 * 512), other.load(0, 64 * 512));
-    }
 }

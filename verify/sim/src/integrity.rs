@@ -9,8 +9,10 @@
 //!
 //! A seed gives the size of blocks and the length of the journal. Guests write, read, zero and
 //! flush, overlap their writes, and change the memory of a write in flight. Requests of the store
-//! fail. The daemon dies, and opens the store again while the power stays on. The store records
-//! every write and flush.
+//! fail. The daemon dies, and opens the store again while the power stays on. Or the guests are
+//! killed, their requests in flight fail, and the stage opens the store again for the next ones:
+//! all blocks are read then, and those that are torn are bad, and no others. Or a flush fails, the
+//! guests are paused and go on, and no flush succeeds. The store records every write and flush.
 //!
 //! Then the power is cut: after every event of the recording, the stage is opened on what the store
 //! may have kept, and all of it is read. A block that has the bytes of one write is read, and no
@@ -44,6 +46,8 @@ pub struct Outcome {
     pub lost: u64,
     /// Daemons that died.
     pub deaths: u64,
+    /// Times that the guests were killed, and the daemon lived on.
+    pub kills: u64,
     /// Guests' requests that succeeded.
     pub requests: u64,
     /// Guests' requests that failed.
@@ -56,6 +60,7 @@ impl Total for Outcome {
         self.torn += other.torn;
         self.lost += other.lost;
         self.deaths += other.deaths;
+        self.kills += other.kills;
         self.requests += other.requests;
         self.failures += other.failures;
     }

@@ -27,9 +27,9 @@ fn no_power_cut_makes_a_good_block_bad_or_shows_a_bad_one() {
         writeln!(std::io::stderr(), "power cuts in {histories} histories of checksums: {total:?}");
     // A simulation without events would pass as well.
     if histories >= SEEDS {
-        let Outcome { cut_points, torn, lost, deaths, requests, .. } = total;
+        let Outcome { cut_points, torn, lost, deaths, kills, requests, .. } = total;
         assert!(cut_points >= CUT_POINTS && torn > 1_000 && lost > 50, "{total:?}");
-        assert!(deaths > 20 && requests > 2_000, "{total:?}");
+        assert!(deaths > 20 && kills > 20 && requests > 2_000, "{total:?}");
     }
 }
 

@@ -10,8 +10,10 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use sidecore_control::Client;
+use sidecore_control::report::{DeviceReport, DeviceState};
 use sidecore_kit::namespace::Namespace;
 use sidecore_kit::process::Process;
+use sidecore_kit::wait;
 use tempfile::TempDir;
 
 pub struct Daemon {
@@ -118,6 +120,54 @@ pub fn config(devices: usize) -> String {
         );
     }
     text
+}
+
+/// A configuration with two disks, each behind a stage with these keys: `vd0` on the file
+/// `disk.img`, and `vd1` in memory.
+pub fn on_stages(of_file: &str, of_memory: &str) -> String {
+    format!(
+        r#"
+control_socket = "control.sock"
+[[sidecore]]
+name = "sc0"
+[[store]]
+name = "disk"
+type = "file"
+path = "disk.img"
+[[store.stage]]
+{of_file}
+[[store]]
+name = "memory"
+type = "ram"
+size = "1MiB"
+[[store.stage]]
+{of_memory}
+[[device]]
+name = "vd0"
+store = "disk"
+socket = "vd0.sock"
+[[device]]
+name = "vd1"
+store = "memory"
+socket = "vd1.sock"
+"#
+    )
+}
+
+/// The report of a device.
+pub fn state(daemon: &Daemon, name: &str) -> DeviceReport {
+    let devices = daemon.client().devices().unwrap();
+    devices.into_iter().find(|device| device.name == name).unwrap()
+}
+
+/// Waits until `vd0` waits for its guest, and `vd1` is not there for this reason.
+pub fn waits_without(daemon: &Daemon, reason: &str) {
+    wait::succeed(Duration::from_secs(60), || {
+        let (good, bad) = (state(daemon, "vd0"), state(daemon, "vd1"));
+        let found = bad.reason.unwrap_or_default();
+        let is_done = good.state == DeviceState::Waiting && found.contains(reason);
+        if is_done { Ok(()) } else { Err(format!("{} and {found}", good.state.word())) }
+    });
 }
 
 pub fn sockets(directory: &Path) -> Vec<PathBuf> {

@@ -1,16 +1,47 @@
 //! A guest's disk at a VMhost, and the IOhost that has it.
 
+use std::path::Path;
 use std::time::Duration;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 use sidecore_driver::{BlkQueue, Slot, Status};
 use sidecore_kit::guest::{complete, complete_all};
+use sidecore_kit::wait;
 use sidecore_units::Sector;
 
 use super::Daemon;
 
 /// The size of a write.
 pub const BLOCK: u32 = 4096;
+const SOON: Duration = Duration::from_secs(60);
+
+/// An IOhost with a device on a file, for the client `vmhost`.
+pub fn iohost(shared: &Path, keys: &str) -> String {
+    format!(
+        "control_socket = \"control.sock\"\nkey_directory = \"{0}/keys\"\n[[sidecore]]\nname = \
+         \"io0\"\n\
+         [[link]]\nname = \"wire\"\ntype = \"memory\"\nsocket = \"{0}/wire.sock\"\n\
+         [[client]]\nname = \"vmhost\"\nlinks = [\"wire\"]\n{keys}\
+         [[store]]\nname = \"disk\"\ntype = \"file\"\npath = \"{0}/disk.img\"\ndirect = false\n\
+         [[device]]\nname = \"disk1\"\nfront_end = \"vrio\"\nclient = \"vmhost\"\nstore = \
+         \"disk\"\n",
+        shared.display()
+    )
+}
+
+/// A VMhost with a guest's disk that is the IOhost's device.
+pub fn vmhost(shared: &Path, keys: &str) -> String {
+    format!(
+        "control_socket = \"control.sock\"\n[[sidecore]]\nname = \"vm0\"\n[[sidecore]]\nname = \
+         \"vm1\"\n\
+         [[link]]\nname = \"wire\"\ntype = \"memory\"\nsocket = \"{}/wire.sock\"\n\
+         [[iohost]]\nname = \"io1\"\nlink = \"wire\"\nclient = \"vmhost\"\n{keys}\
+         [[store]]\nname = \"r1\"\ntype = \"remote\"\niohost = \"io1\"\ndevice = \"disk1\"\n\
+         [[device]]\nname = \"vd0\"\nstore = \"r1\"\nsocket = \"vd0.sock\"\nqueues = 2\n\
+         sidecores = [\"vm0\", \"vm1\"]\n",
+        shared.display()
+    )
+}
 
 /// Data of so many bytes that differ in each sector, block and round.
 pub fn data(index: u64, round: u64, bytes: u32) -> Vec<u8> {
@@ -79,4 +110,26 @@ pub fn survives_kills(
         }
     }
     iohost
+}
+
+/// Stops a daemon, with all of its threads: the signal alone is sent before the last one stops.
+pub fn pause(daemon: &Daemon) {
+    daemon.child.signal(Signal::STOP).unwrap();
+    let pid = Pid::from_child(&daemon.child);
+    let stopped = waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED).unwrap();
+    assert!(stopped.is_some_and(|status| status.stopped()));
+}
+
+/// Kills the IOhost's daemon, and waits until a VMhost has noticed that, with so many requests that
+/// have no answer.
+pub fn lose(iohost: &mut Daemon, vmhost: &Daemon, in_flight: u64) {
+    iohost.child.signal(Signal::KILL).unwrap();
+    iohost.child.wait_for_end(SOON).unwrap();
+    let control = vmhost.client();
+    wait::until("the IOhost is away, and requests wait for it", SOON, || {
+        let report = control.remote().unwrap();
+        let devices = report.iohosts.iter().flat_map(|iohost| &iohost.devices);
+        report.iohosts.iter().any(|iohost| iohost.state == "away")
+            && devices.map(|device| device.in_flight).sum::<u64>() == in_flight
+    });
 }

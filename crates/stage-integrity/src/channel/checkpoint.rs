@@ -268,11 +268,15 @@ impl IntegrityChannel {
         self.shared.journal.end(self.checkpoint.number, has_succeeded);
     }
 
-    /// Has all later writes and flushes fail: what the store holds is known when it is opened anew.
+    /// Has all later writes and flushes fail: what the store holds is known when it is opened
+    /// again.
     #[cold]
-    pub(super) fn fail_store(&mut self, reason: &'static str) {
+    pub(super) fn fail_store(&mut self, reason: &str) {
         self.shared.journal.fail();
-        self.shared.findings.fail(reason);
+        self.shared.findings.fail(format!(
+            "all writes and flushes fail: {reason}; end the VMM of this virtio-blk or NVMe disk \
+             and start it again, or restart the daemon: the store is opened again then"
+        ));
     }
 
     /// Ends a checkpoint whose channel is dropped.

@@ -1,23 +1,35 @@
 //! Reads, and the check of what they have read.
 
-use sidecore_block::{BlockError, BlockRequest, Operation};
+use sidecore_block::{BadBlock, BlockError, BlockRequest, Operation, PartNumber as Number, Place};
+use sidecore_units::Nanos;
 
 use super::{IntegrityChannel, Progress, hash_of};
-use crate::parts::{Label, Number, PART_BLOCKS, Work};
+use crate::parts::{Label, PART_BLOCKS, Work};
 use crate::rules::Rule;
 use crate::shared::BAD;
-use crate::table::Place;
 use crate::tag::Tag;
+
+/// The time between two searches of a channel for the right place of a block's bytes: a guest may
+/// read bad blocks as often as it likes, and its neighbours wait for a search.
+const SEARCH_PAUSE: Nanos = Nanos::from_millis(10);
+
+/// A search for the right place of a block's bytes, and its result.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Search {
+    at: Nanos,
+    block: u64,
+    hash: u64,
+    kind: BadBlock,
+}
 
 impl IntegrityChannel {
     /// Sends a read to the store.
     #[inline]
     pub(super) fn accept_read(&mut self, mut request: Box<BlockRequest>) {
-        let Some(place) = self.table.place() else {
-            return self.end(request, Err(BlockError::EIO));
-        };
         let at_bytes = self.shared.layout.data_at().saturating_add(request.offset_bytes);
-        self.table.send(place, &mut request, (at_bytes, Label::Read(place).tag()));
+        if !self.table.lend(&mut request, at_bytes, |place| Label::Read(place).tag()) {
+            return self.end(request, Err(BlockError::EIO));
+        }
         self.outbound.push(request);
     }
 
@@ -49,10 +61,24 @@ impl IntegrityChannel {
             }
             at = at.saturating_add(size as u64);
         }
-        self.table.came_back(place, &mut request);
+        self.table.restore(place, &mut request);
         self.table.free(place);
+        if request.result.is_ok() {
+            self.mend(&request);
+        }
         self.ended.push(request);
         None
+    }
+
+    /// Notes that the blocks of a read are good.
+    #[inline]
+    fn mend(&self, request: &BlockRequest) {
+        if self.shared.findings.has_bad() {
+            let size = u64::from(self.shared.layout.block_bytes);
+            let first = request.offset_bytes.checked_div(size).unwrap_or(0);
+            let count = request.len_bytes.checked_div(size).unwrap_or(0);
+            self.shared.mend(first..first.saturating_add(count));
+        }
     }
 
     /// A block of a read does not match. A write may have changed it meanwhile, or the guest its
@@ -64,33 +90,48 @@ impl IntegrityChannel {
         mut request: Box<BlockRequest>,
         (at, block, hash): (u64, u64, Option<u64>),
     ) -> Option<Box<BlockRequest>> {
-        self.table.came_back(place, &mut request);
+        self.table.restore(place, &mut request);
         if !self.shared.neglected.keeps(Rule::ReadAgain) {
             self.found(block, hash.unwrap_or(0));
             self.table.free(place);
             self.end(request, Err(BAD));
             return None;
         }
-        if let Some(entry) = self.table.get_mut(place) {
-            entry.next_bytes = at;
-        }
-        self.table.queue(place, request);
+        self.table.split(place, request, at);
         None
     }
 
     /// Notes a bad block.
     #[cold]
     fn found(&mut self, block: u64, hash: u64) {
-        let kind = self.shared.kind(block, hash);
+        let kind = self.kind(block, hash);
         self.stats.count(kind);
         let offset_bytes = block.saturating_mul(self.shared.layout.block_bytes.into());
-        self.shared.findings.note(kind, block, offset_bytes);
+        let is_new = self.shared.bad.note(block);
+        self.shared.findings.note(kind, (block, offset_bytes), is_new);
+    }
+
+    /// Why a block is bad. One that is read again is of the same kind without a search.
+    fn kind(&mut self, block: u64, hash: u64) -> BadBlock {
+        if let Some(kind) = self.shared.kind(block, hash) {
+            return kind;
+        }
+        let last = self.last_search;
+        if let Some(last) = last.filter(|last| (last.block, last.hash) == (block, hash)) {
+            return last.kind;
+        }
+        if last.is_some_and(|last| self.now.since(last.at) < SEARCH_PAUSE) {
+            return BadBlock::Checksum;
+        }
+        let kind = self.shared.searched(block, hash);
+        self.last_search = Some(Search { at: self.now, block, hash, kind });
+        kind
     }
 
     /// Begins a part of a read that is repeated.
     pub(super) fn start_read(&mut self, place: Place) -> Progress {
         let Some(entry) = self.table.get(place) else { return Progress::Blocked };
-        let Some(request) = entry.request.as_deref() else { return Progress::Blocked };
+        let Some(request) = entry.request() else { return Progress::Blocked };
         let (size, skip_bytes) = (u64::from(self.shared.layout.block_bytes), entry.next_bytes);
         let left = request.len_bytes.saturating_sub(skip_bytes).checked_div(size).unwrap_or(0);
         let count = left.min(PART_BLOCKS as u64);
@@ -150,17 +191,18 @@ impl IntegrityChannel {
                 self.found(block, hash);
                 return Err(BAD);
             }
-            let guest = self.table.get(of).and_then(|entry| entry.request.as_deref());
+            let guest = self.table.request(of);
             let guest = guest.ok_or(BlockError::EIO)?;
             guest.segments.copy_from_slice(skip_bytes.saturating_add(at), step);
         }
+        self.shared.mend(first..first.saturating_add(count as u64));
         Ok(())
     }
 
     /// No bad byte stays with the guest, which may have some of the first read.
     #[cold]
     fn zero_guest(&self, place: Place) {
-        if let Some(guest) = self.table.get(place).and_then(|entry| entry.request.as_deref()) {
+        if let Some(guest) = self.table.request(place) {
             guest.segments.zero(0, guest.len_bytes);
         }
     }

@@ -1,16 +1,18 @@
 //! Writes: their parts, intents and tags.
 
-use sidecore_block::{BlockError, BlockRequest, Operation};
+use sidecore_block::{BlockError, BlockRequest, Operation, PartNumber as Number, Place};
 
 use super::{IntegrityChannel, Progress, hash_of};
 use crate::intents::{Intent, PER_SECTOR, encode};
 use crate::journal::Parity;
 use crate::layout::Layout;
-use crate::parts::{Label, Number, PART_BLOCKS, Work};
+use crate::parts::{Label, PART_BLOCKS, Work};
 use crate::rules::Rule;
-use crate::table::Place;
 use crate::tag::{SECTOR_BYTES, Tag};
 
+/// Blocks of a failed write that cannot be read are read so many times again: their slot is used
+/// again at some time, and only it knows what they may have.
+const LOOKS_AGAIN: u8 = 2;
 /// The budget for a block that is zero already.
 const SKIP_BYTES: u64 = 64;
 
@@ -58,31 +60,29 @@ impl IntegrityChannel {
     /// may differ: a write of zeros mends that, and is not skipped.
     fn skip_zeros(&mut self, place: Place) {
         let size = u64::from(self.shared.layout.block_bytes);
-        let Some(entry) = self.table.get_mut(place) else { return };
-        let Some(request) = entry.request.as_deref() else { return };
-        while entry.next_bytes < request.len_bytes && self.budget > 0 {
-            let at = request.offset_bytes.saturating_add(entry.next_bytes);
+        let Some(split) = self.table.get_mut(place) else { return };
+        let Some(request) = split.request() else { return };
+        let (offset_bytes, len_bytes) = (request.offset_bytes, request.len_bytes);
+        while split.next_bytes < len_bytes && self.budget > 0 {
+            let at = offset_bytes.saturating_add(split.next_bytes);
             let block = at.checked_div(size).unwrap_or(0);
             if self.shared.tags.sum(block) != Some(self.shared.sums.zeros_at(block)) {
                 break;
             }
-            entry.next_bytes = entry.next_bytes.saturating_add(size);
+            split.next_bytes = split.next_bytes.saturating_add(size);
             self.budget = self.budget.saturating_sub(SKIP_BYTES);
         }
     }
 
     /// Begins the next part of a write.
     pub(super) fn start_write(&mut self, place: Place) -> Progress {
-        let operation = |table: &super::Table| {
-            table.get(place).and_then(|entry| Some(entry.request.as_deref()?.operation))
-        };
-        let operation = operation(&self.table);
+        let operation = self.table.request(place).map(|request| request.operation);
         let is_write = operation == Some(Operation::Write);
         if operation == Some(Operation::Discard) {
             self.skip_zeros(place);
         }
         let Some(entry) = self.table.get(place) else { return Progress::Blocked };
-        let Some(request) = entry.request.as_deref() else { return Progress::Blocked };
+        let Some(request) = entry.request() else { return Progress::Blocked };
         let (skip_bytes, len_bytes) = (entry.next_bytes, request.len_bytes);
         let start = request.offset_bytes.saturating_add(skip_bytes);
         if skip_bytes >= len_bytes || self.shared.journal.has_failed() {
@@ -147,7 +147,7 @@ impl IntegrityChannel {
         let (mut new, old, first) = (part.old, part.old, part.first);
         let len_bytes = (count as u64).saturating_mul(size as u64);
         let Some(data) = self.parts.data(number, len_bytes) else { return };
-        let request = self.table.get(of).and_then(|entry| entry.request.as_deref());
+        let request = self.table.request(of);
         for (index, (tag, old)) in new.iter_mut().zip(&old).take(count).enumerate() {
             let block = first.saturating_add(index as u64);
             let at = (index as u64).saturating_mul(size as u64);
@@ -264,7 +264,7 @@ impl IntegrityChannel {
         request.len_bytes = len_bytes;
         request.offset_bytes = self.shared.layout.at(first);
         request.operation = Operation::Write;
-        if let Some(guest) = self.table.get(of).and_then(|entry| entry.request.as_deref()) {
+        if let Some(guest) = self.table.request(of) {
             request.taken_at = guest.taken_at;
             if !is_write {
                 let may_unmap = guest.operation != Operation::WriteZeroes { may_unmap: false };
@@ -282,7 +282,10 @@ impl IntegrityChannel {
         let work = part.work;
         let result = match (work, request.result) {
             (Work::Read, _) => self.check_part(number, &request),
-            (Work::Look(error), _) => {
+            (Work::Look(error, left), Err(_)) if left > 0 => {
+                return self.look(number, request, Work::Look(error, left.saturating_sub(1)));
+            }
+            (Work::Look(error, _), _) => {
                 self.settle(number, Some(&request));
                 Err(error)
             }
@@ -291,13 +294,20 @@ impl IntegrityChannel {
                 Ok(())
             }
             (_, Err(error)) => {
-                part.work = Work::Look(error);
-                self.parts.put_data(number, request);
-                return self.read_part(number);
+                return self.look(number, request, Work::Look(error, LOOKS_AGAIN));
             }
         };
         self.parts.put_data(number, request);
         self.end_part(number, result);
+    }
+
+    /// Reads the blocks of a write that has failed.
+    fn look(&mut self, number: Number, request: Box<BlockRequest>, work: Work) {
+        if let Some(part) = self.parts.get_mut(number) {
+            part.work = work;
+        }
+        self.parts.put_data(number, request);
+        self.read_part(number);
     }
 
     /// Sets the tags of a write that has ended. If it has failed, `looked` has the blocks. If they
@@ -305,7 +315,7 @@ impl IntegrityChannel {
     /// their intents decide if the store is opened again.
     fn settle(&mut self, number: Number, looked: Option<&BlockRequest>) {
         if looked.is_some_and(|read| read.result.is_err()) {
-            return;
+            return self.shared.journal.leave_unsettled();
         }
         let Some(part) = self.parts.get_mut(number) else { return };
         let size = self.shared.layout.block_bytes as usize;
@@ -317,6 +327,10 @@ impl IntegrityChannel {
             let tag = if is_old { old.confirmed_at(new) } else { new };
             self.shared.tags.set(block, tag);
             self.shared.tags.mark(block);
+        }
+        // If it has failed, the tags may be those of torn blocks.
+        if looked.is_none() {
+            self.shared.mend(part.first..part.first.saturating_add(part.count as u64));
         }
     }
 

@@ -39,15 +39,19 @@ pub(super) fn look(
     let luck = Random::new(random.below(u64::MAX));
     let store = LegStore::new(0, SimDisk::new(image.to_vec()), &Order::default(), luck);
     let opened = open(&store, neglect)?;
+    Ok(Found { blocks: read_all(&opened)?, image: store.disk.bytes() })
+}
+
+/// Reads all blocks, one by one: `None` for one that is bad.
+pub(super) fn read_all(opened: &IntegrityStore) -> Result<Vec<Option<Vec<u8>>>, String> {
     let geometry = opened.geometry();
     let channel = opened.open_channel(&CoreContext::default(), 1);
     let mut channel = channel.map_err(|error| error.to_string())?;
     let len_bytes = u64::from(geometry.block_bytes);
     let pages = SharedPages::new("reader", len_bytes as usize).map_err(|at| at.to_string())?;
-    let blocks = (0..geometry.capacity_bytes / len_bytes)
+    (0..geometry.capacity_bytes / len_bytes)
         .map(|block| read(&mut *channel, &pages, (block * len_bytes, len_bytes)))
-        .collect::<Result<_, String>>()?;
-    Ok(Found { blocks, image: store.disk.bytes() })
+        .collect()
 }
 
 fn read(
@@ -61,20 +65,32 @@ fn read(
     request.segments.bind(pages.memory());
     let hint = &mut RegionHint::default();
     request.segments.push(GuestAddress(0), len_bytes, hint).map_err(|error| error.to_string())?;
+    let is_read = run(channel, request)?;
+    let mut bytes = vec![0; len_bytes as usize];
+    let copied = pages.memory().read_slice(GuestAddress(0), &mut bytes, hint);
+    copied.map_err(|error| error.to_string())?;
+    Ok(is_read.then_some(bytes))
+}
+
+/// Flushes the store by a channel of its own, as the daemon does. Returns whether it has succeeded.
+pub(super) fn flush(opened: &IntegrityStore) -> Result<bool, String> {
+    let channel = opened.open_channel(&CoreContext::default(), 1);
+    let mut request = BlockRequest::blank(0);
+    request.operation = Operation::Flush;
+    run(&mut *channel.map_err(|error| error.to_string())?, request)
+}
+
+/// Carries out a request. Returns whether it has succeeded.
+fn run(channel: &mut dyn BlockChannel, mut request: Box<BlockRequest>) -> Result<bool, String> {
     request.tag = Some(Tag::from_bits(0));
     let (mut batch, mut completed) = (vec![request], Batch::new());
     for now in 0..MOST_POLLS {
         channel.exchange(Nanos(now as u64), &mut batch, &mut completed);
         let Some(mut request) = completed.pop() else { continue };
         request.tag.take().map(Tag::into_bits);
-        let mut bytes = vec![0; len_bytes as usize];
-        pages
-            .memory()
-            .read_slice(GuestAddress(0), &mut bytes, hint)
-            .map_err(|error| error.to_string())?;
-        return Ok(request.result.is_ok().then_some(bytes));
+        return Ok(request.result.is_ok());
     }
-    Err("a read does not end".to_owned())
+    Err("a request does not end".to_owned())
 }
 
 /// The stamps of a block's sectors.

@@ -4,7 +4,7 @@ use sidecore_block::BlockDevice;
 use sidecore_reactor::CoreContext;
 use sidecore_stage_integrity::{FormatOptions, IntegrityStore, format};
 
-use super::check::{check, look, open, stamps};
+use super::check::{check, flush, look, open, read_all, stamps};
 use super::{Options, Outcome};
 use crate::Random;
 use crate::mirror::guest::{DEPTH, Guest, Inner};
@@ -28,6 +28,8 @@ struct Habits {
     hot_sectors: u64,
     /// One in so many steps the daemon dies.
     steps_per_death: u64,
+    /// One in so many steps the guests are killed.
+    steps_per_kill: u64,
 }
 
 impl Habits {
@@ -42,6 +44,7 @@ impl Habits {
             },
             hot_sectors: pick(&[4, 8, 16, 64]),
             steps_per_death: pick(&[80, 200, u64::MAX]),
+            steps_per_kill: pick(&[60, 150, u64::MAX]),
         }
     }
 }
@@ -67,10 +70,18 @@ struct World {
     store: LegStore,
     /// `None` while the daemon is dead.
     opened: Option<IntegrityStore>,
+    /// Guests of daemons that have died, with their requests, which stay in flight.
+    dead: Vec<Guest>,
     inner: Inner,
-    /// Whether blocks may be bad without a power cut.
+    data_at: usize,
+    /// Whether blocks are torn without a power cut.
     may_be_bad: bool,
+    /// Requests that have met bad blocks before that was known last.
+    met_bad: u64,
     deaths: u64,
+    kills: u64,
+    /// Requests that failed when guests were killed.
+    excused: u64,
 }
 
 impl History {
@@ -113,20 +124,35 @@ impl History {
         inner.hot_sectors = self.habits.hot_sectors;
         inner.block_sectors = u64::from(self.habits.block_bytes) / SECTOR_BYTES as u64;
         let (habits, options) = (self.habits, *options);
-        let (opened, may_be_bad, deaths) = (None, false, 0);
-        let mut world = World { habits, options, store, opened, inner, may_be_bad, deaths };
+        let mut world = World {
+            habits,
+            options,
+            store,
+            opened: None,
+            dead: Vec::new(),
+            inner,
+            data_at: self.data_at,
+            may_be_bad: false,
+            met_bad: 0,
+            deaths: 0,
+            kills: 0,
+            excused: 0,
+        };
         let result = world.run();
         self.trace = std::mem::take(&mut world.inner.trace);
         self.next_stamp = world.inner.next_stamp;
         self.outcome.requests += world.inner.outcome.requests;
         self.outcome.failures += world.inner.outcome.failures;
         self.outcome.deaths += world.deaths;
+        self.outcome.kills += world.kills;
         if let Err(what) = result {
             // Its requests in flight will never end.
             std::mem::forget(world);
             return Err(what);
         }
-        self.cut_everywhere(&world)
+        let result = self.cut_everywhere(&world);
+        world.bury();
+        result
     }
 
     fn cut_everywhere(&mut self, world: &World) -> Result<(), String> {
@@ -212,16 +238,23 @@ impl World {
         for _ in 0..self.options.steps {
             if self.inner.random.once_in(self.habits.steps_per_death) {
                 self.die()?;
+            } else if self.inner.random.once_in(self.habits.steps_per_kill) {
+                self.kill_guests()?;
             } else {
                 self.inner.step();
             }
             self.check()?;
         }
-        self.inner.is_ending = true;
+        self.end_requests()?;
+        self.inner.guests.clear();
+        self.check()
+    }
+
+    /// Polls until no request is in flight.
+    fn end_requests(&mut self) -> Result<(), String> {
         for _ in 0..MOST_POLLS {
             if self.inner.in_flight() == 0 {
-                self.inner.guests.clear();
-                return self.check();
+                return Ok(());
             }
             self.inner.poll_all();
         }
@@ -230,8 +263,12 @@ impl World {
 
     fn check(&mut self) -> Result<(), String> {
         let may_fail = self.habits.manner.requests_per_fault != u64::MAX;
-        if self.inner.bad_blocks > 0 && !self.may_be_bad && !may_fail {
+        if self.inner.bad_blocks > self.met_bad && !self.may_be_bad && !may_fail {
             return Err("a good block is called bad".to_owned());
+        }
+        let failures = self.inner.outcome.failures - self.inner.bad_blocks;
+        if failures > self.excused && !may_fail {
+            return Err("a request fails, though the store carries all of them out".to_owned());
         }
         self.inner.wrong.take().map_or(Ok(()), Err)
     }
@@ -239,13 +276,94 @@ impl World {
     /// Opens the store.
     fn begin(&mut self) -> Result<(), String> {
         self.store.set_manner(QUICK);
-        let opened = open(&self.store, self.options.neglect)?;
+        self.opened = Some(open(&self.store, self.options.neglect)?);
+        self.look_at_blocks()?;
+        self.begin_guests()?;
+        self.store.set_manner(self.habits.manner);
+        Ok(())
+    }
+
+    /// Looks at all blocks when the store was just opened: those that are torn are bad, and no
+    /// others.
+    fn look_at_blocks(&mut self) -> Result<(), String> {
+        let Some(opened) = &self.opened else { return Ok(()) };
+        let found = read_all(opened)?;
+        let len_bytes = opened.geometry().capacity_bytes as usize;
+        let image = self.store.disk.bytes();
+        let data = &image[self.data_at..][..len_bytes];
+        let at = self.inner.order.tick();
+        self.may_be_bad = check(&self.inner.model, data, &found, at)? > 0;
+        self.met_bad = self.inner.bad_blocks;
+        Ok(())
+    }
+
+    fn begin_guests(&mut self) -> Result<(), String> {
+        let Some(opened) = &self.opened else { return Ok(()) };
         for _ in 0..2 {
             let channel = opened.open_channel(&CoreContext::default(), DEPTH);
             self.inner.guests.push(Guest::new(channel.map_err(|error| error.to_string())?));
         }
-        self.opened = Some(opened);
+        Ok(())
+    }
+
+    /// The store is away, and requests in flight fail, or are done all the same. The guests are
+    /// killed, and others begin: sometimes others are killed before. Or the guests go on for a
+    /// while without being told that their writes are durable.
+    fn kill_guests(&mut self) -> Result<(), String> {
+        self.inner.note("the guests are killed");
+        self.kills += 1;
+        self.may_be_bad = true;
+        self.store.set_broken(true);
+        self.end_requests()?;
+        if self.inner.random.once_in(2) {
+            self.pause_guests()?;
+        }
+        self.leave_guests();
+        while self.inner.random.once_in(3) {
+            self.begin_guests()?;
+            (0..20).for_each(|_| self.inner.step());
+            self.end_requests()?;
+            self.leave_guests();
+        }
+        self.begin_guests()?;
+        self.excused = self.inner.outcome.failures - self.inner.bad_blocks;
+        self.store.set_broken(false);
+        // A place that cannot be read when the store is opened counts as torn, and here whole
+        // blocks must not.
+        self.store.set_manner(QUICK);
+        while self.inner.in_flight() == 0 {
+            self.inner.step();
+        }
+        self.end_requests()?;
+        self.look_at_blocks()?;
+        // A flush does not open the store, and fails if it is the first request.
+        self.excused = self.inner.outcome.failures - self.inner.bad_blocks;
         self.store.set_manner(self.habits.manner);
+        Ok(())
+    }
+
+    /// The guests are gone, and say so.
+    fn leave_guests(&mut self) {
+        self.inner.guests.clear();
+        self.opened.iter().for_each(|opened| opened.user_gone());
+    }
+
+    /// A flush fails, and the guests are paused and go on. Answered writes may be lost then, so no
+    /// flush may succeed.
+    fn pause_guests(&mut self) -> Result<(), String> {
+        let Some(opened) = &self.opened else { return Ok(()) };
+        if flush(opened)? {
+            return Err("a flush succeeds while the store is away".to_owned());
+        }
+        self.inner.guests.clear();
+        self.store.set_broken(false);
+        self.begin_guests()?;
+        (0..20).for_each(|_| self.inner.step());
+        self.end_requests()?;
+        if self.opened.as_ref().is_some_and(|opened| flush(opened) != Ok(false)) {
+            return Err("a flush succeeds, though one before it has failed".to_owned());
+        }
+        self.store.set_broken(true);
         Ok(())
     }
 
@@ -253,10 +371,20 @@ impl World {
     fn die(&mut self) -> Result<(), String> {
         self.inner.note("the daemon dies");
         self.deaths += 1;
-        // Its requests never end, and their tags must not be dropped.
-        std::mem::forget(std::mem::take(&mut self.inner.guests));
-        std::mem::forget(self.opened.take());
-        self.may_be_bad = true;
+        // Its requests do not end while this history runs.
+        self.dead.append(&mut self.inner.guests);
+        self.opened = None;
         self.begin()
+    }
+
+    /// Ends the requests of dead daemons, when nothing looks at the store any more: tags must not
+    /// be dropped, and memory that is left over would be too much for many histories.
+    fn bury(mut self) {
+        self.store.set_broken(true);
+        self.store.set_manner(QUICK);
+        self.inner.guests = std::mem::take(&mut self.dead);
+        if self.end_requests().is_err() {
+            std::mem::forget(self);
+        }
     }
 }
