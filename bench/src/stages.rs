@@ -101,13 +101,17 @@ impl Plan {
 }
 
 /// A stage that only counts adds at most 15 ns to a request; encryption has at least 0.9 of the
-/// speed of its library.
-const BOUNDS: [Bound<'static>; 12] = {
+/// speed of its library, and reads that are checked at least 0.7 of those of memory, and 0.85 of
+/// those of a file.
+const BOUNDS: [Bound<'static>; 16] = {
     const fn counts(case: &'static str) -> Bound<'static> {
         Bound { case, of: Of::Ours(ADDED, " ns"), limit: Limit::AtMost(15.0) }
     }
     const fn encrypts(case: &'static str) -> Bound<'static> {
         Bound { case, of: Of::Ratio(IOPS, LIBRARY), limit: Limit::AtLeast(0.9) }
+    }
+    const fn checks(case: &'static str, least: f64) -> Bound<'static> {
+        Bound { case, of: Of::Ratio(IOPS, NONE), limit: Limit::AtLeast(least) }
     }
     [
         counts("meter/null/randread512/qd1"),
@@ -122,6 +126,10 @@ const BOUNDS: [Bound<'static>; 12] = {
         encrypts("encrypt/ram/randread/qd32"),
         encrypts("encrypt/ram/randwrite/qd1"),
         encrypts("encrypt/ram/randwrite/qd32"),
+        checks("integrity/ram/randread/qd1", 0.7),
+        checks("integrity/ram/randread/qd32", 0.7),
+        checks("integrity/file/randread/qd1", 0.85),
+        checks("integrity/file/randread/qd32", 0.85),
     ]
 };
 
@@ -169,7 +177,7 @@ fn measure(
         ("request_bytes", case.load.bytes.into()),
     ]));
     let records = &mut experiment.records;
-    let open = |chain| Path::open(case, chain, store, plan);
+    let open = |chain| Path::open(case, chain, store);
     let mut paths = Layouts::new(plan.pairs, || Ok([open(case.chain)?, open(Chain::None)?]));
     let turns = Turns::take(plan.pairs, plan.repeats, |order| {
         paths.run(order, |index, paths| paths[index].run(plan))

@@ -6,19 +6,26 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use sidecore_block::{
-    BlockDevice, Geometry, NullStore, OpenedStage, Operation, RamStore, Stage, StageError, contain,
-    open_stage,
+    Batch, BlockDevice, Geometry, NullStore, OpenedStage, Operation, RamStore, Stage, StageError,
+    Tag, contain, open_stage,
 };
 use sidecore_linux::{FileOptions, FileStore};
 use sidecore_luks::{KEY_BYTES, SectorSize, Segment, Xts};
+use sidecore_reactor::CoreContext;
 use sidecore_stage_delay::DelayStage;
 use sidecore_stage_encrypt::{EncryptStage, EncryptStore};
 use sidecore_stage_fault::FaultPlan;
+use sidecore_stage_integrity::{FormatOptions, IntegrityStage, format};
 use sidecore_stage_meter::MeterStage;
 use sidecore_stage_read_only::ReadOnlyStage;
+use sidecore_units::Nanos;
 use tempfile::TempDir;
 
 use crate::fill::{allocated_file, directory_in_memory};
+use crate::requests;
+
+/// Bytes of a block with a checksum.
+const BLOCK_BYTES: u32 = 4096;
 
 pub(super) type Store = Arc<dyn BlockDevice>;
 
@@ -38,11 +45,19 @@ pub(super) enum Chain {
     Encrypt,
     /// Plain data is counted.
     MeterEncrypt,
+    Integrity,
 }
 
 impl Chain {
-    const MEASURED: [Self; 6] =
-        [Self::ReadOnly, Self::Fault, Self::Delay, Self::Meter, Self::Encrypt, Self::MeterEncrypt];
+    const MEASURED: [Self; 7] = [
+        Self::ReadOnly,
+        Self::Fault,
+        Self::Delay,
+        Self::Meter,
+        Self::Encrypt,
+        Self::MeterEncrypt,
+        Self::Integrity,
+    ];
 
     const fn name(self) -> &'static str {
         match self {
@@ -53,6 +68,7 @@ impl Chain {
             Self::Meter => "meter",
             Self::Encrypt => "encrypt",
             Self::MeterEncrypt => "meter+encrypt",
+            Self::Integrity => "integrity",
         }
     }
 
@@ -66,6 +82,7 @@ impl Chain {
             Self::Meter => open(&MeterStage::default(), store)?,
             Self::Encrypt => encrypt(store)?,
             Self::MeterEncrypt => open(&MeterStage::default(), encrypt(store)?)?,
+            Self::Integrity => integrity(store)?,
         })
     }
 }
@@ -85,6 +102,39 @@ fn encrypt(below: Store) -> OpenedStage {
         };
         Ok(Arc::new(store.map_err(failed)?))
     })
+}
+
+/// The stage `integrity`, on a store that is made anew: the queue without it has written to the
+/// checksums. All blocks are written, since memory of a block that never was lies in a cache.
+fn integrity(below: Store) -> Result<Store> {
+    let (uuid, block_bytes) = ([1; 16], BLOCK_BYTES);
+    format(&*below, &FormatOptions { uuid, block_bytes, slots: None, force: true })?;
+    let store = open(&IntegrityStage { uuid: None }, below)?;
+    write_all(&store)?;
+    Ok(store)
+}
+
+/// Writes all blocks of a store, and flushes them.
+fn write_all(store: &Store) -> Result<()> {
+    const PIECE_BYTES: u64 = 64 << 10;
+    let mut channel = store.open_channel(&CoreContext::default(), 1)?;
+    let memory = requests::memory(PIECE_BYTES)?;
+    let end_bytes = store.geometry().capacity_bytes;
+    let mut run = |operation, at_bytes, bytes| {
+        let mut request = requests::request(&memory, operation, 0, bytes)?;
+        (request.offset_bytes, request.tag) = (at_bytes, Some(Tag::from_bits(0)));
+        let (mut batch, mut completed) = (vec![request], Batch::new());
+        while completed.is_empty() {
+            channel.exchange(Nanos::ZERO, &mut batch, &mut completed);
+        }
+        let mut request = completed.remove(0);
+        request.tag.take().map(Tag::into_bits);
+        request.result.context("a store that is made anew")
+    };
+    for at_bytes in (0..end_bytes).step_by(PIECE_BYTES as usize) {
+        run(Operation::Write, at_bytes, PIECE_BYTES.min(end_bytes - at_bytes))?;
+    }
+    run(Operation::Flush, 0, 0)
 }
 
 /// A key like any other: the two halves differ.
@@ -161,7 +211,14 @@ impl Case {
     }
 
     fn makes_sense(self) -> bool {
-        self.chain != Chain::ReadOnly || self.load.operation == Operation::Read
+        match self.chain {
+            Chain::ReadOnly => self.load.operation == Operation::Read,
+            // The store has to keep the checksums, and requests are blocks with one.
+            Chain::Integrity => {
+                self.medium != Medium::Null && self.load.bytes == u64::from(BLOCK_BYTES)
+            }
+            _ => true,
+        }
     }
 }
 

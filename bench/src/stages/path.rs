@@ -33,7 +33,7 @@ impl Path {
     ///
     /// # Errors
     /// There is not enough memory, or the stages do not fit the store.
-    pub(super) fn open(case: Case, chain: Chain, store: &Store, plan: &Plan) -> Result<Self> {
+    pub(super) fn open(case: Case, chain: Chain, store: &Store) -> Result<Self> {
         let (bytes, depth) = (case.load.bytes, case.depth);
         let store = chain.open(store.clone())?;
         // The layers of stages measure the stages' time, as in the daemon.
@@ -49,7 +49,7 @@ impl Path {
             channel,
             idle: (0..depth as u64).map(request).collect::<Result<Batch>>()?,
             completed: Batch::with_capacity(depth),
-            places: Places::new(plan.store_bytes / bytes),
+            places: Places::new(store.geometry().capacity_bytes / bytes),
             bytes,
             depth,
             begin,
