@@ -69,6 +69,8 @@ pub(crate) struct IntegrityChannel {
     wants_checkpoint: bool,
     /// Something waits for another channel, or for the next poll.
     is_blocked: bool,
+    /// A write was accepted.
+    has_written: bool,
     /// Bytes that this call may still work on.
     budget: u64,
     /// The time of this call.
@@ -118,6 +120,7 @@ impl IntegrityChannel {
             flushes: Vec::with_capacity(depth),
             wants_checkpoint: false,
             is_blocked: false,
+            has_written: false,
             budget: 0,
             now: Nanos::ZERO,
             last_search: None,
@@ -148,6 +151,9 @@ impl IntegrityChannel {
         }
         if self.shared.journal.has_failed() {
             return self.end(request, Err(BlockError::EIO));
+        }
+        if !is_flush && !std::mem::replace(&mut self.has_written, true) {
+            self.user.begin_writing();
         }
         // A store that is only read is not flushed, and what was decided stays in memory.
         let is_read_only = self.shared.geometry.read_only;

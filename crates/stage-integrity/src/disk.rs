@@ -172,6 +172,7 @@ fn wait(channel: &dyn BlockChannel, now: Nanos) {
 /// Code that opens the store, and is polled.
 pub(crate) struct Task {
     exchange: Rc<Exchange>,
+    is_at_store: bool,
     future: Pin<Box<dyn Future<Output = Result<(), IntegrityError>>>>,
 }
 
@@ -181,7 +182,8 @@ impl Task {
         F: Future<Output = Result<(), IntegrityError>> + 'static,
     {
         let disk = Disk::new()?;
-        Ok(Self { exchange: Rc::clone(&disk.exchange), future: Box::pin(code(disk)) })
+        let exchange = Rc::clone(&disk.exchange);
+        Ok(Self { exchange, is_at_store: false, future: Box::pin(code(disk)) })
     }
 
     /// Goes on with the code. While it is pending, it waits for a request: the one that
@@ -192,11 +194,21 @@ impl Task {
 
     /// A request for the store, without a tag.
     pub(crate) fn queued(&mut self) -> Option<Box<BlockRequest>> {
-        self.exchange.queued.take()
+        let request = self.exchange.queued.take();
+        self.is_at_store |= request.is_some();
+        request
+    }
+
+    /// Whether the store has the request.
+    pub(crate) fn is_at_store(&self) -> bool {
+        self.is_at_store
     }
 
     /// Takes the request back from the store.
-    pub(crate) fn came_back(&mut self, request: Box<BlockRequest>) {
+    pub(crate) fn came_back(&mut self, mut request: Box<BlockRequest>) {
+        // The task may be dropped before it takes the request.
+        request.tag.take().map(Tag::into_bits);
         self.exchange.ended.set(Some(request));
+        self.is_at_store = false;
     }
 }

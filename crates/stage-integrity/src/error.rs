@@ -87,6 +87,9 @@ pub enum IntegrityError {
         /// The blocks of the disk.
         blocks: u64,
     },
+    /// The user for whom the store was being opened has gone.
+    #[error("the VMM has ended meanwhile")]
+    Gone,
     /// The store cannot be read or written.
     #[error("{0}")]
     Io(String),

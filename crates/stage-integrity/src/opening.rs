@@ -57,8 +57,11 @@ pub(crate) async fn open_again(shared: &Shared, disk: &mut Disk) -> Result<(), I
             let (found, wanted) = (uuid_text(&header.uuid), uuid_text(&wanted.uuid));
             return Err(IntegrityError::OtherStore { found, wanted });
         }
-        shared.tags.clear_marks();
+        shared.tags.mark_unsure();
         open(shared, disk).await?;
+    }
+    if shared.journal.has_failed() {
+        shared.users.keep_loss();
     }
     shared.journal.restart();
     Ok(())
@@ -257,6 +260,10 @@ impl Opening<'_> {
             disk.write(start, &bytes).await?;
             has_written = true;
         }
-        if has_written { disk.flush().await } else { Ok(()) }
+        if has_written {
+            disk.flush().await?;
+        }
+        self.shared.tags.are_durable();
+        Ok(())
     }
 }

@@ -243,7 +243,7 @@ impl BlockDevice for IntegrityStore {
 
     fn loss(&self) -> Option<String> {
         // A guest that lives on has closed its connection, too, if its VMM connects again.
-        let has_lost = || self.shared.journal.has_failed() && self.shared.users.are_gone();
+        let has_lost = || self.shared.users.have_lost(self.shared.journal.has_failed());
         self.inner.loss().or_else(|| {
             has_lost().then(|| "a flush of its last user, which is gone, has failed".to_owned())
         })

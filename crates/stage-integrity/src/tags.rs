@@ -18,6 +18,9 @@ pub(crate) struct Tags {
     words: Box<[AtomicU64]>,
     /// A bit for each unit of tags that differs from the store's.
     dirty: Box<[AtomicU64]>,
+    /// A bit for each unit whose tags were taken to be written, and may not be durable. Only a
+    /// checkpoint and the opening of the store change it.
+    unsure: Box<[AtomicU64]>,
     tags_per_unit: u64,
 }
 
@@ -36,6 +39,7 @@ impl Tags {
         Some(Self {
             words: zeros(blocks.checked_mul(2)?)?,
             dirty: zeros(units.div_ceil(64))?,
+            unsure: zeros(units.div_ceil(64))?,
             tags_per_unit: tags_per_unit.max(1),
         })
     }
@@ -116,9 +120,17 @@ impl Tags {
         }
     }
 
-    /// Removes all marks.
-    pub(crate) fn clear_marks(&self) {
-        self.dirty.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    /// Removes all marks but those of units that may not be durable: after a failed flush the
+    /// kernel shows such a unit as it was written, may drop it, and has its next flush succeed.
+    pub(crate) fn mark_unsure(&self) {
+        for (dirty, unsure) in self.dirty.iter().zip(&self.unsure) {
+            dirty.store(unsure.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
+    /// The units that were taken are durable.
+    pub(crate) fn are_durable(&self) {
+        self.unsure.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
 
     fn dirty_bit(&self, unit: u64) -> Option<(&AtomicU64, u64)> {
@@ -135,6 +147,9 @@ impl Tags {
             if marks != 0 {
                 let bit = marks & marks.wrapping_neg();
                 word.fetch_and(!bit, Ordering::AcqRel);
+                if let Some(word) = self.unsure.get(index) {
+                    word.fetch_or(bit, Ordering::Relaxed);
+                }
                 let first = (index as u64).saturating_mul(64);
                 return Some(first.saturating_add(bit.trailing_zeros().into()));
             }
@@ -178,8 +193,15 @@ mod tests {
             from = unit + 1;
         }
         assert_eq!(taken, [0, 63, 70, 199]);
+        tags.are_durable();
+        tags.mark(31 * 64);
+        assert_eq!(tags.take_dirty(0), Some(64));
         tags.mark(5);
-        tags.clear_marks();
+        tags.mark_unsure();
+        assert_eq!(tags.take_dirty(0), Some(64), "it may not be durable");
+        assert_eq!(tags.take_dirty(0), None);
+        tags.are_durable();
+        tags.mark_unsure();
         assert_eq!(tags.take_dirty(0), None);
     }
 }

@@ -7,7 +7,9 @@
 //! channel opens the store again, and the requests of the others wait for that.
 //!
 //! A guest without channels may be paused, or its driver may reset the disk. It relies on writes
-//! that the store has lost, so it must not be told that all is well.
+//! that the store has lost, so it must not be told that all is well. For that a loss stays known
+//! until the next user writes: a channel that has only read may be that of a device that is
+//! read-only, while the user with the loss lives on.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -23,6 +25,8 @@ struct State {
     departures: Departures,
     /// The last user is gone, and the next one has neither read nor written.
     is_left: bool,
+    /// A store that had failed was opened again, and the next user has not written.
+    has_lost: bool,
     is_current: bool,
     /// A channel opens the store again.
     is_opening: bool,
@@ -48,8 +52,14 @@ pub(crate) struct Users(Mutex<State>);
 impl Default for Users {
     /// Of a store that is open.
     fn default() -> Self {
-        let (is_left, is_current, is_opening) = (false, true, false);
-        Self(Mutex::new(State { channels: 0, departures: 0, is_left, is_current, is_opening }))
+        Self(Mutex::new(State {
+            channels: 0,
+            departures: 0,
+            is_left: false,
+            has_lost: false,
+            is_current: true,
+            is_opening: false,
+        }))
     }
 }
 
@@ -58,10 +68,10 @@ impl Users {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a channel.
-    fn enter(&self, is_doubtful: bool) -> Departures {
+    /// Counts a channel. `is_doubtful` is asked when no other one comes or goes.
+    fn enter(&self, is_doubtful: impl FnOnce() -> bool) -> Departures {
         let mut state = self.lock();
-        state.is_current &= state.channels > 0 || !state.is_left || !is_doubtful;
+        state.is_current &= state.channels > 0 || !state.is_left || !is_doubtful();
         state.channels = state.channels.saturating_add(1);
         state.departures
     }
@@ -78,9 +88,11 @@ impl Users {
         state.is_left = true;
     }
 
-    /// Whether the last user is gone, and the next one has not begun.
-    pub(crate) fn are_gone(&self) -> bool {
-        self.lock().is_left
+    /// Whether a user that lives on must not go on: a store that `has_failed` was left by its last
+    /// user, and no other one has begun, or it was opened again, and nobody has written.
+    pub(crate) fn have_lost(&self, has_failed: bool) -> bool {
+        let state = self.lock();
+        state.has_lost || (has_failed && state.is_left)
     }
 
     fn turn(&self, departures: Departures) -> Turn {
@@ -98,15 +110,31 @@ impl Users {
         state.is_left &= state.departures != departures;
     }
 
-    /// Takes the right to open the store again.
-    fn begin_opening(&self) -> bool {
+    /// The first write of a channel.
+    fn begin_writing(&self, departures: Departures) {
         let mut state = self.lock();
-        !state.is_current && !std::mem::replace(&mut state.is_opening, true)
+        state.has_lost &= state.departures != departures;
+    }
+
+    fn is_gone(&self, departures: Departures) -> bool {
+        self.lock().departures != departures
+    }
+
+    /// Takes the right to open the store again.
+    fn begin_opening(&self, departures: Departures) -> bool {
+        let mut state = self.lock();
+        let may = !state.is_current && state.departures == departures;
+        may && !std::mem::replace(&mut state.is_opening, true)
     }
 
     fn end_opening(&self, is_current: bool) {
         let mut state = self.lock();
         (state.is_opening, state.is_current) = (false, is_current);
+    }
+
+    /// A store that has failed works again.
+    pub(crate) fn keep_loss(&self) {
+        self.lock().has_lost = true;
     }
 }
 
@@ -122,11 +150,10 @@ impl User {
     /// One more channel. `may_miss_writes` says that answered writes of the last guest may be
     /// missing.
     pub(crate) fn new(shared: &Arc<Shared>, may_miss_writes: bool) -> Self {
-        let is_doubtful = may_miss_writes || shared.journal.is_doubtful();
         if !shared.neglected.keeps(Rule::UserGone) {
             shared.users.user_gone();
         }
-        let departures = shared.users.enter(is_doubtful);
+        let departures = shared.users.enter(|| may_miss_writes || shared.journal.is_doubtful());
         Self { shared: Arc::clone(shared), departures, is_opening: false }
     }
 
@@ -144,10 +171,20 @@ impl User {
         self.shared.users.begin(self.departures);
     }
 
+    /// The channel writes from now on.
+    pub(crate) fn begin_writing(&self) {
+        self.shared.users.begin_writing(self.departures);
+    }
+
+    /// Whether the channel's user, or another one since, is gone.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.shared.users.is_gone(self.departures)
+    }
+
     /// Takes the right to open the store again, which is released by
     /// [`end_opening`](Self::end_opening), and when the channel is gone.
     pub(crate) fn begin_opening(&mut self) -> bool {
-        self.is_opening |= self.shared.users.begin_opening();
+        self.is_opening |= self.shared.users.begin_opening(self.departures);
         self.is_opening
     }
 
@@ -172,22 +209,22 @@ mod tests {
     #[test]
     fn a_store_that_has_failed_is_opened_again_by_one_channel_when_its_user_is_gone() {
         let users = Users::default();
-        let of_first = users.enter(true);
+        let of_first = users.enter(|| true);
         assert_eq!(users.turn(of_first), Turn::Current, "it was just opened");
         users.begin(of_first);
         users.user_gone();
-        users.enter(true);
+        users.enter(|| true);
         assert_eq!(users.turn(of_first), Turn::Current, "it has a channel");
         users.leave();
         users.leave();
-        let of_next = users.enter(true);
-        users.enter(true);
+        let of_next = users.enter(|| true);
+        users.enter(|| true);
         assert_eq!(users.turn(of_next), Turn::Open);
-        assert!(users.begin_opening() && !users.begin_opening());
+        assert!(users.begin_opening(of_next) && !users.begin_opening(of_next));
         assert_eq!(users.turn(of_next), Turn::Wait);
         users.end_opening(false);
         assert_eq!(users.turn(of_next), Turn::Open, "the other one tries");
-        assert!(users.begin_opening());
+        assert!(users.begin_opening(of_next));
         users.end_opening(true);
         assert_eq!(users.turn(of_next), Turn::Current);
     }
@@ -195,21 +232,21 @@ mod tests {
     #[test]
     fn a_user_that_lives_on_does_not_open_the_store_again() {
         let users = Users::default();
-        let first = users.enter(false);
+        let first = users.enter(|| false);
         users.begin(first);
         users.leave();
-        let again = users.enter(true);
+        let again = users.enter(|| true);
         assert_eq!(users.turn(again), Turn::Current, "it is not gone");
         users.leave();
         users.user_gone();
-        assert!(users.are_gone());
-        let next = users.enter(false);
+        assert!(users.have_lost(true) && !users.have_lost(false));
+        let next = users.enter(|| false);
         users.begin(again);
-        assert!(users.are_gone(), "a request of the user that is gone");
+        assert!(users.have_lost(true), "a request of the user that is gone");
         users.begin(next);
-        assert!(!users.are_gone());
+        assert!(!users.have_lost(true));
         users.leave();
-        let again = users.enter(true);
+        let again = users.enter(|| true);
         assert_eq!(users.turn(again), Turn::Current, "it has begun");
     }
 
@@ -217,12 +254,32 @@ mod tests {
     fn a_user_that_is_gone_opens_nothing() {
         let users = Users::default();
         users.user_gone();
-        let next = users.enter(true);
+        let next = users.enter(|| true);
         assert_eq!(users.turn(next), Turn::Open);
         users.user_gone();
         assert_eq!(users.turn(next), Turn::Gone);
+        assert!(users.is_gone(next) && !users.begin_opening(next));
         users.leave();
-        let next = users.enter(false);
+        let next = users.enter(|| false);
         assert_eq!(users.turn(next), Turn::Open, "it was not opened yet");
+    }
+
+    #[test]
+    fn a_loss_is_known_until_the_next_user_writes() {
+        let users = Users::default();
+        let first = users.enter(|| false);
+        users.begin(first);
+        users.leave();
+        users.user_gone();
+        let reader = users.enter(|| true);
+        assert!(users.begin_opening(reader));
+        users.keep_loss();
+        users.end_opening(true);
+        users.begin(reader);
+        assert!(users.have_lost(false), "it may be a device that is only read");
+        users.begin_writing(first);
+        assert!(users.have_lost(false), "a request of the user that is gone");
+        users.begin_writing(users.enter(|| false));
+        assert!(!users.have_lost(false) && !users.have_lost(true));
     }
 }

@@ -262,7 +262,9 @@ impl IntegrityChannel {
     fn end_checkpoint(&mut self, has_succeeded: bool) {
         self.checkpoint.phase = Phase::Idle;
         let has_succeeded = has_succeeded && !self.shared.journal.has_failed();
-        if !has_succeeded {
+        if has_succeeded {
+            self.shared.tags.are_durable();
+        } else {
             self.fail_store("the checksums could not be made durable");
         }
         self.shared.journal.end(self.checkpoint.number, has_succeeded);

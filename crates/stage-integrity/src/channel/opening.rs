@@ -78,6 +78,10 @@ impl IntegrityChannel {
             }
         }
         let Some(task) = &mut self.opening.task else { return };
+        if !task.is_at_store() && self.user.is_gone() {
+            // Nothing of it comes late: another user opens the store.
+            return self.finish_opening(Err(IntegrityError::Gone));
+        }
         match task.poll() {
             Poll::Ready(result) => self.finish_opening(result),
             Poll::Pending => {

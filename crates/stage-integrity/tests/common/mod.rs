@@ -2,6 +2,8 @@
 
 #![allow(dead_code)]
 
+pub mod lies;
+
 use std::sync::Arc;
 
 use sidecore_block::{BlockDevice, Geometry, RamStore};
