@@ -32,7 +32,7 @@ struct State {
     is_opening: bool,
 }
 
-/// What a channel that has not read or written yet has to do.
+/// The next step of a channel that has not read or written yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// Nothing: the state in memory is that of the store. It stays so while there is a channel.
@@ -89,7 +89,7 @@ impl Users {
     }
 
     /// Whether a user that lives on must not go on: a store that `has_failed` was left by its last
-    /// user, and no other one has begun, or it was opened again, and nobody has written.
+    /// user, and no other one has begun, or it was opened again, and not written since.
     pub(crate) fn have_lost(&self, has_failed: bool) -> bool {
         let state = self.lock();
         state.has_lost || (has_failed && state.is_left)
@@ -161,7 +161,7 @@ impl User {
         &self.shared
     }
 
-    /// What the channel has to do before its first read or write.
+    /// The next step before the channel's first read or write.
     pub(crate) fn turn(&self) -> Turn {
         self.shared.users.turn(self.departures)
     }

@@ -38,7 +38,8 @@ impl Remote {
     }
 }
 
-/// What to say if sessions were not moved, for these reasons. The others stay where they are now.
+/// The error of a move after which sessions stay on their link, for these reasons. The others have
+/// moved.
 fn failure(name: &str, link: &str, refusals: &[String], sessions: usize) -> Option<String> {
     let reason = refusals.last()?;
     let failed = refusals.len();
