@@ -65,6 +65,18 @@ log_words() {
     tail -n 4 /run/disks.log | tr '\n' ' '
 }
 
+# Whether a process has ended, with all of its threads.
+has_exited() {
+    [ "$(ls "/proc/$1/task" 2>/dev/null | wc -l)" -le 1 ] && ! grep -q "^State:[[:space:]]*[RSD]" "/proc/$1/status" 2>/dev/null
+}
+
+# Where the threads of a process wait in the kernel.
+waits_of() {
+    for thread in /proc/"$1"/task/*; do
+        echo "$(cat "$thread/comm" 2>/dev/null) $(cat "$thread/wchan" 2>/dev/null)"
+    done | tr '\n' ','
+}
+
 await_daemon() {
     until_so 300 is_ready || fail "the daemon is not ready: $(log_words)"
     until_so 300 is_running || fail "the device is not served: $(log_words)"
@@ -176,18 +188,32 @@ order_wait() {
 }
 
 # restart: ends the daemon in order while its device is mounted, writes meanwhile, and starts the
-# next daemon.
+# next daemon. The file system is just committing, and a write may need a block of the commit, so
+# that it ends only when the next daemon serves the device.
 order_restart() {
     kill "$daemon"
+    until_so 300 has_exited "$daemon" || fail "the daemon does not end: $(waits_of "$daemon"), $(log_words)"
     wait "$daemon"
     value code $?
-    dd if=/dev/urandom of=/mnt/meanwhile bs=1M count=2 2>/dev/null
+    touch /mnt/known
     sync &
-    syncing=$!
+    committing=$!
+    until_so 300 waits_for_a_disk "$committing" || fail "no commit begins: $(waits_of "$committing")"
+    write_meanwhile &
+    writing=$!
     start
     await_daemon
-    wait $syncing
+    until_so 1200 has_exited "$writing" || fail "the write does not end: $(waits_of "$writing")"
+    wait "$committing" "$writing"
     value synced $?
+}
+
+waits_for_a_disk() {
+    grep -q "^State:[[:space:]]*D" "/proc/$1/status"
+}
+
+write_meanwhile() {
+    dd if=/dev/urandom of=/mnt/meanwhile bs=1M count=2 2>/dev/null && sync
 }
 
 # known: compares the tree, after the page cache was dropped.
@@ -381,11 +407,6 @@ is_slow_running() {
     sidecore --socket /run/slow/control.sock list 2>/dev/null | grep -q "^slow *running"
 }
 
-# Whether a process has ended, with all of its threads.
-has_exited() {
-    [ "$(ls "/proc/$1/task" 2>/dev/null | wc -l)" -le 1 ] && ! grep -q "^State:[[:space:]]*[RSD]" "/proc/$1/status" 2>/dev/null
-}
-
 # slow: kills a daemon that has shown a device, whose store answers no read for a minute.
 order_slow() {
     configure_slow 60000000
@@ -393,7 +414,7 @@ order_slow() {
     slow=$!
     until_so 300 test -e /sys/block/ublkb2 || fail "no device: $(tail -n 4 /run/slow.log | tr '\n' ' ')"
     kill -9 "$slow"
-    until_so 100 has_exited "$slow" || fail "the killed daemon does not end: $(cat /proc/$slow/task/*/wchan)"
+    until_so 100 has_exited "$slow" || fail "the killed daemon does not end: $(waits_of "$slow")"
     wait "$slow" 2>/dev/null
     value state ended
     configure_slow 0
