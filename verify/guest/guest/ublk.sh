@@ -195,8 +195,7 @@ order_restart() {
     until_so 300 has_exited "$daemon" || fail "the daemon does not end: $(waits_of "$daemon"), $(log_words)"
     wait "$daemon"
     value code $?
-    touch /mnt/known
-    sync &
+    begin_commit &
     committing=$!
     until_so 300 waits_for_a_disk "$committing" || fail "no commit begins: $(waits_of "$committing")"
     write_meanwhile &
@@ -210,6 +209,11 @@ order_restart() {
 
 waits_for_a_disk() {
     grep -q "^State:[[:space:]]*D" "/proc/$1/status"
+}
+
+# It waits for the daemon in either call: one of them may find a commit of the kernel's own.
+begin_commit() {
+    : >/mnt/commit && exec sync
 }
 
 write_meanwhile() {

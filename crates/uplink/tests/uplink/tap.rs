@@ -37,12 +37,16 @@ fn options() -> TapOptions {
     TapOptions { interface: TAP.to_owned(), mtu: Some(1500), offloads: true }
 }
 
+/// Opens an interface that this process may have just closed: until a child of another test runs
+/// its program, it has the descriptors of this process, and the interface is still busy.
+fn open_when_free(options: &TapOptions, stats: &Arc<PortStats>) -> TapQueue {
+    wait::succeed(SOON, || TapQueue::open(options, Arc::clone(stats)))
+}
+
 /// An interface that is up.
 fn open() -> Way {
     let stats = Arc::<PortStats>::default();
-    // Until a child of another test runs its program, it has the descriptors of this process, and
-    // an interface that was closed is still busy.
-    let tap = wait::succeed(SOON, || TapQueue::open(&options(), Arc::clone(&stats)));
+    let tap = open_when_free(&options(), &stats);
     ip(&format!("link set {TAP} address {HOST_MAC}"));
     set_up(TAP);
     let queue = Box::new(tap);
@@ -89,12 +93,12 @@ fn an_interface_stays_with_its_addresses_and_has_one_process() {
         drop(queue);
         assert!(ip(&format!("link show {TAP}")).contains("NO-CARRIER"));
         let jumbo = TapOptions { mtu: Some(9000), ..options() };
-        let queue = TapQueue::open(&jumbo, Arc::default()).unwrap();
+        let queue = open_when_free(&jumbo, &Arc::default());
         let shown = ip(&format!("link show {TAP}"));
         assert!(shown.contains("LOWER_UP") && shown.contains("mtu 9000"), "{shown}");
         drop(queue);
         let as_it_is = TapOptions { mtu: None, ..options() };
-        assert_eq!(TapQueue::open(&as_it_is, Arc::default()).unwrap().mtu(), 9000);
+        assert_eq!(open_when_free(&as_it_is, &Arc::default()).mtu(), 9000);
 
         for name in ["lo", "a-name-that-is-too-long", ""] {
             let other = TapOptions { interface: name.to_owned(), ..options() };
