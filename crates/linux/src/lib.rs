@@ -15,6 +15,7 @@
 //! * [`PacketSocket`]: frames of an Ethernet interface, through rings in memory.
 //! * [`DatagramSocket`]: datagrams in batches.
 //! * [`Tap`]: an interface of this kernel whose wire is this process.
+//! * [`ReservedDisk`]: persistent reservations of a disk that several hosts reach.
 //! * [`UblkControl`] and [`UblkQueue`]: block devices of this kernel that this process serves.
 //! * [`XdpSocket`] and [`XdpProgram`]: frames of an interface, through AF_XDP.
 //! * [`ServiceManager`] and [`take_kept`]: the program that started this process, and keeps
@@ -42,6 +43,7 @@ mod packet_slots;
 mod packet_socket;
 mod peer_event;
 mod pin;
+mod reservation;
 mod service_manager;
 mod tap;
 mod ublk;
@@ -70,6 +72,7 @@ pub use packet_socket::{
 };
 pub use peer_event::peer_event;
 pub use pin::pin_memory;
+pub use reservation::{DiskReservation, ReservationError, ReservedDisk, on_reservation_conflict};
 pub use service_manager::{EnvironmentError, KeptDescriptor, ServiceManager, take_kept};
 pub use tap::{Tap, TapMonitor, TapOffloads, TapState};
 pub use ublk::{

@@ -60,6 +60,8 @@ struct State {
     /// The arrival of the oldest held request.
     held_since: Option<Instant>,
     ends: bool,
+    /// The error of all writes.
+    refuses_writes: Option<i32>,
     /// Every request, in the order of effect.
     done: Vec<(Operation, u64)>,
 }
@@ -96,6 +98,7 @@ impl SlowDisk {
             held: Vec::new(),
             held_since: None,
             ends: false,
+            refuses_writes: None,
             done: Vec::new(),
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
@@ -124,6 +127,11 @@ impl SlowDisk {
     /// stay held.
     pub fn hold(&self, which: impl Fn(&Request) -> bool + Send + 'static) {
         self.state().hold = Some(Box::new(which));
+    }
+
+    /// Fails all writes from now on, as a disk that another host has reserved.
+    pub fn refuse_writes(&self, errno: i32) {
+        self.state().refuses_writes = Some(errno);
     }
 
     /// Answers every request that arrives from now on. Requests held before stay held.
@@ -278,6 +286,10 @@ impl Shared {
 
 impl State {
     fn carry_out(&mut self, request: &Request) -> Vec<u8> {
+        if let Some(errno) = self.refuses_writes.filter(|_| request.operation() == Operation::Write)
+        {
+            return request.refusal(errno);
+        }
         self.done.push((request.operation(), request.offset_bytes()));
         request.answer(&mut self.bytes, NAME)
     }

@@ -107,8 +107,13 @@ impl Request {
     pub(crate) fn answer(&self, content: &mut [u8], name: &str) -> Vec<u8> {
         match self.body_of_answer(content, name) {
             Ok(body) => self.framed(0, &body),
-            Err(errno) => self.framed(-errno, &[]),
+            Err(errno) => self.refusal(errno),
         }
+    }
+
+    /// The answer that refuses the request.
+    pub(crate) fn refusal(&self, errno: i32) -> Vec<u8> {
+        self.framed(-errno, &[])
     }
 
     fn framed(&self, error: i32, body: &[u8]) -> Vec<u8> {

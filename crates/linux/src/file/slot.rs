@@ -8,6 +8,8 @@ use std::ops::Range;
 
 use sidecore_block::{BlockError, Operation};
 
+use crate::reservation::act_on_conflict;
+
 /// The largest number of consecutive rounds without progress ("try again").
 const MAX_FRUITLESS_ROUNDS: u8 = 100;
 
@@ -112,7 +114,12 @@ impl Slot {
             }
             libc::ENOSPC | libc::EDQUOT => Verdict::Done(Err(BlockError::NoSpace)),
             libc::EROFS => Verdict::Done(Err(BlockError::ReadOnly)),
-            errno => Verdict::Done(Err(BlockError::Io { errno })),
+            errno => {
+                if errno == libc::EBADE {
+                    act_on_conflict();
+                }
+                Verdict::Done(Err(BlockError::Io { errno }))
+            }
         }
     }
 }

@@ -1,0 +1,484 @@
+//! Persistent reservations of SCSI and NVMe disks, by the kernel's ioctls
+//! (Documentation/block/pr.rst and include/uapi/linux/pr.h in the kernel's source).
+//!
+//! A host *registers* a key at a disk, and *reserves* the disk with it. Here a reservation is
+//! always one of type *write exclusive, registrants only*: hosts that are registered write, others
+//! get a reservation conflict (EBADE), and all read. A registered host *preempts* another one's
+//! key: its registration is gone, its commands in flight are aborted, and a reservation that it
+//! held is the preempting host's.
+//!
+//! The kernel asks the disk to keep registrations over a loss of power with each registration
+//! (APTPL of SPC-4, PTPL of NVMe). A disk that cannot keep them refuses the registration.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use rustix::ioctl::{Opcode, opcode};
+
+/// `PR_WRITE_EXCLUSIVE_REG_ONLY`: type 5 of SCSI, type 3 of NVMe.
+const WRITE_EXCLUSIVE_REGISTRANTS_ONLY: u32 = 3;
+/// `PR_FL_IGNORE_KEY`.
+const IGNORE_KEY: u32 = 1;
+/// An old key that is ignored.
+const ANY_KEY: u64 = 1;
+
+/// Has a directory for each block device, by its numbers.
+const BLOCK_DEVICES: &str = "/sys/dev/block";
+
+/// `PR_STS_RESERVATION_CONFLICT`, which is SCSI's status.
+const CONFLICT: i32 = 0x18;
+/// `PR_STS_IOERR`: also a unit attention, after which the disk takes the same command.
+const DEVICE_ERROR: i32 = 0x2;
+/// Linux before 6.3 returns NVMe's own status, with bits that say how to go on.
+const NVME_CONFLICT: i32 = 0x83;
+const NVME_STATUS: i32 = 0x7ff;
+
+/// The attempts at a command to a disk that has something else to say first.
+const ATTEMPTS: usize = 4;
+/// The keys for which the first read has room, and the most that the kernel returns.
+const KEYS: u32 = 64;
+const KEYS_MAX: u32 = 1 << 16;
+
+/// `struct pr_reservation`.
+#[repr(C)]
+struct RawReservation {
+    key: u64,
+    kind: u32,
+    flags: u32,
+}
+
+/// `struct pr_registration`.
+#[repr(C)]
+struct RawRegistration {
+    old_key: u64,
+    new_key: u64,
+    flags: u32,
+    padding: u32,
+}
+
+/// `struct pr_preempt`.
+#[repr(C)]
+struct RawPreempt {
+    old_key: u64,
+    new_key: u64,
+    kind: u32,
+    flags: u32,
+}
+
+/// `struct pr_clear`.
+#[repr(C)]
+struct RawClear {
+    key: u64,
+    flags: u32,
+    padding: u32,
+}
+
+/// `struct pr_read_keys`.
+#[repr(C)]
+struct RawKeys {
+    generation: u32,
+    count: u32,
+    keys: u64,
+}
+
+/// `struct pr_read_reservation`.
+#[repr(C)]
+#[derive(Default)]
+struct RawHeld {
+    key: u64,
+    generation: u32,
+    kind: u32,
+}
+
+const REGISTER: Opcode = opcode::write::<RawRegistration>(b'p', 200);
+const RESERVE: Opcode = opcode::write::<RawReservation>(b'p', 201);
+const PREEMPT_AND_ABORT: Opcode = opcode::write::<RawPreempt>(b'p', 204);
+const CLEAR: Opcode = opcode::write::<RawClear>(b'p', 205);
+const READ_KEYS: Opcode = opcode::read_write::<RawKeys>(b'p', 206);
+const READ_RESERVATION: Opcode = opcode::read::<RawHeld>(b'p', 207);
+
+/// Why a disk has not carried out an order about reservations.
+#[derive(Debug, thiserror::Error)]
+pub enum ReservationError {
+    /// The disk cannot be opened.
+    #[error("cannot open {path}: {error}")]
+    Open {
+        /// The disk's path.
+        path: PathBuf,
+        /// The kernel's error.
+        error: io::Error,
+    },
+    /// There are no reservations of files.
+    #[error("{0} is no block device: reservations are of whole SCSI and NVMe disks")]
+    NotADisk(PathBuf),
+    /// A map of device mapper: a path group of multipath, or a logical volume.
+    #[error(
+        "{0} is a device of device mapper, whose paths register one by one: name whole SCSI or \
+         NVMe disks"
+    )]
+    Mapped(PathBuf),
+    /// Neither the disk nor its driver knows reservations.
+    #[error(
+        "{0} knows no persistent reservations: use a SCSI or NVMe disk that has them, or another \
+         fence"
+    )]
+    Unsupported(PathBuf),
+    /// A partition, or a process without privilege.
+    #[error(
+        "the kernel allows no reservation of {0}: name the whole disk and not a partition, and run \
+         as root"
+    )]
+    NotAllowed(PathBuf),
+    /// The disk refuses a parameter of the command.
+    #[error(
+        "{0} refuses the reservation: it has none, or cannot keep registrations over a loss of \
+         power, which the kernel asks for; use another disk or another fence"
+    )]
+    Refused(PathBuf),
+    /// The key is not registered, or the reservation is another host's.
+    #[error("{0} answers that the reservation conflicts")]
+    Conflict(PathBuf),
+    /// The disk or the path to it failed.
+    #[error("{path} failed with status {status:#x}")]
+    Device {
+        /// The disk's path.
+        path: PathBuf,
+        /// `PR_STS_*` of the kernel, or a status of SCSI or NVMe.
+        status: i32,
+    },
+    /// The kernel failed.
+    #[error("{path}: {error}")]
+    Kernel {
+        /// The disk's path.
+        path: PathBuf,
+        /// The kernel's error.
+        error: io::Error,
+    },
+}
+
+/// The action of [`on_reservation_conflict`].
+static ON_CONFLICT: OnceLock<fn()> = OnceLock::new();
+
+/// Sets the action, once for this process, that is taken on a store's request that fails because
+/// another host has reserved the disk. It runs before the request is answered: a daemon that was
+/// fenced ends in it, because an error would be an answer.
+pub fn on_reservation_conflict(action: fn()) {
+    let _ = ON_CONFLICT.set(action);
+}
+
+/// Takes the action.
+pub(crate) fn act_on_conflict() {
+    if let Some(action) = ON_CONFLICT.get() {
+        action();
+    }
+}
+
+/// The registrations of a disk, and its reservation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DiskReservation {
+    /// The keys of all registrations; a key is there once for each path.
+    pub keys: Vec<u64>,
+    /// The holder's key, if the disk is reserved.
+    pub holder: Option<u64>,
+    /// Whether the reservation's type is write exclusive, registrants only.
+    pub is_write_exclusive: bool,
+}
+
+/// A disk whose reservation this host wants.
+#[derive(Debug)]
+pub struct ReservedDisk {
+    path: PathBuf,
+    file: File,
+}
+
+impl ReservedDisk {
+    /// Opens a disk. Nothing is sent to it.
+    ///
+    /// # Errors
+    /// The path cannot be opened for writing, or is no block device, or one of device mapper.
+    pub fn open(path: &Path) -> Result<Self, ReservationError> {
+        let wrong = |error| ReservationError::Open { path: path.to_owned(), error };
+        let file = OpenOptions::new().read(true).write(true).open(path).map_err(wrong)?;
+        let metadata = file.metadata().map_err(wrong)?;
+        if !metadata.file_type().is_block_device() {
+            return Err(ReservationError::NotADisk(path.to_owned()));
+        }
+        if is_mapped(Path::new(BLOCK_DEVICES), metadata.rdev()) {
+            return Err(ReservationError::Mapped(path.to_owned()));
+        }
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    /// Fails if the disk knows no reservations. `unused` is a random key, which no host has.
+    ///
+    /// # Errors
+    /// The disk or the kernel has no reservations, or failed.
+    pub fn probe(&self, unused: u64) -> Result<(), ReservationError> {
+        // Replacing a key that is not registered conflicts, and changes nothing.
+        match self.register(unused, 0) {
+            Ok(()) | Err(ReservationError::Conflict(_)) => Ok(()),
+            // SCSI disks refuse a command that they do not know.
+            Err(ReservationError::Device { status: DEVICE_ERROR, path }) => {
+                Err(ReservationError::Unsupported(path))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Registers this host with `new`, in place of the key `old`, or of none if `old` is 0. A key
+    /// `new` of 0 ends a registration at a SCSI disk, and at NVMe is a registration.
+    ///
+    /// # Errors
+    /// [`ReservationError::Conflict`] if this host has not the key `old`.
+    pub fn register(&self, old: u64, new: u64) -> Result<(), ReservationError> {
+        self.send_registration((old, new), 0)
+    }
+
+    /// Registers this host with `new` in place of any key.
+    ///
+    /// # Errors
+    /// The disk or the kernel failed.
+    pub fn register_in_place_of_any(&self, new: u64) -> Result<(), ReservationError> {
+        match self.register(0, new) {
+            // NVMe replaces a key only if the driver is given one, also if it is ignored.
+            Err(ReservationError::Conflict(_)) => {
+                self.send_registration((ANY_KEY, new), IGNORE_KEY)
+            }
+            registered => registered,
+        }
+    }
+
+    fn send_registration(
+        &self,
+        (old_key, new_key): (u64, u64),
+        flags: u32,
+    ) -> Result<(), ReservationError> {
+        self.send::<{ REGISTER }, _>(RawRegistration { old_key, new_key, flags, padding: 0 })
+    }
+
+    /// Reserves the disk: write exclusive, registrants only. The holder can do so again.
+    ///
+    /// # Errors
+    /// [`ReservationError::Conflict`] if this host has not registered `key`, or another holds the
+    /// reservation.
+    pub fn reserve(&self, key: u64) -> Result<(), ReservationError> {
+        let kind = WRITE_EXCLUSIVE_REGISTRANTS_ONLY;
+        self.send::<{ RESERVE }, _>(RawReservation { key, kind, flags: 0 })
+    }
+
+    /// Ends all registrations with the key `other`, aborts the commands of their hosts, and takes
+    /// the reservation over if one of these hosts holds it. This host has registered `mine`.
+    ///
+    /// # Errors
+    /// [`ReservationError::Conflict`] if no host has registered `other`, or this one has not
+    /// registered `mine`.
+    pub fn preempt_and_abort(&self, other: u64, mine: u64) -> Result<(), ReservationError> {
+        let kind = WRITE_EXCLUSIVE_REGISTRANTS_ONLY;
+        // The kernel's documentation has it the other way round; its drivers put `old_key` where
+        // SCSI and NVMe have the key of the host that preempts (sd_pr_preempt, nvme_pr_preempt).
+        let order = RawPreempt { old_key: mine, new_key: other, kind, flags: 0 };
+        self.send::<{ PREEMPT_AND_ABORT }, _>(order)
+    }
+
+    /// Ends the reservation and all registrations. This host has registered `key`.
+    ///
+    /// # Errors
+    /// The disk or the kernel failed.
+    pub fn clear(&self, key: u64) -> Result<(), ReservationError> {
+        self.send::<{ CLEAR }, _>(RawClear { key, flags: 0, padding: 0 })
+    }
+
+    /// Reads the registrations and the reservation; `None` if the kernel cannot (before Linux
+    /// 6.19).
+    ///
+    /// # Errors
+    /// The disk or the kernel failed.
+    pub fn read(&self) -> Result<Option<DiskReservation>, ReservationError> {
+        let mut room = KEYS;
+        let keys = loop {
+            let mut keys = vec![0_u64; room as usize];
+            let mut raw = RawKeys { generation: 0, count: room, keys: keys.as_mut_ptr() as u64 };
+            // SAFETY: the kernel writes at most `count` keys, for which `keys` has room.
+            let read = self.judge(|| unsafe { order::<{ READ_KEYS }, _>(&self.file, &mut raw) });
+            if !is_known(read)? {
+                return Ok(None);
+            }
+            if raw.count <= room {
+                keys.truncate(raw.count as usize);
+                break keys;
+            }
+            room = raw.count.min(KEYS_MAX);
+        };
+        let mut held = RawHeld::default();
+        // SAFETY: the kernel writes the structure and nothing else.
+        self.judge(|| unsafe { order::<{ READ_RESERVATION }, _>(&self.file, &mut held) })?;
+        Ok(Some(DiskReservation {
+            keys,
+            holder: (held.kind != 0).then_some(held.key),
+            is_write_exclusive: held.kind == WRITE_EXCLUSIVE_REGISTRANTS_ONLY,
+        }))
+    }
+
+    fn send<const CODE: Opcode, T>(&self, mut value: T) -> Result<(), ReservationError> {
+        // SAFETY: these commands read the structure, which has no pointers, and write nothing.
+        self.judge(|| unsafe { order::<CODE, _>(&self.file, &mut value) })
+    }
+
+    fn judge(&self, mut attempt: impl FnMut() -> io::Result<i32>) -> Result<(), ReservationError> {
+        let mut status = attempt();
+        for _ in 1..ATTEMPTS {
+            if !matches!(status, Ok(DEVICE_ERROR)) {
+                break;
+            }
+            status = attempt();
+        }
+        let path = self.path.clone();
+        Err(match status {
+            Ok(0) => return Ok(()),
+            Ok(status) if status == CONFLICT || status & NVME_STATUS == NVME_CONFLICT => {
+                ReservationError::Conflict(path)
+            }
+            Ok(status) => ReservationError::Device { path, status },
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EOPNOTSUPP | libc::ENOTTY) => ReservationError::Unsupported(path),
+                Some(libc::EPERM | libc::EACCES) => ReservationError::NotAllowed(path),
+                Some(libc::EINVAL) => ReservationError::Refused(path),
+                Some(libc::EBADE) => ReservationError::Conflict(path),
+                _ => ReservationError::Kernel { path, error },
+            },
+        })
+    }
+}
+
+/// Whether the kernel knows an order that has ended so. Drivers of SCSI answer with EINVAL, too.
+fn is_known(ended: Result<(), ReservationError>) -> Result<bool, ReservationError> {
+    match ended {
+        Ok(()) => Ok(true),
+        Err(ReservationError::Unsupported(_) | ReservationError::Refused(_)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the block device with this number is device mapper's.
+fn is_mapped(devices: &Path, number: u64) -> bool {
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    devices.join(format!("{major}:{minor}/dm/uuid")).exists()
+}
+
+/// Sends a command. The result is that of the disk: 0, or the reason why it refuses.
+///
+/// # Safety
+/// `value` is the structure of the command `CODE`, and its pointers are valid for it.
+unsafe fn order<const CODE: Opcode, T>(file: &File, value: &mut T) -> io::Result<i32> {
+    // SAFETY: see above; the structure lives until the call returns.
+    let status = unsafe { libc::ioctl(file.as_raw_fd(), CODE as _, std::ptr::from_mut(value)) };
+    if status < 0 { Err(io::Error::last_os_error()) } else { Ok(status) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structures_and_numbers_are_those_of_the_kernel() {
+        assert_eq!(size_of::<RawReservation>(), 16);
+        assert_eq!(size_of::<RawRegistration>(), 24);
+        assert_eq!(size_of::<RawPreempt>(), 24);
+        assert_eq!(size_of::<RawClear>(), 16);
+        assert_eq!(size_of::<RawKeys>(), 16);
+        assert_eq!(size_of::<RawHeld>(), 16);
+        assert_eq!(std::mem::offset_of!(RawRegistration, flags), 16);
+        assert_eq!(std::mem::offset_of!(RawPreempt, kind), 16);
+        assert_eq!(std::mem::offset_of!(RawHeld, kind), 12);
+        // As printed by a C program that includes linux/pr.h.
+        for (found, kernel) in [
+            (REGISTER, 0x4018_70c8),
+            (RESERVE, 0x4010_70c9),
+            (PREEMPT_AND_ABORT, 0x4018_70cc),
+            (CLEAR, 0x4010_70cd),
+            (READ_KEYS, 0xc010_70ce),
+            (READ_RESERVATION, 0x8010_70cf),
+        ] {
+            assert_eq!(found, kernel, "{found:#x}");
+        }
+    }
+
+    fn disk() -> ReservedDisk {
+        ReservedDisk { path: "/dev/disk".into(), file: tempfile::tempfile().unwrap() }
+    }
+
+    #[test]
+    fn a_unit_attention_is_tried_again_and_a_conflict_is_not() {
+        let disk = disk();
+        let tries = |statuses: Vec<io::Result<i32>>| {
+            let mut left = statuses.into_iter();
+            let outcome = disk.judge(|| left.next().unwrap());
+            (outcome, left.len())
+        };
+        let (outcome, left) = tries(vec![Ok(DEVICE_ERROR), Ok(DEVICE_ERROR), Ok(0), Ok(0)]);
+        assert!(outcome.is_ok() && left == 1);
+        let (outcome, left) = tries((0..9).map(|_| Ok(DEVICE_ERROR)).collect());
+        assert!(matches!(outcome, Err(ReservationError::Device { status: DEVICE_ERROR, .. })));
+        assert_eq!(left, 9 - ATTEMPTS);
+        for conflict in [CONFLICT, NVME_CONFLICT, 0x4083] {
+            let (outcome, left) = tries(vec![Ok(conflict), Ok(0)]);
+            assert!(matches!(outcome, Err(ReservationError::Conflict(_))) && left == 1);
+        }
+    }
+
+    #[test]
+    fn errors_of_the_kernel_are_told_apart() {
+        let disk = disk();
+        let error = |number| {
+            let attempt = || Err(io::Error::from_raw_os_error(number));
+            disk.judge(attempt).unwrap_err().to_string()
+        };
+        assert!(error(libc::EOPNOTSUPP).contains("knows no persistent reservations"));
+        assert!(error(libc::ENOTTY).contains("another fence"));
+        assert!(error(libc::EPERM).contains("not a partition"));
+        assert!(error(libc::EINVAL).contains("loss of power"));
+        assert!(error(libc::EBADE).contains("conflicts"));
+        assert!(error(libc::EIO).contains("/dev/disk"));
+    }
+
+    #[test]
+    fn a_kernel_that_does_not_know_an_order_says_so_with_several_errors() {
+        let disk = disk();
+        let known = |number| {
+            is_known(disk.judge(|| Err(io::Error::from_raw_os_error(number)))).map_err(drop)
+        };
+        for unknown in [libc::ENOTTY, libc::EOPNOTSUPP, libc::EINVAL] {
+            assert_eq!(known(unknown), Ok(false), "{unknown}");
+        }
+        assert_eq!(known(libc::EIO), Err(()));
+        assert_eq!(known(libc::EPERM), Err(()));
+        assert!(is_known(Ok(())).unwrap());
+    }
+
+    #[test]
+    fn devices_of_device_mapper_are_told_apart() {
+        let devices = tempfile::tempdir().unwrap();
+        let numbers = rustix::fs::makedev(253, 300);
+        assert!(!is_mapped(devices.path(), numbers));
+        let map = devices.path().join("253:300/dm");
+        std::fs::create_dir_all(&map).unwrap();
+        std::fs::write(map.join("uuid"), "mpath-3600\n").unwrap();
+        assert!(is_mapped(devices.path(), numbers));
+        assert!(!is_mapped(devices.path(), rustix::fs::makedev(253, 301)));
+        let error = ReservationError::Mapped("/dev/mapper/shared".into()).to_string();
+        assert!(error.contains("name whole SCSI or NVMe disks"), "{error}");
+    }
+
+    #[test]
+    fn a_file_has_no_reservations() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = ReservedDisk::open(file.path()).unwrap_err();
+        assert!(matches!(error, ReservationError::NotADisk(_)), "{error}");
+        let error = disk().probe(1).unwrap_err();
+        assert!(matches!(error, ReservationError::Unsupported(_)), "{error}");
+    }
+}
