@@ -25,6 +25,7 @@ mod qemu;
 mod remote;
 mod repair;
 mod replay;
+mod reservation;
 mod salvage;
 mod schedule;
 mod stage;
@@ -148,6 +149,8 @@ enum Command {
     Keep(keep::Arguments),
     /// Run a daemon on the one of several hosts that owns its stores, by a lease of etcd.
     Own(own::Arguments),
+    /// Show and end the reservations of a disk, by which `own --fence-reservation` fences.
+    Reservation(reservation::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -170,6 +173,7 @@ fn main() -> ExitCode {
         Command::Integrity(arguments) => integrity::run(&arguments),
         Command::Luks(arguments) => luks::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),
+        Command::Reservation(arguments) => reservation::run(&arguments),
         Command::Replay(arguments) => match replay::run(&arguments) {
             Ok(code) => return code,
             Err(error) => Err(error),

@@ -3,6 +3,7 @@
 //! The command is the store's server: it is started when this host owns the store and has fenced
 //! all others, and it is killed before the lease ends if etcd does not renew it.
 
+mod guard;
 mod shown;
 mod supervisor;
 
@@ -16,8 +17,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use rustix::rand::{GetRandomFlags, getrandom};
 use sidecore_cluster::{
-    Access, CommandFence, Endpoint, Fence, Gateway, HostLock, Identity, LockFence, RecordFile,
-    Runner, User, this_host,
+    Access, CommandFence, Endpoint, Fence, Gateway, HostLock, Identity, LateAttempt, LockFence,
+    RecordFile, ReservationFence, Runner, User, this_host,
 };
 use sidecore_ownership::{Daemon, Member, Options};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
@@ -36,6 +37,7 @@ const CALLS_PER_LEASE: u32 = 6;
 /// another candidate continues.
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
+#[command(group(clap::ArgGroup::new("fence").required(true)))]
 pub(crate) struct Arguments {
     /// The store, or the set of stores, that COMMAND serves: the same at all candidates.
     #[arg(value_parser = name)]
@@ -60,13 +62,17 @@ pub(crate) struct Arguments {
     #[arg(long, required = true, value_name = "FILE")]
     path: Vec<PathBuf>,
     /// Fence by the locks on `--path`. All candidates run on this host.
-    #[arg(long, required_unless_present = "fence_command", conflicts_with = "fence_command")]
+    #[arg(long, group = "fence")]
     fence_lock: bool,
+    /// Fence by persistent reservations of the disks at `--path`, each a whole SCSI or NVMe disk:
+    /// they refuse the writes of all hosts but the owner's. An orderly end keeps the reservation.
+    #[arg(long, group = "fence")]
+    fence_reservation: bool,
     /// Fence by this program, which gets the name of a candidate as its argument, and succeeds
     /// when that candidate's host can neither write nor answer any more.
-    #[arg(long, value_name = "PROGRAM")]
+    #[arg(long, value_name = "PROGRAM", group = "fence")]
     fence_command: Option<PathBuf>,
-    /// Seconds after which the fence command has failed.
+    /// Seconds after which the fence command, or an order to a disk, has failed.
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     fence_limit: u64,
     /// The time of the lease in seconds.
@@ -172,6 +178,9 @@ impl Signals {
 pub(crate) fn run(arguments: &Arguments, socket: &Path) -> Result<ExitCode> {
     let access = arguments.access.access();
     access.check(&arguments.etcd).map_err(anyhow::Error::msg)?;
+    if arguments.fence_reservation {
+        ReservationFence::probe(&arguments.path, random()?).map_err(anyhow::Error::msg)?;
+    }
     let signals = Signals::listen()?;
     let host = this_host().context("cannot read the identity of this host")?;
     let name = match &arguments.name {
@@ -186,6 +195,7 @@ pub(crate) fn run(arguments: &Arguments, socket: &Path) -> Result<ExitCode> {
         match candidacy(arguments, me, (&signals, &mut shown))? {
             // The next start has another incarnation, as a process that was killed.
             Ended::Lease => shown.note("the lease has ended: the command was killed"),
+            Ended::Fenced(why) => shown.note(&format!("{why}: the command was killed")),
             Ended::Command(code) => return Ok(ExitCode::from(code)),
             Ended::Signal => return Ok(ExitCode::SUCCESS),
         }
@@ -204,15 +214,7 @@ fn candidacy(
         .with_access(arguments.access.access());
     let host_lock = HostLock::beside(&arguments.record, &me);
     let local = LockFence { paths: arguments.path.clone(), host_lock };
-    let fence: Box<dyn Fence> = match &arguments.fence_command {
-        None => Box::new(local.clone()),
-        Some(program) => Box::new(CommandFence {
-            program: program.clone(),
-            arguments: Vec::new(),
-            time_limit: Duration::from_secs(arguments.fence_limit),
-            local: local.clone(),
-        }),
-    };
+    let fence = fence(arguments, &local);
     let mut daemon = Daemon::new(me.clone(), options, random()?);
     daemon.add(&arguments.store);
     let record = RecordFile::new(&arguments.record);
@@ -222,7 +224,22 @@ fn candidacy(
     supervisor.run(&arguments.command, (runner, &arguments.store), (signals, shown))
 }
 
-fn random() -> Result<u64> {
+fn fence(arguments: &Arguments, local: &LockFence) -> Box<dyn Fence> {
+    let (time_limit, local) = (Duration::from_secs(arguments.fence_limit), local.clone());
+    if arguments.fence_reservation {
+        let (disks, late) = (arguments.path.clone(), LateAttempt::default());
+        return Box::new(ReservationFence { disks, time_limit, local, late });
+    }
+    match &arguments.fence_command {
+        None => Box::new(local),
+        Some(program) => {
+            let (program, arguments) = (program.clone(), Vec::new());
+            Box::new(CommandFence { program, arguments, time_limit, local })
+        }
+    }
+}
+
+pub(crate) fn random() -> Result<u64> {
     let mut bytes = [0; 8];
     let filled = getrandom(&mut bytes, GetRandomFlags::empty()).context("no random numbers")?;
     ensure!(filled == bytes.len(), "the kernel gave too few random numbers");

@@ -14,8 +14,11 @@ use std::time::Instant;
 use anyhow::{Context as _, Result};
 use clap::Parser;
 use sidecore_assembly::Assembly;
+use sidecore_assembly::spec::LOST_STORE;
 use sidecore_control::{Api, Config, Depth, Socket};
-use sidecore_linux::{EndRequest, EndRequests, HeldSignals, ignore_file_size_signal};
+use sidecore_linux::{
+    EndRequest, EndRequests, HeldSignals, ignore_file_size_signal, on_reservation_conflict,
+};
 
 use log::Log;
 use service::Service;
@@ -62,7 +65,8 @@ Exit codes:
   2  the configuration or the command line is wrong; nothing was started
   3  ended at once by a later signal
   4  ended by a signal while an IOhost was away: the log names what was given up
-  5  ended at once: another program has written to a controller's store
+  5  ended at once: another program has written to a controller's store, or another host has
+     reserved a disk
 
 Examples:
   sidecore check disks.toml              list the faults of a configuration
@@ -97,6 +101,9 @@ fn main() -> ExitCode {
     };
     let ended = owner::from_environment().and_then(|owner| {
         config.spec.owner = owner;
+        if owner.is_some() {
+            on_reservation_conflict(end_fenced);
+        }
         run(&config, service)
     });
     log.report();
@@ -107,6 +114,15 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Ends an owner whose disk another host has reserved: that host answers its guests.
+fn end_fenced() {
+    tracing::error!(
+        "ended at once: a disk has refused a request, because another host has reserved it: this \
+         owner was fenced"
+    );
+    std::process::exit(LOST_STORE.into());
 }
 
 /// Raises the limit of open files to its maximum: each running queue has three descriptors, and the

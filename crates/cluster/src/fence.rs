@@ -12,10 +12,21 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use sidecore_linux::{FileError, FileOptions, FileStore};
 use sidecore_ownership::Member;
 
+use crate::Watch;
+
 /// The time between two looks at a fence command.
 const PAUSE: Duration = Duration::from_millis(10);
 /// The time that one attempt of a lock fence waits for requests of dead processes.
 const LOCK_PATIENCE: Duration = Duration::from_millis(200);
+
+/// The daemons that have owned a store, or may have.
+#[derive(Clone, Copy, Debug)]
+pub struct Others<'a> {
+    /// Those that may still write.
+    pub suspects: &'a [Member],
+    /// The last owner, which has closed the store in order.
+    pub former: Option<&'a Member>,
+}
 
 /// A fence. It succeeds when none of the suspects has a request in flight to the store, and none
 /// can send one any more.
@@ -24,7 +35,12 @@ pub trait Fence: Send + Sync {
     ///
     /// # Errors
     /// The reason why a suspect may still write. It is tried again.
-    fn fence(&self, me: &Member, suspects: &[Member]) -> Result<(), String>;
+    fn fence(&self, me: &Member, others: Others<'_>) -> Result<(), String>;
+
+    /// Looks at the fences of others, for a fence that has something to see.
+    fn watch(&self, _me: &Member) -> Option<Watch> {
+        None
+    }
 }
 
 /// The lock that an owner's command inherits, and has until its last process has ended.
@@ -100,19 +116,14 @@ impl HostLock {
     }
 }
 
-impl Fence for LockFence {
-    fn fence(&self, me: &Member, suspects: &[Member]) -> Result<(), String> {
-        if let Some(far) = suspects.iter().find(|suspect| host_name(suspect) != host_name(me)) {
-            return Err(format!(
-                "{far} is not on this host, and locks fence the processes of one host: choose a \
-                 fence command"
-            ));
-        }
-        // Processes of a former boot of this host have ended with it.
-        if suspects.iter().all(|suspect| suspect.host != me.host) {
-            return Ok(());
-        }
-        let _lock = self.host_lock.take()?;
+impl LockFence {
+    /// Fails while a process of this host has one of the files open, or a request in flight to it.
+    /// No owner starts its command while the lock is kept.
+    ///
+    /// # Errors
+    /// The reason.
+    pub fn quiet(&self) -> Result<File, String> {
+        let lock = self.host_lock.take()?;
         for path in &self.paths {
             let options = FileOptions {
                 predecessor_timeout: LOCK_PATIENCE,
@@ -131,12 +142,28 @@ impl Fence for LockFence {
                 Err(error) => return Err(error.to_string()),
             }
         }
-        Ok(())
+        Ok(lock)
+    }
+}
+
+impl Fence for LockFence {
+    fn fence(&self, me: &Member, Others { suspects, .. }: Others<'_>) -> Result<(), String> {
+        if let Some(far) = suspects.iter().find(|suspect| host_name(suspect) != host_name(me)) {
+            return Err(format!(
+                "{far} is not on this host, and locks fence the processes of one host: choose a \
+                 fence command"
+            ));
+        }
+        // Processes of a former boot of this host have ended with it.
+        if suspects.iter().all(|suspect| suspect.host != me.host) {
+            return Ok(());
+        }
+        self.quiet().map(drop)
     }
 }
 
 impl Fence for CommandFence {
-    fn fence(&self, me: &Member, suspects: &[Member]) -> Result<(), String> {
+    fn fence(&self, me: &Member, Others { suspects, .. }: Others<'_>) -> Result<(), String> {
         let (mine, others): (Vec<Member>, Vec<Member>) =
             suspects.iter().cloned().partition(|suspect| suspect.name == me.name);
         if let Some(namesake) = mine.iter().find(|suspect| host_name(suspect) != host_name(me)) {
@@ -146,7 +173,7 @@ impl Fence for CommandFence {
             ));
         }
         if !mine.is_empty() {
-            self.local.fence(me, &mine)?;
+            self.local.fence(me, Others { suspects: &mine, former: None })?;
         }
         let mut names: Vec<&str> = others.iter().map(|suspect| suspect.name.as_str()).collect();
         names.dedup();
@@ -201,6 +228,10 @@ mod tests {
         Member { name: name.into(), host: host.into(), incarnation }
     }
 
+    fn of(suspects: &[Member]) -> Others<'_> {
+        Others { suspects, former: None }
+    }
+
     fn locks(paths: Vec<PathBuf>, directory: &TempDir) -> LockFence {
         let record = directory.path().join("disk.owner");
         LockFence { paths, host_lock: HostLock::beside(&record, &member("a", "h1/1", 1)) }
@@ -224,16 +255,16 @@ mod tests {
         let told = directory.path().join("told");
         let script = format!("echo $1 >> {}", told.display());
         let suspects = [other.clone(), member("b", "h2/1", 3)];
-        command(&script, LONG, &directory).fence(&me, &suspects).unwrap();
+        command(&script, LONG, &directory).fence(&me, of(&suspects)).unwrap();
         assert_eq!(std::fs::read_to_string(&told).unwrap(), "b\n", "once for a daemon");
-        let error = command("exit 3", LONG, &directory).fence(&me, &suspects).unwrap_err();
+        let error = command("exit 3", LONG, &directory).fence(&me, of(&suspects)).unwrap_err();
         assert!(error.contains("exit status: 3"), "{error}");
         // The shell waits for a child, which would keep the test waiting if it were not killed.
         let hangs = command("sleep 1000; exit 0", Duration::from_millis(50), &directory);
-        let error = hangs.fence(&me, &suspects).unwrap_err();
+        let error = hangs.fence(&me, of(&suspects)).unwrap_err();
         assert!(error.contains("was killed"), "{error}");
         let none = CommandFence { program: "/no/such".into(), ..command("", LONG, &directory) };
-        assert!(none.fence(&me, &suspects).unwrap_err().contains("/no/such"));
+        assert!(none.fence(&me, of(&suspects)).unwrap_err().contains("/no/such"));
     }
 
     #[test]
@@ -241,9 +272,9 @@ mod tests {
         let me = member("a", "h1/1", 1);
         let directory = tempfile::tempdir().unwrap();
         let fence = command("exit 9", LONG, &directory);
-        let error = fence.fence(&me, &[member("a", "h2/1", 2)]).unwrap_err();
+        let error = fence.fence(&me, of(&[member("a", "h2/1", 2)])).unwrap_err();
         assert!(error.contains("a name of its own"), "{error}");
-        fence.fence(&me, &[member("a", "h1/1", 2)]).expect("a former start of this daemon");
+        fence.fence(&me, of(&[member("a", "h1/1", 2)])).expect("a former start of this daemon");
     }
 
     #[test]
@@ -254,18 +285,18 @@ mod tests {
         let fence = locks(vec![path.clone()], &directory);
         let (me, former) = (member("a", "h1/1", 1), member("b", "h1/1", 2));
         let open = FileStore::open(&FileOptions::new(&path)).unwrap();
-        let error = fence.fence(&me, std::slice::from_ref(&former)).unwrap_err();
+        let error = fence.fence(&me, of(std::slice::from_ref(&former))).unwrap_err();
         assert!(error.contains("live process"), "{error}");
         drop(open);
         let lock = fence.host_lock.take().unwrap();
-        let error = fence.fence(&me, std::slice::from_ref(&former)).unwrap_err();
+        let error = fence.fence(&me, of(std::slice::from_ref(&former))).unwrap_err();
         assert!(error.contains("disk.owner.h1.lock"), "{error}");
         drop(lock);
-        fence.fence(&me, &[former]).unwrap();
-        let error = fence.fence(&me, &[member("b", "h2/1", 2)]).unwrap_err();
+        fence.fence(&me, of(&[former])).unwrap();
+        let error = fence.fence(&me, of(&[member("b", "h2/1", 2)])).unwrap_err();
         assert!(error.contains("not on this host"), "{error}");
         let open = FileStore::open(&FileOptions::new(&path)).unwrap();
-        fence.fence(&me, &[member("b", "h1/0", 2)]).expect("it ended with the former boot");
+        fence.fence(&me, of(&[member("b", "h1/0", 2)])).expect("it ended with the former boot");
         drop(open);
     }
 }

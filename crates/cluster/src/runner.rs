@@ -6,20 +6,20 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
-use sidecore_ownership::{Answer, Daemon, Member, Outcome, Record, Status, Task};
+use sidecore_ownership::{Answer, Daemon, Outcome, Record, Status, Task};
 use sidecore_units::Nanos;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::Gateway;
+use crate::{Gateway, Others};
 
 /// The work of an owner on its host. All calls but [`serve_until`](Host::serve_until) may take
 /// long, and each is on a thread of its own; a store has one at a time.
 pub trait Host: Send + Sync + 'static {
-    /// Makes sure that none of these daemons writes to the store any more.
+    /// Makes sure that none of the suspects writes to the store any more, and that this daemon can.
     ///
     /// # Errors
     /// The reason why one may.
-    fn fence(&self, store: &str, suspects: &[Member]) -> Result<(), String>;
+    fn fence(&self, store: &str, others: Others<'_>) -> Result<(), String>;
 
     /// Reads the store's record.
     ///
@@ -296,7 +296,9 @@ fn carry_out(host: &dyn Host, store: &str, task: &Task, until: Nanos) -> Outcome
         Task::ReadRecord => {
             return host.read_record(store).map_or_else(Outcome::Failed, Outcome::Recorded);
         }
-        Task::Fence { suspects } => host.fence(store, suspects),
+        Task::Fence { suspects, former } => {
+            host.fence(store, Others { suspects, former: former.as_ref() })
+        }
         Task::WriteRecord { record } => host.write_record(store, record),
         Task::Open { epoch, number } => {
             host.open(store, Served { epoch: *epoch, number: *number }, until)

@@ -11,7 +11,8 @@
 //!
 //! A [`Daemon`] is the state machine of all this for one daemon. It has no threads and no clock:
 //! the time, the answers of etcd, and the results of fences are arguments. It returns the next
-//! [`Call`] of etcd and the next [`Task`] on the host.
+//! [`Call`] of etcd and the next [`Task`] on the host. An [`Acquisition`] is the fence by a disk's
+//! reservation.
 //!
 //! # Rules
 //!
@@ -41,7 +42,9 @@ mod call;
 mod daemon;
 mod lease;
 mod member;
+mod reservation;
 mod rules;
+mod status;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -49,5 +52,7 @@ mod tests;
 pub use call::{Answer, Call, Held, Numbered, Origin, Seen};
 pub use daemon::{Daemon, Options};
 pub use member::{Ledger, Member, Record};
+pub use reservation::{Acquisition, Found, Order, Reply};
 pub use rules::Rule;
-pub use store::{Outcome, State, Status, Task};
+pub use status::{State, Status};
+pub use store::{Outcome, Task};

@@ -3,17 +3,21 @@
 use sidecore_units::Nanos;
 
 use crate::rules::Neglected;
-use crate::{Call, Held, Ledger, Member, Options, Record, Rule, Seen};
+use crate::{Call, Held, Ledger, Member, Options, Record, Rule, Seen, State, Status};
 
 /// Work on this host for a store, of which there is one at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Task {
     /// Read the record.
     ReadRecord,
-    /// Make sure that no request of these daemons is in flight, and that none can follow.
+    /// Make sure that no request of these daemons is in flight, and that none can follow. It comes
+    /// before each opening, also without suspects: a fence that the store itself has must let this
+    /// daemon in.
     Fence {
         /// The daemons, without this one.
         suspects: Vec<Member>,
+        /// The last owner, if it has closed the store in order. It needs no fence.
+        former: Option<Member>,
     },
     /// Replace the record durably.
     WriteRecord {
@@ -47,76 +51,13 @@ pub enum Outcome {
     Failed(String),
 }
 
-/// The state of a store, as far as an operator sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// The daemon has no lease, or no answer of etcd yet.
-    Candidate,
-    /// Another daemon has the owner key.
-    WaitingForKey,
-    /// This daemon has the key, and makes sure that no other writes.
-    Fencing,
-    /// The store is being opened.
-    Opening,
-    /// The store is served.
-    Serving,
-    /// The store is open, and the lease has ended without an answer of etcd: nothing is served.
-    Stalled,
-    /// The store is being closed, or given to another daemon.
-    Closing,
-    /// The store cannot be served until an operator has acted.
-    Refused,
-}
-
-impl State {
-    /// All states, in the order in which a store goes through them.
-    pub const ALL: [Self; 8] = [
-        Self::Candidate,
-        Self::WaitingForKey,
-        Self::Fencing,
-        Self::Opening,
-        Self::Serving,
-        Self::Stalled,
-        Self::Closing,
-        Self::Refused,
-    ];
-
-    /// The word in lists and metrics.
-    #[must_use]
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::Candidate => "candidate",
-            Self::WaitingForKey => "waiting for key",
-            Self::Fencing => "fencing",
-            Self::Opening => "opening",
-            Self::Serving => "serving",
-            Self::Stalled => "stalled",
-            Self::Closing => "closing",
-            Self::Refused => "refused",
-        }
-    }
-}
-
-/// A store's state, with what it waits for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Status {
-    /// The state.
-    pub state: State,
-    /// The epoch in which this daemon has the key.
-    pub epoch: Option<u64>,
-    /// The daemon that has the key, if another has it.
-    pub holder: Option<Member>,
-    /// The newest error, or the reason of a refusal with its remedy.
-    pub detail: Option<String>,
-}
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Phase {
     Candidate,
     Waiting { holder: Option<Held> },
     Claiming { ledger: Ledger, before: Ledger },
     Reading,
-    Fencing { suspects: Vec<Member> },
+    Fencing { suspects: Vec<Member>, former: Option<Member> },
     Checking,
     Recording,
     Settling,
@@ -485,6 +426,7 @@ impl Store {
                 self.releasing()
             };
         }
+        self.give_up();
         let begins = matches!(
             self.phase,
             Phase::Fencing { .. }
@@ -510,7 +452,9 @@ impl Store {
                 *checks = false;
                 Task::ReadRecord
             }
-            Phase::Fencing { suspects } => Task::Fence { suspects: suspects.clone() },
+            Phase::Fencing { suspects, former } => {
+                Task::Fence { suspects: suspects.clone(), former: former.clone() }
+            }
             Phase::Recording => Task::WriteRecord { record: record(false) },
             Phase::RecordingEnd => Task::WriteRecord { record: record(true) },
             Phase::Opening => {
@@ -522,6 +466,15 @@ impl Store {
         };
         self.has_task = true;
         Some(task)
+    }
+
+    /// Releases the key of a store whose fence has failed, if this daemon is to end. The attempt
+    /// may have let this host in, so it stays a suspect.
+    fn give_up(&mut self) {
+        let has_failed = matches!(self.phase, Phase::Fencing { .. }) && self.detail.is_some();
+        if self.ends && has_failed && !self.has_task && !self.is_lost {
+            self.phase = Phase::Releasing { ledger: self.ledger.clone(), then: Then::Yield };
+        }
     }
 
     /// The outcome of the task that was handed out.
@@ -559,7 +512,7 @@ impl Store {
                 self.failed(now, why, options);
             }
             _ if self.is_lost => {}
-            (Phase::Reading, Outcome::Recorded(record)) => self.read(record, me),
+            (Phase::Reading, Outcome::Recorded(record)) => self.read(record, me, cluster),
             (Phase::Fencing { .. }, Outcome::Done) => self.phase = Phase::Checking,
             (Phase::Checking, Outcome::Recorded(record)) => self.check(record, cluster),
             (Phase::Recording, Outcome::Done) => {
@@ -604,31 +557,50 @@ impl Store {
     }
 
     /// Takes the record as it was before the fence, which names the last owner.
-    fn read(&mut self, record: Option<Record>, me: &Member) {
+    fn read(&mut self, record: Option<Record>, me: &Member, cluster: u64) {
+        if let Some(why) = self.flaw(record.as_ref(), cluster) {
+            // A fence would harm an owner that is none of this candidate's.
+            self.refuse(why);
+            return;
+        }
         let mut suspects = self.before.suspects.clone();
         if !self.neglected.keeps(Rule::AllSuspects) {
             suspects.clear();
         }
+        let (closed, open) = match record {
+            Some(record) if record.is_closed => (Some(record.owner), None),
+            record => (None, record.map(|record| record.owner)),
+        };
         // An etcd that was restored from a backup may have forgotten a suspect.
-        if let Some(record) = record.filter(|record| !record.is_closed) {
-            suspects.push(record.owner);
-        }
+        suspects.extend(open);
         suspects.retain(|suspect| suspect != me);
         suspects.sort();
         suspects.dedup();
-        let is_needed = !suspects.is_empty() && self.neglected.keeps(Rule::Fence);
-        self.phase = if is_needed { Phase::Fencing { suspects } } else { Phase::Checking };
+        let former = closed.filter(|owner| owner != me && !suspects.contains(owner));
+        self.phase = if self.neglected.keeps(Rule::Fence) {
+            Phase::Fencing { suspects, former }
+        } else {
+            Phase::Checking
+        };
     }
 
-    /// Compares the record with the epoch and the ledger.
+    /// Compares the record after the fence: a suspect may have written it before.
     fn check(&mut self, record: Option<Record>, cluster: u64) {
+        match self.flaw(record.as_ref(), cluster) {
+            Some(why) => self.refuse(why),
+            None => self.phase = Phase::Recording,
+        }
+    }
+
+    /// Compares the record with the epoch and the ledger. Returns the reason of a refusal.
+    fn flaw(&mut self, record: Option<&Record>, cluster: u64) -> Option<String> {
         if let (Some(found), false) = (&record, self.ledger.is_recorded) {
             // Its owner was interrupted after it had written the record.
             self.ledger.store = found.store;
         }
         let name = &self.name;
         let keeps = |rule| self.neglected.keeps(rule);
-        let wrong = match record {
+        match record {
             None if self.ledger.is_recorded && keeps(Rule::Shared) => Some(format!(
                 "store \"{name}\" has no record, and etcd says that it was served: let all \
                  candidates share one store and its record, or, if no daemon serves the store, \
@@ -655,10 +627,6 @@ impl Store {
                 found.epoch, self.epoch
             )),
             _ => None,
-        };
-        match wrong {
-            Some(why) => self.refuse(why),
-            None => self.phase = Phase::Recording,
         }
     }
 
@@ -675,7 +643,10 @@ impl Store {
 /// An error of a phase's task.
 fn describe(phase: &Phase, name: &str, why: &str) -> String {
     match phase {
-        Phase::Fencing { suspects } => {
+        Phase::Fencing { suspects, .. } if suspects.is_empty() => {
+            format!("the fence of store \"{name}\" failed: {why}")
+        }
+        Phase::Fencing { suspects, .. } => {
             let suspects: Vec<String> = suspects.iter().map(ToString::to_string).collect();
             format!(
                 "store \"{name}\" may still be written by {}, and the fence failed: {why}",

@@ -146,13 +146,14 @@ impl Rig {
 }
 
 #[test]
-fn the_first_owner_needs_no_fence_and_records_its_epoch_before_it_opens() {
+fn the_first_owner_has_no_suspects_and_records_its_epoch_before_it_opens() {
     let mut rig = Rig::new();
     let tasks = rig.run_to(State::Serving);
     let record = rig.record.clone().unwrap();
     assert_eq!((record.epoch, record.is_closed), (11, false));
     let [
         Task::ReadRecord,
+        Task::Fence { suspects, former: None },
         Task::ReadRecord,
         Task::WriteRecord { .. },
         Task::Open { epoch: 11, .. },
@@ -160,6 +161,7 @@ fn the_first_owner_needs_no_fence_and_records_its_epoch_before_it_opens() {
     else {
         panic!("{tasks:?}");
     };
+    assert_eq!(suspects[..], []);
     let (_, ledger) = rig.ledger.clone().unwrap();
     assert_eq!((ledger.suspects, ledger.is_recorded), (vec![member("a")], true));
     assert_eq!(rig.daemon.serves_until("disk").unwrap().1, 11);
@@ -232,8 +234,20 @@ fn every_suspect_is_fenced_and_the_owner_in_the_record_too() {
     rig.record = Some(record);
     let tasks = rig.run_to(State::Serving);
     let suspects = vec![member("b"), member("c"), member("d")];
-    assert_eq!(tasks[1], Task::Fence { suspects });
+    assert_eq!(tasks[1], Task::Fence { suspects, former: None });
     assert_eq!(rig.ledger.unwrap().1.suspects, [member("a")], "the fenced ones are cleared");
+}
+
+#[test]
+fn an_owner_that_has_closed_the_store_is_named_to_the_fence_and_no_suspect() {
+    let mut rig = Rig::new();
+    let ledger = Ledger { store: 9, is_recorded: true, suspects: Vec::new() };
+    rig.ledger = Some((4, ledger));
+    let record =
+        Record { cluster: CLUSTER, store: 9, epoch: 6, owner: member("d"), is_closed: true };
+    rig.record = Some(record);
+    let tasks = rig.run_to(State::Serving);
+    assert_eq!(tasks[1], Task::Fence { suspects: Vec::new(), former: Some(member("d")) });
 }
 
 #[test]
@@ -264,6 +278,38 @@ fn a_fence_that_fails_is_tried_again_and_nothing_is_opened() {
 }
 
 #[test]
+fn an_end_while_the_fence_fails_releases_the_key_and_stays_a_suspect() {
+    let mut rig = Rig::new();
+    let ledger = Ledger { store: 9, is_recorded: false, suspects: vec![member("b")] };
+    rig.ledger = Some((4, ledger));
+    rig.run_to(State::Fencing);
+    let mut has_failed = false;
+    for _ in 0..100 {
+        if rig.daemon.has_ended(rig.now) {
+            break;
+        }
+        if let Some(numbered) = rig.daemon.call(rig.now) {
+            let answer = rig.answer(&numbered.call);
+            rig.daemon.answered(rig.now, numbered.number, answer);
+        }
+        match rig.daemon.task(rig.now) {
+            Some((store, Task::ReadRecord)) => {
+                rig.daemon.ended(rig.now, &store, Outcome::Recorded(None));
+            }
+            Some((store, Task::Fence { .. })) => {
+                assert!(!std::mem::replace(&mut has_failed, true), "it is tried again");
+                rig.daemon.end();
+                rig.daemon.ended(rig.now, &store, Outcome::Failed("exit code 1".into()));
+            }
+            task => assert_eq!(task, None),
+        }
+        rig.now = rig.now.after(ms(50));
+    }
+    assert!(has_failed && rig.owner.is_none(), "the key is kept");
+    assert_eq!(rig.ledger.unwrap().1.suspects, [member("b"), member("a")]);
+}
+
+#[test]
 fn an_etcd_from_a_backup_a_foreign_cluster_and_a_store_that_is_not_shared_are_refused() {
     let record =
         Record { cluster: CLUSTER, store: 9, epoch: 100, owner: member("b"), is_closed: true };
@@ -280,7 +326,8 @@ fn an_etcd_from_a_backup_a_foreign_cluster_and_a_store_that_is_not_shared_are_re
         rig.record = record;
         let tasks = rig.run_to(State::Refused);
         assert!(rig.detail().contains(remedy), "{}", rig.detail());
-        assert!(!tasks.iter().any(|task| matches!(task, Task::Open { .. })), "{tasks:?}");
+        let is_harm = |task: &Task| matches!(task, Task::Fence { .. } | Task::Open { .. });
+        assert!(!tasks.iter().any(is_harm), "{tasks:?}");
         assert_eq!(rig.owner, None, "others may have the key");
         assert_eq!(rig.ledger.unwrap().1.suspects, [member("b")], "no suspect was cleared");
     }

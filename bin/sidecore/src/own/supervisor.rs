@@ -10,10 +10,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-use sidecore_cluster::{Closed, Fence, Host, LockFence, RecordFile, Runner, Served, boot_time};
+use sidecore_cluster::{
+    Closed, Fence, Host, LockFence, Others, RecordFile, Runner, Served, Watch, boot_time,
+};
 use sidecore_ownership::{Member, Record};
 use sidecore_units::Nanos;
 
+use super::guard::Guard;
 use super::shown::Shown;
 use super::{Signals, say};
 use crate::bound;
@@ -22,11 +25,18 @@ use crate::bound;
 const TICK: Duration = Duration::from_millis(5);
 /// The time that the command has for its end in order.
 const END_PATIENCE: Duration = Duration::from_secs(30);
+/// The time after the end of a command that lost its store, in which the guard sees a fence.
+const GUARD_PATIENCE: Duration = Watch::PERIOD.saturating_mul(2);
+
+/// The exit code of a `sidecored` whose disk or volumes are another owner's.
+const LOST_STORE: i32 = 5;
 
 /// The end of a candidacy.
 pub(super) enum Ended {
     /// The lease has ended, and the command was killed.
     Lease,
+    /// Another host has fenced this one, and the command was killed or has ended.
+    Fenced(String),
     /// The command has ended by itself, with this exit code.
     Command(u8),
     /// A signal asked for the end.
@@ -133,7 +143,10 @@ impl Supervisor {
                 std::mem::replace(&mut shared.wanted, Wanted::Nothing)
         {
             let started = Process::start(command, served, lock);
-            let result = started.map(|started| *process = Some(started));
+            let result = started.map(|mut started| {
+                started.guard = self.fence.watch(&self.me).map(Guard::start);
+                *process = Some(started);
+            });
             shared.is_running = result.is_ok();
             shared.started = Some(result.map_err(|error| format!("{error:#}")));
             self.changed.notify_all();
@@ -146,21 +159,26 @@ impl Supervisor {
             return Ok(None);
         };
         let is_over = self.is_over(shared.until);
-        if is_over {
+        let fenced = running.guard.as_mut().and_then(Guard::fault);
+        if is_over || fenced.is_some() {
             running.kill();
         } else if matches!(shared.wanted, Wanted::Stop) {
             running.stop();
         }
         let Some(status) = running.ended()? else { return Ok(None) };
         let was_wanted = matches!(shared.wanted, Wanted::Stop);
+        if !was_wanted && !is_over && fenced.is_none() && running.may_be_fenced(status) {
+            return Ok(None);
+        }
         *process = None;
         shared.is_running = false;
         shared.wanted = Wanted::Nothing;
         self.changed.notify_all();
-        Ok(match (was_wanted, is_over) {
-            (true, _) => None,
-            (false, true) => Some(Ended::Lease),
-            (false, false) => {
+        Ok(match (was_wanted, is_over, fenced) {
+            (true, ..) => None,
+            (false, true, _) => Some(Ended::Lease),
+            (false, false, Some(why)) => Some(Ended::Fenced(why)),
+            (false, false, None) => {
                 say(&format!("the command has ended by itself: {status}"));
                 Some(Ended::Command(code(status)))
             }
@@ -169,8 +187,8 @@ impl Supervisor {
 }
 
 impl Host for Supervisor {
-    fn fence(&self, _: &str, suspects: &[Member]) -> Result<(), String> {
-        self.fence.fence(&self.me, suspects)
+    fn fence(&self, _: &str, others: Others<'_>) -> Result<(), String> {
+        self.fence.fence(&self.me, others)
     }
 
     fn read_record(&self, _: &str) -> Result<Option<Record>, String> {
@@ -213,7 +231,8 @@ impl Host for Supervisor {
             return Ok(Closed::Left);
         }
         // A command that was killed may have requests in flight.
-        self.local.fence(&self.me, std::slice::from_ref(&self.me))?;
+        let suspects = std::slice::from_ref(&self.me);
+        self.local.fence(&self.me, Others { suspects, former: None })?;
         Ok(Closed::Idle)
     }
 
@@ -227,8 +246,11 @@ impl Host for Supervisor {
 /// The running command. Dropping it kills it.
 struct Process {
     child: Child,
+    /// Of a fence that can be seen.
+    guard: Option<Guard>,
     /// When the end in order was asked for.
     stopped_at: Option<Instant>,
+    ended_at: Option<Instant>,
 }
 
 impl Process {
@@ -244,10 +266,13 @@ impl Process {
         fcntl_setfd(&lock, FdFlags::empty()).context("cannot pass on the host's lock")?;
         let child = starter.spawn().with_context(|| format!("cannot start {program}"))?;
         drop(lock);
-        Ok(Self { child, stopped_at: None })
+        Ok(Self { child, guard: None, stopped_at: None, ended_at: None })
     }
 
     fn stop(&mut self) {
+        if self.ended_at.is_some() {
+            return;
+        }
         match self.stopped_at {
             None => {
                 let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
@@ -260,12 +285,28 @@ impl Process {
 
     /// Kills the command, and its children that are in its group.
     fn kill(&mut self) {
+        // Another process can have its number now.
+        if self.ended_at.is_some() {
+            return;
+        }
         let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
         let _ = self.child.kill();
     }
 
     fn ended(&mut self) -> Result<Option<ExitStatus>> {
-        self.child.try_wait().context("cannot wait for the command")
+        let status = self.child.try_wait().context("cannot wait for the command")?;
+        if status.is_some() && self.ended_at.is_none() {
+            self.ended_at = Some(Instant::now());
+        }
+        Ok(status)
+    }
+
+    /// Whether a command that has ended may have been fenced, and the guard has not seen it yet: a
+    /// daemon ends at the first write that is refused.
+    fn may_be_fenced(&self, status: ExitStatus) -> bool {
+        self.guard.is_some()
+            && status.code() == Some(LOST_STORE)
+            && self.ended_at.is_some_and(|at| at.elapsed() < GUARD_PATIENCE)
     }
 }
 
@@ -282,4 +323,47 @@ impl Drop for Process {
 fn code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| signal.saturating_add(128)));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use sidecore_cluster::{HostLock, LateAttempt, ReservationFence};
+
+    use super::*;
+
+    /// A command that has ended, with a guard that sees no fence.
+    fn ended(exit: &str) -> (Process, ExitStatus) {
+        let me = Member::default();
+        let host_lock = HostLock::beside("record".as_ref(), &me);
+        let fence = ReservationFence {
+            disks: Vec::new(),
+            time_limit: Duration::ZERO,
+            local: LockFence { paths: Vec::new(), host_lock },
+            late: LateAttempt::default(),
+        };
+        let mut child = Command::new("sh").args(["-c", exit]).spawn().unwrap();
+        child.wait().unwrap();
+        let guard = fence.watch(&me).map(Guard::start);
+        let mut process = Process { child, guard, stopped_at: None, ended_at: None };
+        let status = process.ended().unwrap().unwrap();
+        (process, status)
+    }
+
+    #[test]
+    fn the_guard_has_time_for_a_look_after_a_command_that_lost_its_store() {
+        let (mut process, status) = ended("exit 5");
+        assert!(process.may_be_fenced(status));
+        let begin = process.ended_at;
+        assert_eq!(process.ended().unwrap(), Some(status));
+        assert_eq!(process.ended_at, begin, "the time does not begin again");
+        process.ended_at = Instant::now().checked_sub(GUARD_PATIENCE);
+        assert!(!process.may_be_fenced(status));
+        let (process, status) = ended("exit 3");
+        assert!(!process.may_be_fenced(status));
+        let (mut process, status) = ended("exit 5");
+        process.guard = None;
+        assert!(!process.may_be_fenced(status));
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use sidecore_cluster::{Closed, Endpoint, Gateway, Host, Runner, Served};
+use sidecore_cluster::{Closed, Endpoint, Gateway, Host, Others, Runner, Served};
 use sidecore_kit::etcd::Etcd;
 use sidecore_ownership::{Daemon, Member, Options, Record};
 use sidecore_units::Nanos;
@@ -46,7 +46,7 @@ struct Unfenced {
 }
 
 impl Host for Unfenced {
-    fn fence(&self, _: &str, _: &[Member]) -> Result<(), String> {
+    fn fence(&self, _: &str, _: Others<'_>) -> Result<(), String> {
         Ok(())
     }
 

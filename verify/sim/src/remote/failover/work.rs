@@ -100,7 +100,7 @@ impl World {
         self.tell(|| format!("{index}: {task:?}"));
         let mut time = 1 + self.random.below(15);
         let mut fails = false;
-        if let Task::Fence { suspects } = &task {
+        if let Task::Fence { suspects, .. } = &task {
             self.kernel.note_attempts(&numbers(suspects));
             fails = !self.is_healed && self.random.once_in(3);
             if fails && self.random.once_in(2) {
@@ -123,7 +123,7 @@ impl World {
                 self.outcome.failed_fences += 1;
                 Ended::Failed("the fence failed".to_owned())
             }
-            Task::Fence { suspects } => self.fence(index, suspects),
+            Task::Fence { suspects, .. } => self.fence(index, suspects),
             Task::Open { .. } => return self.open(index),
             Task::Close => return self.close(index),
         })

@@ -1,0 +1,250 @@
+//! Histories of hosts that reserve a disk, over a model of its reservations.
+//!
+//! Etcd is reduced to what it gives: an epoch, a ledger and a record that change together. The
+//! lease is left out: any host may lose its key at any time and not know it. The fence alone has to
+//! make sure that no write of an owner lands after a successor has begun to serve.
+
+mod disk;
+mod hosts;
+
+use disk::Disk;
+use hosts::{Hosts, Step};
+
+use super::{Acquisition, Found, Order, Reply};
+use crate::Member;
+
+/// A rule that a history neglects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rule {
+    /// A conflict at the reservation is its end. Neglected: as if the disk were reserved.
+    Conflict,
+    /// The disk's list is compared. Neglected: the disk is believed.
+    Verify,
+    /// A host registers when nothing of it is in flight. Neglected: at any time.
+    LocalFirst,
+    /// The reservation outlives its owner's orderly end. Neglected: it is ended.
+    Keep,
+    /// Commands in flight of a preempted host are aborted. Neglected: they land.
+    Abort,
+    /// The disk keeps registrations over a loss of power. Neglected: it forgets them.
+    Persist,
+}
+
+impl Acquisition {
+    pub(super) fn obeys(&self) -> bool {
+        self.neglected != Some(Rule::Conflict)
+    }
+
+    pub(super) fn verifies(&self) -> bool {
+        self.neglected != Some(Rule::Verify)
+    }
+}
+
+/// A generator of random numbers (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) % bound as u64) as usize
+    }
+
+    fn once_in(&mut self, times: usize) -> bool {
+        self.below(times) == 0
+    }
+}
+
+const SEEDS: u64 = 400;
+const STEPS: usize = 2_000;
+
+/// Runs a history, and returns how often an owner began to serve.
+fn history(seed: u64, rule: Option<Rule>, disk: Disk) -> Result<usize, String> {
+    let mut random = Random(seed);
+    let mut hosts = Hosts::new(rule, disk);
+    for _ in 0..STEPS {
+        let step = Step::ALL[random.below(Step::ALL.len())];
+        hosts.step(step, &mut random)?;
+    }
+    Ok(hosts.served)
+}
+
+#[test]
+fn no_write_of_a_former_owner_lands_after_its_successor_serves() {
+    let mut served = 0;
+    for seed in 0..SEEDS {
+        // Half of the kernels cannot read a disk's keys.
+        let disk = Disk { can_read: seed % 2 == 0, ..Disk::default() };
+        served += history(seed, None, disk).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+    }
+    assert!(served as u64 > SEEDS, "{served} owners in {SEEDS} histories");
+}
+
+#[test]
+fn a_disk_that_lies_is_found_by_its_own_list() {
+    let lies = || Disk { can_read: true, lies: true, ..Disk::default() };
+    for seed in 0..SEEDS {
+        history(seed, None, lies()).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+    }
+    fails(Rule::Verify, lies);
+}
+
+#[test]
+fn each_rule_is_needed() {
+    let sound = || Disk { can_read: false, ..Disk::default() };
+    for rule in [Rule::Conflict, Rule::LocalFirst, Rule::Keep, Rule::Abort] {
+        fails(rule, sound);
+    }
+    fails(Rule::Persist, || Disk { forgets: true, ..sound() });
+}
+
+/// A history fails if the rule is neglected.
+fn fails(rule: Rule, disk: impl Fn() -> Disk) {
+    let failed = (0..SEEDS).any(|seed| history(seed, Some(rule), disk()).is_err());
+    assert!(failed, "no history fails without {rule:?}");
+}
+
+/// The key of a member.
+fn key(incarnation: u64) -> u64 {
+    member(incarnation).reservation_key()
+}
+
+/// The same; 0 is none.
+fn key_of(incarnation: u64) -> u64 {
+    if incarnation == 0 { 0 } else { key(incarnation) }
+}
+
+fn member(incarnation: u64) -> Member {
+    Member { name: format!("d{incarnation}"), host: "h".to_owned(), incarnation }
+}
+
+/// Carries an acquisition out by a host of the disk. Returns its orders and its result.
+fn acquire(disk: &mut Disk, host: usize, me: u64, others: &[u64]) -> (Vec<Order>, String) {
+    let others: Vec<Member> = others.iter().map(|other| member(*other)).collect();
+    acquire_as(disk, host, &member(me), &others)
+}
+
+/// `host` is the identity that the disk sees.
+fn acquire_as(
+    disk: &mut Disk,
+    host: usize,
+    me: &Member,
+    others: &[Member],
+) -> (Vec<Order>, String) {
+    let mut acquisition = Acquisition::new("/dev/disk", me, others);
+    let mut orders = Vec::new();
+    while let Some(order) = acquisition.order() {
+        orders.push(order);
+        acquisition.replied(disk.carry_out(host, order));
+    }
+    let result = acquisition.result().unwrap().clone();
+    (orders, result.err().unwrap_or_default())
+}
+
+#[test]
+fn a_first_owner_registers_and_reserves() {
+    let mut disk = Disk::default();
+    let (orders, error) = acquire(&mut disk, 0, 7, &[]);
+    assert_eq!(error, "");
+    let register = |old, new| Order::Register { old: key_of(old), new: key(new) };
+    let reserve = [Order::Reserve { key: key(7) }, Order::Read];
+    assert_eq!(orders[..2], [register(7, 7), register(0, 7)]);
+    assert_eq!(orders[2..], reserve);
+    assert!(disk.lets(0) && !disk.lets(1));
+    // Again, as after a lost reply: no order names a key that the host does not have.
+    let (orders, error) = acquire(&mut disk, 0, 7, &[5]);
+    assert_eq!(error, "");
+    assert_eq!(orders[0], register(7, 7));
+    assert_eq!(orders[1], Order::PreemptAndAbort { old: key(5), new: key(7) });
+    // Another start on the same host.
+    let (orders, error) = acquire(&mut disk, 0, 8, &[7]);
+    assert_eq!(error, "");
+    assert_eq!(orders[..2], [register(8, 8), register(7, 8)]);
+    assert!(disk.lets(0));
+}
+
+#[test]
+fn a_host_with_another_ones_identity_is_refused() {
+    for can_read in [true, false] {
+        let mut disk = Disk { can_read, ..Disk::default() };
+        let [first, second] = ["a/1", "b/1"].map(str::to_owned);
+        let first = Member { host: first, ..member(7) };
+        assert_eq!(acquire_as(&mut disk, 0, &first, &[]).1, "");
+        let second = Member { host: second, ..member(9) };
+        let (_, error) = acquire_as(&mut disk, 0, &second, std::slice::from_ref(&first));
+        assert!(error.contains("the same NVMe host ID or initiator name"), "{error:?}");
+        assert_eq!(disk.keys, [(0, key(7))].into());
+        // The same host after a boot.
+        let booted = Member { host: "a/2".to_owned(), ..member(9) };
+        assert_eq!(acquire_as(&mut disk, 0, &booted, &[first]).1, "");
+    }
+}
+
+#[test]
+fn a_successor_preempts_suspects_that_are_registered_or_not() {
+    let mut disk = Disk::default();
+    acquire(&mut disk, 0, 7, &[]);
+    let (orders, error) = acquire(&mut disk, 1, 9, &[7, 5, 7, 9]);
+    assert_eq!(error, "");
+    let preempted = |order: &Order| match order {
+        Order::PreemptAndAbort { old, new } if *new == key(9) => Some(*old),
+        _ => None,
+    };
+    let preempted: Vec<u64> = orders.iter().filter_map(preempted).collect();
+    assert_eq!(preempted, [key(7), key(5)]);
+    assert!(disk.lets(1) && !disk.lets(0));
+}
+
+#[test]
+fn a_holder_that_is_not_known_is_refused_and_left_alone() {
+    let mut disk = Disk::default();
+    acquire(&mut disk, 0, 7, &[]);
+    let (_, error) = acquire(&mut disk, 1, 9, &[5]);
+    assert!(error.contains("neither the last owner") && error.contains("clear"), "{error}");
+    assert!(disk.is_reserved_by(0));
+}
+
+#[test]
+fn keys_of_other_programs_are_refused_and_left_alone() {
+    let mut disk = Disk::default();
+    disk.carry_out(0, Order::Register { old: 0, new: 3 });
+    let (_, error) = acquire(&mut disk, 0, 8, &[5]);
+    assert!(error.contains("a registration of this host"), "{error}");
+    let (_, error) = acquire(&mut disk, 1, 9, &[7]);
+    assert!(error.contains("0x0000000000000003") && error.contains("clear"), "{error}");
+    assert_eq!(disk.keys[&0], 3);
+}
+
+#[test]
+fn what_late_attempts_have_left_is_swept() {
+    let mut disk = Disk::default();
+    for host in [0, 2] {
+        disk.carry_out(host, Order::Register { old: 0, new: key(20 + host as u64) });
+    }
+    assert_eq!(acquire(&mut disk, 0, 7, &[]).1, "", "of this host and of another one");
+    assert_eq!(disk.keys, [(0, key(7))].into());
+    // A kernel that cannot read finds nothing.
+    disk.can_read = false;
+    let (_, error) = acquire(&mut disk, 0, 8, &[]);
+    assert!(error.contains("a registration of this host"), "{error}");
+}
+
+#[test]
+fn a_failure_ends_an_attempt_with_its_reason() {
+    for good in 0..3 {
+        let mut disk = Disk::default();
+        let mut acquisition = Acquisition::new("/dev/disk", &member(7), &[]);
+        for _ in 0..good {
+            let reply = disk.carry_out(0, acquisition.order().unwrap());
+            acquisition.replied(reply);
+        }
+        acquisition.replied(Reply::Failed("no path".to_owned()));
+        assert_eq!(acquisition.result(), Some(&Err("no path".to_owned())));
+        assert_eq!(acquisition.order(), None);
+    }
+    let mut acquisition = Acquisition::new("/dev/disk", &member(7), &[]);
+    acquisition.replied(Reply::Read(Some(Found::default())));
+    assert!(acquisition.result().unwrap().is_err());
+}

@@ -1,0 +1,118 @@
+//! A model of a disk with persistent reservations: SPC-4, 5.13, for one path per host.
+
+use std::collections::BTreeMap;
+
+use super::{Found, Order, Reply};
+
+/// A write that a host has sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Write {
+    pub(super) host: usize,
+    pub(super) epoch: u64,
+    /// Whether the disk has taken it, and so has looked at the reservation.
+    pub(super) is_taken: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Disk {
+    pub(super) keys: BTreeMap<usize, u64>,
+    pub(super) holder: Option<usize>,
+    /// Writes on their way, and those that the disk has taken and not carried out.
+    pub(super) writes: Vec<Write>,
+    pub(super) can_read: bool,
+    /// Takes a reservation over, and leaves the registration that it should end.
+    pub(super) lies: bool,
+    /// Commands of a preempted host are carried out.
+    pub(super) aborts_nothing: bool,
+    /// A loss of power ends registrations.
+    pub(super) forgets: bool,
+}
+
+impl Default for Disk {
+    fn default() -> Self {
+        Self {
+            keys: BTreeMap::new(),
+            holder: None,
+            writes: Vec::new(),
+            can_read: true,
+            lies: false,
+            aborts_nothing: false,
+            forgets: false,
+        }
+    }
+}
+
+impl Disk {
+    /// Whether a host has the reservation.
+    pub(super) fn is_reserved_by(&self, host: usize) -> bool {
+        self.holder == Some(host) && self.keys.contains_key(&host)
+    }
+
+    /// Whether a host may write.
+    pub(super) fn lets(&self, host: usize) -> bool {
+        self.holder.is_none() || self.keys.contains_key(&host)
+    }
+
+    pub(super) fn carry_out(&mut self, host: usize, order: Order) -> Reply {
+        let is_done = match order {
+            Order::Register { old, new } => self.register(host, old, new),
+            Order::PreemptAndAbort { old, new } => self.preempt(host, old, new),
+            Order::Reserve { key } => {
+                let is_registered = self.keys.get(&host) == Some(&key);
+                let is_free = self.holder.is_none_or(|holder| holder == host);
+                if is_registered && is_free {
+                    self.holder = Some(host);
+                }
+                is_registered && is_free
+            }
+            Order::Read => return Reply::Read(self.can_read.then(|| self.found())),
+        };
+        if is_done { Reply::Done } else { Reply::Conflict }
+    }
+
+    fn register(&mut self, host: usize, old: u64, new: u64) -> bool {
+        if self.keys.get(&host).copied().unwrap_or(0) != old {
+            return false;
+        }
+        if new == 0 {
+            self.keys.remove(&host);
+            self.holder = self.holder.filter(|holder| *holder != host);
+        } else {
+            self.keys.insert(host, new);
+        }
+        true
+    }
+
+    fn preempt(&mut self, host: usize, old: u64, new: u64) -> bool {
+        if self.keys.get(&host) != Some(&new) {
+            return false;
+        }
+        let is_old = |other: &usize| *other != host && self.keys.get(other) == Some(&old);
+        let ended: Vec<usize> = self.keys.keys().copied().filter(is_old).collect();
+        for other in &ended {
+            if !self.lies {
+                self.keys.remove(other);
+            }
+            if self.holder == Some(*other) {
+                self.holder = Some(host);
+            }
+        }
+        if !self.aborts_nothing && !self.lies {
+            self.writes.retain(|write| !write.is_taken || !ended.contains(&write.host));
+        }
+        !ended.is_empty()
+    }
+
+    fn found(&self) -> Found {
+        let holder = self.holder.and_then(|holder| self.keys.get(&holder).copied());
+        let keys = self.keys.values().copied().collect();
+        Found { keys, holder, is_write_exclusive: self.holder.is_some() }
+    }
+
+    pub(super) fn lose_power(&mut self) {
+        // Writes that were taken are lost or carried out: a history has both by its order.
+        if self.forgets {
+            (self.keys, self.holder) = (BTreeMap::new(), None);
+        }
+    }
+}
