@@ -73,6 +73,14 @@ pub fn run_ublk(workspace: &Workspace, options: &UblkOptions) -> Result<()> {
     sidecore_guest::ublk::run(&demo, kernel)
 }
 
+/// Builds the tools as they ship, and runs two hosts in a guest, which fence each other.
+pub fn run_reservation(workspace: &Workspace) -> Result<()> {
+    sidecore_guest::reservation::run(&DemoOptions {
+        target: workspace.target.clone(),
+        ..DemoOptions::new(&workspace.root)
+    })
+}
+
 /// Builds the daemon and tools as they ship, and connects two guests by a switch.
 pub fn run_net(workspace: &Workspace) -> Result<()> {
     sidecore_guest::network::demo(&DemoOptions {

@@ -1,5 +1,5 @@
 //! The project's own commands: `cargo xtask demo|demo-net|demo-remote|dm-crypt|foreign|libvirt|
-//! ublk|test|bench|lint|ratchet|fuzz|arrows|metrics|keys|openapi`.
+//! reservation|ublk|test|bench|lint|ratchet|fuzz|arrows|metrics|keys|openapi`.
 //!
 //! Everything that `make`, CI and a developer run is here, in the project's own language, so that
 //! there is one way to do each thing. A command prints its steps and their times, stops at the
@@ -60,6 +60,8 @@ enum Task {
     Foreign,
     /// Have libvirt give a guest its disk, over restarts of the daemon.
     Libvirt(libvirt::Options),
+    /// Have two hosts in a guest fence each other by the reservations of an NVMe disk.
+    Reservation,
     /// Have a guest serve a block device of its own kernel, and kill its daemon under load.
     Ublk(demo::UblkOptions),
     /// Run everything that must pass before a commit.
@@ -115,6 +117,7 @@ fn run(task: Task) -> Result<()> {
         Task::DmCrypt => demo::run_encrypted(&workspace),
         Task::Foreign => foreign::run(&workspace).map(drop),
         Task::Libvirt(_) => libvirt::run(&workspace),
+        Task::Reservation => demo::run_reservation(&workspace),
         Task::Ublk(options) => demo::run_ublk(&workspace, &options),
         Task::Test => test::run(&workspace),
         Task::Step { step } => step.run(&workspace),

@@ -30,6 +30,8 @@ pub(crate) const VIRTIO: &str = "virtio";
 pub(crate) const ENCRYPTED: &str = "encrypted";
 /// The guest that serves block devices of its own kernel.
 pub(crate) const UBLK: &str = "ublk";
+/// The guest that is two hosts with one disk.
+pub(crate) const RESERVATION: &str = "reservation";
 /// The guest that is a client of an IOhost itself.
 pub(crate) const CLIENT: &str = "client";
 /// The guest that migrates, before it does.
@@ -41,9 +43,21 @@ pub(crate) const MOVED: &str = "moved";
 /// The guests on a network.
 pub(crate) const NET_A: &str = "net-a";
 pub(crate) const NET_B: &str = "net-b";
-pub(crate) const NAMES: [&str; 13] = [
-    MEASURED, FIRST, SECOND, NVME, VIRTIO, ENCRYPTED, UBLK, CLIENT, MOVING, CANCELLED, MOVED,
-    NET_A, NET_B,
+pub(crate) const NAMES: [&str; 14] = [
+    MEASURED,
+    FIRST,
+    SECOND,
+    NVME,
+    VIRTIO,
+    ENCRYPTED,
+    UBLK,
+    RESERVATION,
+    CLIENT,
+    MOVING,
+    CANCELLED,
+    MOVED,
+    NET_A,
+    NET_B,
 ];
 
 /// The slot of the first disk of every guest.
@@ -134,11 +148,22 @@ impl Guest {
 
     /// Starts the guest that serves its own kernel, on both of its CPUs.
     pub(crate) fn boot_ublk(session: &mut Session<'_>) -> Result<Guest> {
+        Guest::boot_alone(session, UBLK, "")
+    }
+
+    /// Starts the guest that is two hosts with one disk, on both of its CPUs.
+    pub(crate) fn boot_reservation(session: &mut Session<'_>) -> Result<Guest> {
+        // Both paths would be one disk.
+        Guest::boot_alone(session, RESERVATION, "nvme_core.multipath=N")
+    }
+
+    /// Starts a guest without devices, whose script has its name, with more settings.
+    fn boot_alone(session: &mut Session<'_>, name: &'static str, more: &str) -> Result<Guest> {
         let equipment = Equipment { polled: false, disks: &[], ports: &[], nics: &[] };
         // The last one of several settings holds.
-        let settings = "SIDECORE_PART=ublk maxcpus=2";
-        let qemu = session.boot(UBLK, session.stage.qemu, &equipment, settings)?;
-        Ok(Guest { name: UBLK, qemu })
+        let settings = format!("SIDECORE_PART={name} maxcpus=2 {more}");
+        let qemu = session.boot(name, session.stage.qemu, &equipment, &settings)?;
+        Ok(Guest { name, qemu })
     }
 
     /// Starts a guest with a NIC whose own daemon is a client of an IOhost, on both of its CPUs.

@@ -16,8 +16,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The scripts, by their paths in the guest.
-const SCRIPTS: [(&str, &str); 9] = [
+const SCRIPTS: [(&str, &str); 12] = [
     ("/init", include_str!("../guest/init.sh")),
+    ("/parts/candidate.sh", include_str!("../guest/candidate.sh")),
     ("/parts/client.sh", include_str!("../guest/client.sh")),
     ("/parts/disk.sh", include_str!("../guest/disk.sh")),
     ("/parts/lease.sh", include_str!("../guest/lease.sh")),
@@ -25,7 +26,9 @@ const SCRIPTS: [(&str, &str); 9] = [
     ("/parts/net.sh", include_str!("../guest/net.sh")),
     ("/parts/nvme.sh", include_str!("../guest/nvme.sh")),
     ("/parts/orders.sh", include_str!("../guest/orders.sh")),
+    ("/parts/reservation.sh", include_str!("../guest/reservation.sh")),
     ("/parts/ublk.sh", include_str!("../guest/ublk.sh")),
+    ("/parts/writer.sh", include_str!("../guest/writer.sh")),
 ];
 /// The host's programs in the image, by their paths in the guest. The guest needs an option of GNU
 /// grep that busybox's grep lacks, so it has both.
@@ -47,6 +50,8 @@ pub(crate) struct Extra<'a> {
     pub(crate) programs: Vec<(&'a str, PathBuf)>,
     /// A program that needs no libraries, and its path in the guest.
     pub(crate) static_program: Option<(&'a str, PathBuf)>,
+    /// Modules that are loaded at the start, after those that they depend on.
+    pub(crate) modules: &'a [&'a str],
     /// A module that the guest's script loads itself.
     pub(crate) module: Option<&'a str>,
 }
@@ -74,7 +79,7 @@ pub(crate) fn build(
     // The hash has a file's name, size and time. To read all of the contents would take longer than
     // the cache saves.
     let mut hasher = DefaultHasher::new();
-    (LAYOUT, SCRIPTS, &kernel.version, extra.module).hash(&mut hasher);
+    (LAYOUT, SCRIPTS, &kernel.version, extra.modules, extra.module).hash(&mut hasher);
     let files =
         libraries.iter().chain(programs.iter().map(|(_, program)| program)).map(PathBuf::as_path);
     let static_program = extra.static_program.as_ref().map(|(_, program)| program.as_path());
@@ -91,7 +96,7 @@ pub(crate) fn build(
 
     progress.say("building the guest's image");
     forget_older(cache)?;
-    let modules = modules::collect(&kernel.modules)?;
+    let modules = modules::collect(&kernel.modules, extra.modules)?;
     let mut output = tempfile::Builder::new().prefix("initramfs-").tempfile_in(cache)?;
     let mut archive = Archive::new(BufWriter::new(output.as_file_mut()));
     for (inside, script) in SCRIPTS {

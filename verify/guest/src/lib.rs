@@ -14,6 +14,8 @@
 //!
 //! [`ublk`] has a guest serve a block device of its own kernel, whose daemon is killed under load.
 //!
+//! [`reservation`] has two hosts in a guest, which fence each other by a disk's reservation.
+//!
 //! [`network`] connects two guests by a switch.
 //!
 //! [`libvirt`] gives a guest its disk by a libvirt domain, as most operators do.
@@ -46,6 +48,7 @@ mod qmp;
 mod recording;
 pub mod remote;
 mod report;
+pub mod reservation;
 pub mod root;
 mod secret;
 mod session;

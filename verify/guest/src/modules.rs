@@ -25,13 +25,14 @@ pub(crate) struct Module {
     pub(crate) content: Vec<u8>,
 }
 
-/// The modules in a kernel's directory for its disks and ext4, each after its dependencies.
-pub(crate) fn collect(directory: &Path) -> Result<Vec<Module>> {
+/// The modules in a kernel's directory for its disks and ext4, and `more` of them, each after its
+/// dependencies.
+pub(crate) fn collect(directory: &Path, more: &[&str]) -> Result<Vec<Module>> {
     let available = list(directory)?;
     let builtin =
         builtin(&fs::read_to_string(directory.join("modules.builtin")).unwrap_or_default());
     let mut loaded = BTreeMap::new();
-    let wanted = WANTED.iter().filter(|name| !builtin.contains(**name)).copied();
+    let wanted = WANTED.iter().chain(more).filter(|name| !builtin.contains(**name)).copied();
     let wanted: Vec<&str> = WANTED_IF_THERE
         .iter()
         .filter(|name| available.contains_key(**name))
@@ -205,7 +206,7 @@ mod tests {
             "kernel/ext4.ko\nkernel/virtio_pci.ko\nkernel/nvme.ko\nkernel/built.ko\n",
         )
         .unwrap();
-        let modules = collect(root.path()).unwrap();
+        let modules = collect(root.path(), &[]).unwrap();
         let names: Vec<&str> = modules.iter().map(|module| module.file_name.as_str()).collect();
         assert_eq!(names, ["virtio.ko", "virtio_blk.ko"]);
     }

@@ -76,7 +76,7 @@ pub(crate) fn equip(
 
 /// Copies a program without its debug information, which the memory of a guest may have no room
 /// for. The copy has the time of the original.
-fn without_debug(program: &Path, copy: &Path) -> Result<PathBuf> {
+pub(crate) fn without_debug(program: &Path, copy: &Path) -> Result<PathBuf> {
     let mut command = Command::new(install::require("objcopy")?);
     let status = command.args(["--preserve-dates", "--strip-debug"]).args([program, copy]).status();
     ensure!(
