@@ -41,6 +41,7 @@ use sidecore_block::{BlockChannel, BlockDevice, Geometry};
 use sidecore_reactor::CoreContext;
 
 pub use error::FileError;
+pub use overlap::stacked_on;
 
 use channel::FileChannel;
 use target::Target;

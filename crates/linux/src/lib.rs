@@ -56,7 +56,7 @@ pub use datagram_socket::{Arrived, DatagramSocket, Departure};
 pub use end_requests::{EndRequest, EndRequests};
 pub use epoll::EpollSleeper;
 
-pub use file::{FileError, FileOptions, FileStore};
+pub use file::{FileError, FileOptions, FileStore, stacked_on};
 pub use file_size_limit::ignore_file_size_signal;
 pub use gather::Place;
 pub use held_signals::HeldSignals;

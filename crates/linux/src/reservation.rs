@@ -105,7 +105,7 @@ const READ_RESERVATION: Opcode = opcode::read::<RawHeld>(b'p', 207);
 #[derive(Debug, thiserror::Error)]
 pub enum ReservationError {
     /// The disk cannot be opened.
-    #[error("cannot open {path}: {error}")]
+    #[error("cannot open {path}: {error}; look whether the disk is there, and run this as root")]
     Open {
         /// The disk's path.
         path: PathBuf,
@@ -117,8 +117,8 @@ pub enum ReservationError {
     NotADisk(PathBuf),
     /// A map of device mapper: a path group of multipath, or a logical volume.
     #[error(
-        "{0} is a device of device mapper, whose paths register one by one: name whole SCSI or \
-         NVMe disks"
+        "{0} is a device of device mapper, whose paths register one by one: name the disk below it \
+         if it has a single path, or choose another fence"
     )]
     Mapped(PathBuf),
     /// Neither the disk nor its driver knows reservations.
@@ -140,18 +140,35 @@ pub enum ReservationError {
     )]
     Refused(PathBuf),
     /// The key is not registered, or the reservation is another host's.
-    #[error("{0} answers that the reservation conflicts")]
+    #[error(
+        "{0} answers that the reservation conflicts: another host has it, or has ended this one's \
+         registration; `sidecore reservation show` lists the keys"
+    )]
     Conflict(PathBuf),
     /// The disk or the path to it failed.
-    #[error("{path} failed with status {status:#x}")]
+    #[error(
+        "{path} failed with status {status:#x}: look at the kernel's log, the disk and the path to \
+         it"
+    )]
     Device {
         /// The disk's path.
         path: PathBuf,
         /// `PR_STS_*` of the kernel, or a status of SCSI or NVMe.
         status: i32,
     },
+    /// More keys than the kernel can show.
+    #[error(
+        "{path} has {count} registrations, and the kernel shows {KEYS_MAX}: end those of other \
+         programs, or use another disk"
+    )]
+    TooManyKeys {
+        /// The disk's path.
+        path: PathBuf,
+        /// The number of registrations.
+        count: u32,
+    },
     /// The kernel failed.
-    #[error("{path}: {error}")]
+    #[error("{path}: {error}: look at the kernel's log, the disk and the path to it")]
     Kernel {
         /// The disk's path.
         path: PathBuf,
@@ -275,13 +292,15 @@ impl ReservedDisk {
     ///
     /// # Errors
     /// [`ReservationError::Conflict`] if no host has registered `other`, or this one has not
-    /// registered `mine`.
+    /// registered `mine`. After any other error, the registrations may be gone and the commands not
+    /// be aborted: a second order would conflict and not say so, and none is sent.
     pub fn preempt_and_abort(&self, other: u64, mine: u64) -> Result<(), ReservationError> {
         let kind = WRITE_EXCLUSIVE_REGISTRANTS_ONLY;
         // The kernel's documentation has it the other way round; its drivers put `old_key` where
         // SCSI and NVMe have the key of the host that preempts (sd_pr_preempt, nvme_pr_preempt).
-        let order = RawPreempt { old_key: mine, new_key: other, kind, flags: 0 };
-        self.send::<{ PREEMPT_AND_ABORT }, _>(order)
+        let mut raw = RawPreempt { old_key: mine, new_key: other, kind, flags: 0 };
+        // SAFETY: the command reads the structure, which has no pointers, and writes nothing.
+        self.judge_once(|| unsafe { order::<PREEMPT_AND_ABORT, _>(&self.file, &mut raw) })
     }
 
     /// Ends the reservation and all registrations. This host has registered `key`.
@@ -298,21 +317,14 @@ impl ReservedDisk {
     /// # Errors
     /// The disk or the kernel failed.
     pub fn read(&self) -> Result<Option<DiskReservation>, ReservationError> {
-        let mut room = KEYS;
-        let keys = loop {
-            let mut keys = vec![0_u64; room as usize];
-            let mut raw = RawKeys { generation: 0, count: room, keys: keys.as_mut_ptr() as u64 };
+        let read = |keys: &mut [u64]| {
+            let count = u32::try_from(keys.len()).unwrap_or(KEYS_MAX);
+            let mut raw = RawKeys { generation: 0, count, keys: keys.as_mut_ptr() as u64 };
             // SAFETY: the kernel writes at most `count` keys, for which `keys` has room.
-            let read = self.judge(|| unsafe { order::<{ READ_KEYS }, _>(&self.file, &mut raw) });
-            if !is_known(read)? {
-                return Ok(None);
-            }
-            if raw.count <= room {
-                keys.truncate(raw.count as usize);
-                break keys;
-            }
-            room = raw.count.min(KEYS_MAX);
+            self.judge(|| unsafe { order::<READ_KEYS, _>(&self.file, &mut raw) })?;
+            Ok(raw.count)
         };
+        let Some(keys) = self.read_keys(read)? else { return Ok(None) };
         let mut held = RawHeld::default();
         // SAFETY: the kernel writes the structure and nothing else.
         self.judge(|| unsafe { order::<{ READ_RESERVATION }, _>(&self.file, &mut held) })?;
@@ -323,19 +335,52 @@ impl ReservedDisk {
         }))
     }
 
+    /// Reads all keys. `read` returns the number of keys that there are.
+    fn read_keys(
+        &self,
+        mut read: impl FnMut(&mut [u64]) -> Result<u32, ReservationError>,
+    ) -> Result<Option<Vec<u64>>, ReservationError> {
+        let mut keys = vec![0; KEYS as usize];
+        let mut count = match read(&mut keys) {
+            // Drivers answer an order that they do not know with EINVAL, too.
+            Err(ReservationError::Unsupported(_) | ReservationError::Refused(_)) => {
+                return Ok(None);
+            }
+            read => read?,
+        };
+        while count as usize > keys.len() {
+            if count > KEYS_MAX {
+                return Err(ReservationError::TooManyKeys { path: self.path.clone(), count });
+            }
+            keys.resize(count as usize, 0);
+            count = read(&mut keys)?;
+        }
+        keys.truncate(count as usize);
+        Ok(Some(keys))
+    }
+
     fn send<const CODE: Opcode, T>(&self, mut value: T) -> Result<(), ReservationError> {
         // SAFETY: these commands read the structure, which has no pointers, and write nothing.
         self.judge(|| unsafe { order::<CODE, _>(&self.file, &mut value) })
     }
 
+    /// The result of an order that a disk can get again.
     fn judge(&self, mut attempt: impl FnMut() -> io::Result<i32>) -> Result<(), ReservationError> {
-        let mut status = attempt();
+        let mut judged = self.judge_once(&mut attempt);
         for _ in 1..ATTEMPTS {
-            if !matches!(status, Ok(DEVICE_ERROR)) {
+            if !matches!(judged, Err(ReservationError::Device { status: DEVICE_ERROR, .. })) {
                 break;
             }
-            status = attempt();
+            judged = self.judge_once(&mut attempt);
         }
+        judged
+    }
+
+    fn judge_once(
+        &self,
+        attempt: impl FnOnce() -> io::Result<i32>,
+    ) -> Result<(), ReservationError> {
+        let status = attempt();
         let path = self.path.clone();
         Err(match status {
             Ok(0) => return Ok(()),
@@ -351,15 +396,6 @@ impl ReservedDisk {
                 _ => ReservationError::Kernel { path, error },
             },
         })
-    }
-}
-
-/// Whether the kernel knows an order that has ended so. Drivers of SCSI answer with EINVAL, too.
-fn is_known(ended: Result<(), ReservationError>) -> Result<bool, ReservationError> {
-    match ended {
-        Ok(()) => Ok(true),
-        Err(ReservationError::Unsupported(_) | ReservationError::Refused(_)) => Ok(false),
-        Err(error) => Err(error),
     }
 }
 
@@ -446,17 +482,43 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_does_not_know_an_order_says_so_with_several_errors() {
+    fn a_preemption_is_sent_once() {
         let disk = disk();
-        let known = |number| {
-            is_known(disk.judge(|| Err(io::Error::from_raw_os_error(number)))).map_err(drop)
+        let mut sent = 0;
+        let outcome = disk.judge_once(|| {
+            sent += 1;
+            Ok(DEVICE_ERROR)
+        });
+        assert!(matches!(outcome, Err(ReservationError::Device { .. })));
+        assert_eq!(sent, 1);
+    }
+
+    #[test]
+    fn a_kernel_that_does_not_know_an_order_says_so_at_the_first_one() {
+        let disk = disk();
+        // The answer to the first read of keys, and that to the next one.
+        let read = |first: Result<u32, i32>, next: Result<u32, i32>| {
+            let mut answers = [next, first].to_vec();
+            let answer = |_: &mut [u64]| {
+                let answer = answers.pop().unwrap();
+                answer.or_else(|number| {
+                    let failed = || Err(io::Error::from_raw_os_error(number));
+                    disk.judge_once(failed).map(|()| 0)
+                })
+            };
+            disk.read_keys(answer).map_err(|error| error.to_string())
         };
         for unknown in [libc::ENOTTY, libc::EOPNOTSUPP, libc::EINVAL] {
-            assert_eq!(known(unknown), Ok(false), "{unknown}");
+            assert_eq!(read(Err(unknown), Ok(0)), Ok(None), "{unknown}");
+            read(Ok(KEYS + 1), Err(unknown)).expect_err("the first read was known");
         }
-        assert_eq!(known(libc::EIO), Err(()));
-        assert_eq!(known(libc::EPERM), Err(()));
-        assert!(is_known(Ok(())).unwrap());
+        for error in [libc::EIO, libc::EPERM] {
+            read(Err(error), Ok(0)).expect_err("an error of the disk");
+        }
+        assert_eq!(read(Ok(2), Ok(0)).unwrap().unwrap().len(), 2);
+        assert_eq!(read(Ok(KEYS + 9), Ok(KEYS + 5)).unwrap().unwrap().len(), KEYS as usize + 5);
+        let error = read(Ok(KEYS_MAX + 1), Ok(0)).unwrap_err();
+        assert!(error.contains("65537 registrations"), "{error}");
     }
 
     #[test]
@@ -470,7 +532,7 @@ mod tests {
         assert!(is_mapped(devices.path(), numbers));
         assert!(!is_mapped(devices.path(), rustix::fs::makedev(253, 301)));
         let error = ReservationError::Mapped("/dev/mapper/shared".into()).to_string();
-        assert!(error.contains("name whole SCSI or NVMe disks"), "{error}");
+        assert!(error.contains("another fence"), "{error}");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sidecore_kit::loop_device::LoopDevice;
-use sidecore_linux::{FileError, FileOptions, FileStore};
+use sidecore_linux::{FileError, FileOptions, FileStore, stacked_on};
 use sidecore_skip::run;
 use tempfile::TempDir;
 
@@ -74,6 +74,17 @@ fn a_file_and_a_loop_device_over_it_have_one_writer() {
     };
     let _readers = (reader(&file), reader(device.path()), reader(stacked.path()));
     assert!(FileStore::open(&FileOptions::new(&file)).is_err());
+}
+
+#[test]
+fn a_device_that_is_made_of_a_disk_is_found_also_when_it_is_not_in_use() {
+    let (_directory, file) = image();
+    assert_eq!(stacked_on(&file), None, "a file is no disk");
+    let Some(disk) = LoopDevice::over(&file, &["--partscan"]) else { return };
+    assert_eq!(stacked_on(disk.path()), None, "its partition is");
+    let Some(stacked) = LoopDevice::over(disk.path(), &[]) else { return };
+    assert_eq!(stacked_on(disk.path()).as_deref(), Some(stacked.path()));
+    assert_eq!(stacked_on(stacked.path()), None);
 }
 
 #[test]

@@ -52,6 +52,22 @@ pub(super) fn in_use(stat: &Stat, read_only: bool) -> Option<PathBuf> {
         .map(|overlap| overlap.path)
 }
 
+/// Returns a block device that is made of this one, or of a partition of it: a loop device, or one
+/// of another driver. The kernel can write through it also when no process has it open.
+#[must_use]
+pub fn stacked_on(path: &Path) -> Option<PathBuf> {
+    let object = Object::of(&rustix::fs::stat(path).ok()?);
+    let mut found = Vec::new();
+    if matches!(object, Object::Device(_)) {
+        above(object, false, &Loop::all(), &mut found);
+    }
+    let is_partition = |overlap: &Overlap| match overlap.object {
+        Object::Device(number) => sysfs(number).join("partition").exists(),
+        Object::File { .. } => false,
+    };
+    found.into_iter().find(|overlap| !is_partition(overlap)).map(|overlap| overlap.path)
+}
+
 fn is_used(overlap: &Overlap, read_only: bool) -> bool {
     let flags = access(true);
     let opened = rustix::fs::open(&overlap.path, flags, rustix::fs::Mode::empty());
