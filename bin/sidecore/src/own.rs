@@ -12,13 +12,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use rustix::rand::{GetRandomFlags, getrandom};
 use sidecore_cluster::{
     Access, CommandFence, Endpoint, Fence, Gateway, HostLock, Identity, LateAttempt, LockFence,
-    RecordFile, ReservationFence, Runner, User, this_host,
+    NotesFile, RecordFile, ReservationFence, Runner, User, this_host,
 };
 use sidecore_ownership::{Daemon, Member, Options};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
@@ -26,6 +27,9 @@ use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 pub(crate) use shown::Candidacy;
 use shown::Shown;
 use supervisor::{Ended, Supervisor};
+
+/// The time between two looks at the disks' first answers, and at signals.
+const TICK: Duration = Duration::from_millis(5);
 
 /// A call to etcd fails after this part of the lease's time.
 const CALLS_PER_LEASE: u32 = 6;
@@ -86,6 +90,22 @@ pub(crate) struct Arguments {
     /// The daemon and its arguments. It serves on until SIGTERM, and ends in order then.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
+}
+
+impl Arguments {
+    const fn limit(&self) -> Duration {
+        Duration::from_secs(self.fence_limit)
+    }
+
+    fn options(&self) -> Options {
+        let mut options = Options::of_lease(self.lease);
+        options.fence_admits = self.fence_reservation;
+        if self.fence_lock {
+            // The other candidates see the same locks.
+            options.fence_attempts = u32::MAX;
+        }
+        options
+    }
 }
 
 /// For an etcd that asks who its clients are.
@@ -178,10 +198,10 @@ impl Signals {
 pub(crate) fn run(arguments: &Arguments, socket: &Path) -> Result<ExitCode> {
     let access = arguments.access.access();
     access.check(&arguments.etcd).map_err(anyhow::Error::msg)?;
-    if arguments.fence_reservation {
-        ReservationFence::probe(&arguments.path, random()?).map_err(anyhow::Error::msg)?;
-    }
     let signals = Signals::listen()?;
+    if arguments.fence_reservation && !probe(arguments, &signals)? {
+        return Ok(ExitCode::SUCCESS);
+    }
     let host = this_host().context("cannot read the identity of this host")?;
     let name = match &arguments.name {
         Some(given) => given.clone(),
@@ -202,19 +222,34 @@ pub(crate) fn run(arguments: &Arguments, socket: &Path) -> Result<ExitCode> {
     }
 }
 
+/// Asks the disks for reservations, in the time of the fence. False if a signal asks for the end.
+fn probe(arguments: &Arguments, signals: &Signals) -> Result<bool> {
+    let (disks, unused, limit) = (arguments.path.clone(), random()?, arguments.limit());
+    let (result, probed) = channel();
+    std::thread::spawn(move || result.send(ReservationFence::probe(&disks, unused, limit)));
+    while !signals.ends() {
+        match probed.recv_timeout(TICK) {
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => bail!("the look at the disks failed"),
+            Ok(probed) => return probed.map(|()| true).map_err(anyhow::Error::msg),
+        }
+    }
+    Ok(false)
+}
+
 /// Is a candidate until the command or the lease has ended.
 fn candidacy(
     arguments: &Arguments,
     me: Member,
     (signals, shown): (&Signals, &mut Shown),
 ) -> Result<Ended> {
-    let options = Options::of_lease(arguments.lease);
+    let options = arguments.options();
     let patience = Duration::from_secs(arguments.lease) / CALLS_PER_LEASE;
-    let gateway = Gateway::new(arguments.etcd.clone(), &arguments.cluster, me.clone(), patience)
+    let gateway = Gateway::new(arguments.etcd.clone(), &arguments.cluster, patience)
         .with_access(arguments.access.access());
     let host_lock = HostLock::beside(&arguments.record, &me);
     let local = LockFence { paths: arguments.path.clone(), host_lock };
-    let fence = fence(arguments, &local);
+    let fence = fence(arguments, &me, &local);
     let mut daemon = Daemon::new(me.clone(), options, random()?);
     daemon.add(&arguments.store);
     let record = RecordFile::new(&arguments.record);
@@ -224,11 +259,12 @@ fn candidacy(
     supervisor.run(&arguments.command, (runner, &arguments.store), (signals, shown))
 }
 
-fn fence(arguments: &Arguments, local: &LockFence) -> Box<dyn Fence> {
-    let (time_limit, local) = (Duration::from_secs(arguments.fence_limit), local.clone());
+fn fence(arguments: &Arguments, me: &Member, local: &LockFence) -> Box<dyn Fence> {
+    let (time_limit, local) = (arguments.limit(), local.clone());
     if arguments.fence_reservation {
         let (disks, late) = (arguments.path.clone(), LateAttempt::default());
-        return Box::new(ReservationFence { disks, time_limit, local, late });
+        let notes = NotesFile::beside(&arguments.record, me);
+        return Box::new(ReservationFence { disks, time_limit, local, notes, late, tell: say });
     }
     match &arguments.fence_command {
         None => Box::new(local),

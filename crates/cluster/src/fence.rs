@@ -4,6 +4,8 @@ use std::fs::File;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
@@ -28,6 +30,38 @@ pub struct Others<'a> {
     pub former: Option<&'a Member>,
 }
 
+/// The ownership of a key for which others are fenced.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    /// The owner of the key.
+    pub me: Member,
+    has_ended: Arc<AtomicBool>,
+}
+
+impl Claim {
+    /// Of a key that this daemon has.
+    #[must_use]
+    pub fn new(me: Member) -> Self {
+        Self { me, has_ended: Arc::default() }
+    }
+
+    /// Whether a fence has a copy of it.
+    pub(crate) fn is_used(&self) -> bool {
+        Arc::strong_count(&self.has_ended) > 1
+    }
+
+    /// The key is lost, or the lease is over. A fence that is under way begins nothing more.
+    pub fn end(&self) {
+        self.has_ended.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the key is lost, or the lease is over.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Relaxed)
+    }
+}
+
 /// A fence. It succeeds when none of the suspects has a request in flight to the store, and none
 /// can send one any more.
 pub trait Fence: Send + Sync {
@@ -35,7 +69,7 @@ pub trait Fence: Send + Sync {
     ///
     /// # Errors
     /// The reason why a suspect may still write. It is tried again.
-    fn fence(&self, me: &Member, others: Others<'_>) -> Result<(), String>;
+    fn fence(&self, claim: &Claim, others: Others<'_>) -> Result<(), String>;
 
     /// Looks at the fences of others, for a fence that has something to see.
     fn watch(&self, _me: &Member) -> Option<Watch> {
@@ -82,19 +116,19 @@ pub struct CommandFence {
     pub local: LockFence,
 }
 
-/// The name in a host's identity, without the number of its boot.
-fn host_name(member: &Member) -> &str {
-    member.host.split_once('/').map_or(member.host.as_str(), |(name, _)| name)
+/// The file of a host beside the record. Each host has files of its own there: a lock on shared
+/// storage can outlive the host that has it.
+pub(crate) fn beside(record: &Path, me: &Member, kind: &str) -> PathBuf {
+    let mut name = record.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.{kind}", me.host_name()));
+    record.with_file_name(name)
 }
 
 impl HostLock {
-    /// The lock of a daemon's host, in a file beside the record. Each host has a file of its own,
-    /// because a lock on shared storage can outlive the host that has it.
+    /// The lock of a daemon's host, in a file beside the record.
     #[must_use]
     pub fn beside(record: &Path, me: &Member) -> Self {
-        let mut name = record.file_name().unwrap_or_default().to_owned();
-        name.push(format!(".{}.lock", host_name(me)));
-        Self { path: record.with_file_name(name) }
+        Self { path: beside(record, me, "lock") }
     }
 
     /// Takes the lock, which ends with the last copy of the descriptor.
@@ -134,8 +168,18 @@ impl LockFence {
                 Ok(_) => {}
                 Err(FileError::Busy { .. }) => {
                     return Err(format!(
-                        "a live process has {} open; stop it, or wait until it sees that its lease \
-                         has ended",
+                        "a live process has {} open, or a partition of it; stop it, or wait until \
+                         it sees that its lease has ended; a command with --path of a whole disk \
+                         serves the whole disk",
+                        path.display()
+                    ));
+                }
+                Err(FileError::Overlaps { path, other }) => {
+                    return Err(format!(
+                        "a live process has {} open, which has the same bytes as {}: stop it, or \
+                         wait until it sees that its lease has ended; if it is the command, let it \
+                         serve the whole disk that --path names",
+                        other.display(),
                         path.display()
                     ));
                 }
@@ -147,8 +191,10 @@ impl LockFence {
 }
 
 impl Fence for LockFence {
-    fn fence(&self, me: &Member, Others { suspects, .. }: Others<'_>) -> Result<(), String> {
-        if let Some(far) = suspects.iter().find(|suspect| host_name(suspect) != host_name(me)) {
+    fn fence(&self, claim: &Claim, Others { suspects, .. }: Others<'_>) -> Result<(), String> {
+        let me = &claim.me;
+        let is_far = |suspect: &&Member| suspect.host_name() != me.host_name();
+        if let Some(far) = suspects.iter().find(is_far) {
             return Err(format!(
                 "{far} is not on this host, and locks fence the processes of one host: choose a \
                  fence command"
@@ -163,17 +209,19 @@ impl Fence for LockFence {
 }
 
 impl Fence for CommandFence {
-    fn fence(&self, me: &Member, Others { suspects, .. }: Others<'_>) -> Result<(), String> {
+    fn fence(&self, claim: &Claim, Others { suspects, .. }: Others<'_>) -> Result<(), String> {
+        let me = &claim.me;
         let (mine, others): (Vec<Member>, Vec<Member>) =
             suspects.iter().cloned().partition(|suspect| suspect.name == me.name);
-        if let Some(namesake) = mine.iter().find(|suspect| host_name(suspect) != host_name(me)) {
+        let is_far = |suspect: &&Member| suspect.host_name() != me.host_name();
+        if let Some(namesake) = mine.iter().find(is_far) {
             return Err(format!(
                 "{namesake} has this daemon's name, and the fence command would end this daemon: \
                  give each daemon a name of its own"
             ));
         }
         if !mine.is_empty() {
-            self.local.fence(me, Others { suspects: &mine, former: None })?;
+            self.local.fence(claim, Others { suspects: &mine, former: None })?;
         }
         let mut names: Vec<&str> = others.iter().map(|suspect| suspect.name.as_str()).collect();
         names.dedup();
@@ -250,31 +298,31 @@ mod tests {
 
     #[test]
     fn a_command_succeeds_fails_or_is_killed_with_its_children() {
-        let (me, other) = (member("a", "h1/1", 1), member("b", "h2/1", 2));
+        let (claim, other) = (Claim::new(member("a", "h1/1", 1)), member("b", "h2/1", 2));
         let directory = tempfile::tempdir().unwrap();
         let told = directory.path().join("told");
         let script = format!("echo $1 >> {}", told.display());
         let suspects = [other.clone(), member("b", "h2/1", 3)];
-        command(&script, LONG, &directory).fence(&me, of(&suspects)).unwrap();
+        command(&script, LONG, &directory).fence(&claim, of(&suspects)).unwrap();
         assert_eq!(std::fs::read_to_string(&told).unwrap(), "b\n", "once for a daemon");
-        let error = command("exit 3", LONG, &directory).fence(&me, of(&suspects)).unwrap_err();
+        let error = command("exit 3", LONG, &directory).fence(&claim, of(&suspects)).unwrap_err();
         assert!(error.contains("exit status: 3"), "{error}");
         // The shell waits for a child, which would keep the test waiting if it were not killed.
         let hangs = command("sleep 1000; exit 0", Duration::from_millis(50), &directory);
-        let error = hangs.fence(&me, of(&suspects)).unwrap_err();
+        let error = hangs.fence(&claim, of(&suspects)).unwrap_err();
         assert!(error.contains("was killed"), "{error}");
         let none = CommandFence { program: "/no/such".into(), ..command("", LONG, &directory) };
-        assert!(none.fence(&me, of(&suspects)).unwrap_err().contains("/no/such"));
+        assert!(none.fence(&claim, of(&suspects)).unwrap_err().contains("/no/such"));
     }
 
     #[test]
     fn a_command_is_never_run_against_this_daemons_own_name() {
-        let me = member("a", "h1/1", 1);
+        let claim = Claim::new(member("a", "h1/1", 1));
         let directory = tempfile::tempdir().unwrap();
         let fence = command("exit 9", LONG, &directory);
-        let error = fence.fence(&me, of(&[member("a", "h2/1", 2)])).unwrap_err();
+        let error = fence.fence(&claim, of(&[member("a", "h2/1", 2)])).unwrap_err();
         assert!(error.contains("a name of its own"), "{error}");
-        fence.fence(&me, of(&[member("a", "h1/1", 2)])).expect("a former start of this daemon");
+        fence.fence(&claim, of(&[member("a", "h1/1", 2)])).expect("a former start of this daemon");
     }
 
     #[test]
@@ -283,20 +331,20 @@ mod tests {
         let path = directory.path().join("disk");
         std::fs::write(&path, [0; 4096]).unwrap();
         let fence = locks(vec![path.clone()], &directory);
-        let (me, former) = (member("a", "h1/1", 1), member("b", "h1/1", 2));
+        let (claim, former) = (Claim::new(member("a", "h1/1", 1)), member("b", "h1/1", 2));
         let open = FileStore::open(&FileOptions::new(&path)).unwrap();
-        let error = fence.fence(&me, of(std::slice::from_ref(&former))).unwrap_err();
+        let error = fence.fence(&claim, of(std::slice::from_ref(&former))).unwrap_err();
         assert!(error.contains("live process"), "{error}");
         drop(open);
         let lock = fence.host_lock.take().unwrap();
-        let error = fence.fence(&me, of(std::slice::from_ref(&former))).unwrap_err();
+        let error = fence.fence(&claim, of(std::slice::from_ref(&former))).unwrap_err();
         assert!(error.contains("disk.owner.h1.lock"), "{error}");
         drop(lock);
-        fence.fence(&me, of(&[former])).unwrap();
-        let error = fence.fence(&me, of(&[member("b", "h2/1", 2)])).unwrap_err();
+        fence.fence(&claim, of(&[former])).unwrap();
+        let error = fence.fence(&claim, of(&[member("b", "h2/1", 2)])).unwrap_err();
         assert!(error.contains("not on this host"), "{error}");
         let open = FileStore::open(&FileOptions::new(&path)).unwrap();
-        fence.fence(&me, of(&[member("b", "h1/0", 2)])).expect("it ended with the former boot");
+        fence.fence(&claim, of(&[member("b", "h1/0", 2)])).expect("it ended with the former boot");
         drop(open);
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hyper::StatusCode;
 use serde_json::{Value, json};
-use sidecore_ownership::{Answer, Call, Member, Seen};
+use sidecore_ownership::{Answer, Call, Seen};
 
 use crate::connection::{Connection, error_of};
 use crate::keys::{Keys, number, origin};
@@ -18,7 +18,6 @@ pub struct Gateway {
     current: usize,
     access: Access,
     keys: Keys,
-    me: Member,
     patience: Duration,
     connection: Option<Connection>,
 }
@@ -27,9 +26,9 @@ impl Gateway {
     /// A client of the members at these endpoints, for the keys of a cluster of daemons. A call
     /// fails after `patience`, and the next one goes to the next endpoint.
     #[must_use]
-    pub fn new(endpoints: Vec<Endpoint>, cluster: &str, me: Member, patience: Duration) -> Self {
+    pub fn new(endpoints: Vec<Endpoint>, cluster: &str, patience: Duration) -> Self {
         let (keys, access) = (Keys::new(cluster), Access::default());
-        Self { endpoints, current: 0, access, keys, me, patience, connection: None }
+        Self { endpoints, current: 0, access, keys, patience, connection: None }
     }
 
     /// The same client, for an etcd that asks who its clients are.
@@ -87,7 +86,7 @@ impl Gateway {
             | Call::Settle { .. }
             | Call::Announce { .. }
             | Call::Release { .. } => {
-                let transaction = self.keys.transaction(call, &self.me).unwrap_or_default();
+                let transaction = self.keys.transaction(call).unwrap_or_default();
                 let answer = self.post("kv/txn", &transaction).await?;
                 let is_done = answer.get("succeeded").and_then(Value::as_bool).unwrap_or(false);
                 Ok(Answer::Done { origin: origin(&answer)?, is_done })

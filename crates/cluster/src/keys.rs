@@ -75,7 +75,7 @@ impl Keys {
     }
 
     /// The transaction of a call; `None` if the call is no transaction.
-    pub(crate) fn transaction(&self, call: &Call, me: &Member) -> Option<Value> {
+    pub(crate) fn transaction(&self, call: &Call) -> Option<Value> {
         let owner_is = |store: &str, epoch: u64| {
             json!({ "key": self.owner(store), "target": "CREATE", "result": "EQUAL",
                     "create_revision": epoch.to_string() })
@@ -84,25 +84,25 @@ impl Keys {
             let (key, value) = (self.ledger(store), ledger_text(ledger));
             json!({ "requestPut": { "key": key, "value": value } })
         };
-        let put_owner = |store: &str, lease: i64, leaving: bool| {
-            let value = json_text(&OwnerText { by: MemberText::new(me), leaving });
+        let put_owner = |store: &str, by: &Member, lease: i64, leaving: bool| {
+            let value = json_text(&OwnerText { by: MemberText::new(by), leaving });
             json!({ "requestPut": { "key": self.owner(store), "value": value,
                                     "lease": lease.to_string() } })
         };
         let (compare, success) = match call {
-            Call::Claim { store, lease, ledger_revision, ledger } => {
+            Call::Claim { store, by, lease, ledger_revision, ledger } => {
                 let unchanged = json!({ "key": self.ledger(store), "target": "MOD",
                     "result": "EQUAL", "mod_revision": ledger_revision.to_string() });
                 (
                     vec![owner_is(store, 0), unchanged],
-                    vec![put_owner(store, *lease, false), put_ledger(store, ledger)],
+                    vec![put_owner(store, by, *lease, false), put_ledger(store, ledger)],
                 )
             }
             Call::Settle { store, epoch, ledger } => {
                 (vec![owner_is(store, *epoch)], vec![put_ledger(store, ledger)])
             }
-            Call::Announce { store, epoch, lease } => {
-                (vec![owner_is(store, *epoch)], vec![put_owner(store, *lease, true)])
+            Call::Announce { store, epoch, by, lease } => {
+                (vec![owner_is(store, *epoch)], vec![put_owner(store, by, *lease, true)])
             }
             Call::Release { store, epoch, ledger } => {
                 let delete = json!({ "requestDeleteRange": { "key": self.owner(store) } });
@@ -218,11 +218,12 @@ mod tests {
         let ledger = Ledger { store: 7, is_recorded: true, suspects };
         let call = Call::Claim {
             store: "disk".into(),
+            by: me.clone(),
             lease: 9,
             ledger_revision: 4,
             ledger: ledger.clone(),
         };
-        let transaction = keys.transaction(&call, &me).unwrap();
+        let transaction = keys.transaction(&call).unwrap();
         let puts: Vec<&Value> =
             transaction["success"].as_array().unwrap().iter().map(|o| &o["requestPut"]).collect();
         assert_eq!(puts[0]["lease"], "9");

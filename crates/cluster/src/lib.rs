@@ -25,14 +25,16 @@ mod endpoint;
 mod fence;
 mod gateway;
 mod keys;
+mod notes;
 mod record;
 mod reservation;
 mod runner;
 
 pub use access::{Access, Identity, User};
 pub use endpoint::{Endpoint, EndpointError};
-pub use fence::{CommandFence, Fence, HostLock, LockFence, Others};
+pub use fence::{Claim, CommandFence, Fence, HostLock, LockFence, Others};
 pub use gateway::Gateway;
+pub use notes::NotesFile;
 pub use record::RecordFile;
 pub use reservation::{LateAttempt, ReservationFence, Watch};
 pub use runner::{Closed, Host, Report, Runner, Served, StoreReport, boot_time, this_host};

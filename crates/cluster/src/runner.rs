@@ -6,11 +6,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
-use sidecore_ownership::{Answer, Daemon, Outcome, Record, Status, Task};
+use sidecore_ownership::{Answer, Daemon, Member, Outcome, Record, Status, Task};
 use sidecore_units::Nanos;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::{Gateway, Others};
+use crate::{Claim, Gateway, Others};
 
 /// The work of an owner on its host. All calls but [`serve_until`](Host::serve_until) may take
 /// long, and each is on a thread of its own; a store has one at a time.
@@ -19,7 +19,7 @@ pub trait Host: Send + Sync + 'static {
     ///
     /// # Errors
     /// The reason why one may.
-    fn fence(&self, store: &str, others: Others<'_>) -> Result<(), String>;
+    fn fence(&self, store: &str, claim: &Claim, others: Others<'_>) -> Result<(), String>;
 
     /// Reads the store's record.
     ///
@@ -51,8 +51,10 @@ pub trait Host: Send + Sync + 'static {
 }
 
 /// The ownership in which a store is opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Served {
+    /// This daemon, as it owns the store.
+    pub by: Member,
     /// The epoch.
     pub epoch: u64,
     /// The store's number in its record: another one if epochs have begun anew.
@@ -134,6 +136,7 @@ impl Runner {
             report: Arc::clone(&report),
             shown: Vec::new(),
             logged: Vec::new(),
+            claims: Vec::new(),
         };
         let run = move || {
             runtime.block_on(work.run(gateway, inbox));
@@ -180,6 +183,8 @@ struct Work {
     shown: Vec<(String, Option<Nanos>)>,
     /// The states in the log.
     logged: Vec<StoreReport>,
+    /// The ownerships for which others are fenced.
+    claims: Vec<(String, Claim)>,
 }
 
 impl Work {
@@ -237,11 +242,15 @@ impl Work {
     }
 
     /// Starts a task on a thread of its own.
-    fn start(&self, store: String, task: Task) {
+    fn start(&mut self, store: String, task: Task) {
         let until = self.daemon.lease_ends_at().unwrap_or(Nanos::ZERO);
+        let claim = Claim::new(self.daemon.claimant(&store).clone());
+        if matches!(task, Task::Fence { .. }) {
+            self.claims.push((store.clone(), claim.clone()));
+        }
         let (host, events, name) = (Arc::clone(&self.host), self.events.clone(), store.clone());
         let run = move || {
-            let outcome = carry_out(host.as_ref(), &store, &task, until);
+            let outcome = carry_out(host.as_ref(), (&store, &claim), &task, until);
             let _ = events.send(Event::Ended { store, outcome });
         };
         let thread = std::thread::Builder::new().name("ownership-task".to_owned());
@@ -251,12 +260,30 @@ impl Work {
         }
     }
 
+    /// Tells fences whose key is lost, or whose lease is over.
+    fn end_claims(&mut self, now: Nanos, stores: &[StoreReport]) {
+        let is_over = self.daemon.lease_ends_at().is_none_or(|end| now >= end);
+        let has_key = |name: &str| {
+            let has = |store: &StoreReport| store.name == name && store.status.epoch.is_some();
+            !is_over && stores.iter().any(has)
+        };
+        let daemon = &self.daemon;
+        self.claims.retain(|(store, claim)| {
+            let lasts = has_key(store) && claim.me == *daemon.claimant(store);
+            if !lasts {
+                claim.end();
+            }
+            lasts && claim.is_used()
+        });
+    }
+
     /// Shows the host and operators what has changed.
     fn show(&mut self, now: Nanos) {
         let mut stores = Vec::new();
         for (name, status) in self.daemon.status(now) {
             stores.push(StoreReport { name: name.to_owned(), status });
         }
+        self.end_claims(now, &stores);
         for StoreReport { name, .. } in &stores {
             let until = self.daemon.holds_until(name);
             let known = self.shown.iter_mut().find(|(known, _)| known == name);
@@ -291,17 +318,23 @@ impl Work {
     }
 }
 
-fn carry_out(host: &dyn Host, store: &str, task: &Task, until: Nanos) -> Outcome {
+fn carry_out(
+    host: &dyn Host,
+    (store, claim): (&str, &Claim),
+    task: &Task,
+    until: Nanos,
+) -> Outcome {
     let done = match task {
         Task::ReadRecord => {
             return host.read_record(store).map_or_else(Outcome::Failed, Outcome::Recorded);
         }
         Task::Fence { suspects, former } => {
-            host.fence(store, Others { suspects, former: former.as_ref() })
+            host.fence(store, claim, Others { suspects, former: former.as_ref() })
         }
         Task::WriteRecord { record } => host.write_record(store, record),
         Task::Open { epoch, number } => {
-            host.open(store, Served { epoch: *epoch, number: *number }, until)
+            let served = Served { by: claim.me.clone(), epoch: *epoch, number: *number };
+            host.open(store, served, until)
         }
         Task::Close => {
             return match host.close(store) {

@@ -9,7 +9,7 @@ use sidecore_kit::certificates::Certificates;
 use sidecore_kit::etcd::Etcd;
 use sidecore_kit::namespace::Namespace;
 use sidecore_kit::wait;
-use sidecore_ownership::{Answer, Call, Member};
+use sidecore_ownership::{Answer, Call};
 
 /// Longer than a busy machine needs for a call.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -36,7 +36,7 @@ impl Client {
     fn new(endpoint: &str, access: &Access) -> Self {
         let endpoints: Vec<Endpoint> = vec![endpoint.parse().unwrap()];
         access.check(&endpoints).unwrap();
-        let gateway = Gateway::new(endpoints, "test", Member::default(), PATIENCE);
+        let gateway = Gateway::new(endpoints, "test", PATIENCE);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         Self { gateway: gateway.with_access(access.clone()), runtime }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sidecore_cluster::{Endpoint, Gateway};
 use sidecore_kit::namespace::Namespace;
-use sidecore_ownership::{Answer, Call, Member};
+use sidecore_ownership::{Answer, Call};
 
 const HEADER: &str =
     r#""header":{"cluster_id":"7","member_id":"8","revision":"9","raft_term":"2"}"#;
@@ -25,7 +25,7 @@ fn answers(call: &Call, reply: &[u8], patience: Duration) -> [Answer; 2] {
     let endpoint = |listener: &TcpListener| listener.local_addr().unwrap().to_string().parse();
     let endpoints: Vec<Endpoint> =
         listeners.iter().map(|listener| endpoint(listener).unwrap()).collect();
-    let mut gateway = Gateway::new(endpoints, "test", Member::default(), patience);
+    let mut gateway = Gateway::new(endpoints, "test", patience);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     std::thread::scope(|scope| {
         for (listener, reply) in listeners.iter().zip([reply, &grant]) {

@@ -23,6 +23,8 @@ pub enum Call {
     Claim {
         /// The store's name.
         store: String,
+        /// The daemon that claims: a new incarnation after each ownership.
+        by: Member,
         /// The lease that the owner key is bound to.
         lease: i64,
         /// The revision at which the ledger was last changed; 0 without a ledger.
@@ -45,6 +47,8 @@ pub enum Call {
         store: String,
         /// The create revision of the owner key.
         epoch: u64,
+        /// The owner.
+        by: Member,
         /// The lease that the owner key is bound to.
         lease: i64,
     },

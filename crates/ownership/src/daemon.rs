@@ -31,6 +31,11 @@ pub struct Options {
     pub retry: Nanos,
     /// The time for which a daemon that released a key leaves it to others.
     pub yields: Nanos,
+    /// The failures of a fence after which the key is left to others: their fence may succeed.
+    pub fence_attempts: u32,
+    /// Whether a fence can let this daemon's host in, also one that fails: the daemon stays a
+    /// suspect then, though it has opened nothing.
+    pub fence_admits: bool,
     /// The rule that is neglected.
     #[cfg(feature = "neglect")]
     pub neglect: Option<Rule>,
@@ -50,6 +55,8 @@ impl Options {
             announce: Nanos(ttl.0 / 5),
             retry: Nanos(ttl.0 / 12),
             yields: Nanos(ttl.0 / 2),
+            fence_attempts: 5,
+            fence_admits: true,
             #[cfg(feature = "neglect")]
             neglect: None,
         }
@@ -122,9 +129,17 @@ impl Daemon {
         &self.me
     }
 
+    /// This daemon as it claims a store: another incarnation for each ownership, so that an order
+    /// about a former one means no living owner.
+    #[must_use]
+    pub fn claimant(&self, store: &str) -> &Member {
+        self.stores.get(store).map_or(&self.me, Store::claimant)
+    }
+
     /// Makes the daemon a candidate for a store.
     pub fn add(&mut self, store: &str) {
-        let new = || Store::new(store, self.neglected);
+        let new =
+            || Store::new(store, self.me.clone(), (self.neglected, self.options.fence_admits));
         self.stores.entry(store.to_owned()).or_insert_with(new);
         self.look_at = Nanos::ZERO;
     }
@@ -235,7 +250,7 @@ impl Daemon {
             let empty = Seen::default();
             let seen = self.seen.get(name).unwrap_or(&empty);
             self.random = self.random.rotate_left(17) ^ 0x9e37_79b9_7f4a_7c15;
-            if let Some(call) = store.call(now, (seen, lease.id), (&self.me, self.random)) {
+            if let Some(call) = store.call(now, (seen, lease.id), self.random) {
                 return Some(call);
             }
         }
@@ -341,7 +356,7 @@ impl Daemon {
         }
         let empty = Seen::default();
         for (name, store) in &mut self.stores {
-            store.look(self.seen.get(name).unwrap_or(&empty), &self.me);
+            store.look(self.seen.get(name).unwrap_or(&empty));
         }
         let is_imminent = self.stores.values().any(Store::is_imminent);
         let Options { period, fast_period, .. } = self.options;
@@ -356,17 +371,16 @@ impl Daemon {
             // There is nothing to release any more.
             self.lose_lease("the lease has ended");
         }
-        let Self { stores, me, .. } = self;
-        stores.iter_mut().find_map(|(name, store)| {
-            Some((name.clone(), store.task(now, (me, cluster), is_over)?))
-        })
+        self.stores
+            .iter_mut()
+            .find_map(|(name, store)| Some((name.clone(), store.task(now, cluster, is_over)?)))
     }
 
     /// Takes the outcome of a store's task.
     pub fn ended(&mut self, now: Nanos, store: &str, outcome: Outcome) {
         let cluster = self.cluster.unwrap_or_default();
         if let Some(store) = self.stores.get_mut(store) {
-            store.ended(now, outcome, &self.me, (cluster, &self.options));
+            store.ended(now, outcome, cluster, &self.options);
         }
     }
 

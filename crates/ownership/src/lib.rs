@@ -52,7 +52,7 @@ mod tests;
 pub use call::{Answer, Call, Held, Numbered, Origin, Seen};
 pub use daemon::{Daemon, Options};
 pub use member::{Ledger, Member, Record};
-pub use reservation::{Acquisition, Found, Order, Reply};
+pub use reservation::{Acquisition, Found, Notes, Order, Reply};
 pub use rules::Rule;
 pub use status::{State, Status};
 pub use store::{Outcome, Task};

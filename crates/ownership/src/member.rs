@@ -13,6 +13,14 @@ pub struct Member {
     pub incarnation: u64,
 }
 
+impl Member {
+    /// The host's name, without the number of its boot.
+    #[must_use]
+    pub fn host_name(&self) -> &str {
+        self.host.split('/').next().unwrap_or_default()
+    }
+}
+
 impl fmt::Display for Member {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "\"{}\" on host {}", self.name, self.host)

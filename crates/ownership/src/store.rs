@@ -79,11 +79,26 @@ enum Then {
     Refuse,
 }
 
+/// The claims without a fence that succeeded, in a row, after which the pause between two does not
+/// double any more.
+const DOUBLINGS: u32 = 4;
+
 /// A store.
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
     name: String,
     neglected: Neglected,
+    /// See [`Options::fence_admits`].
+    fence_admits: bool,
+    /// This daemon, as it has the key or claims it next.
+    me: Member,
+    /// The incarnation of its first claim, and the ownerships since.
+    first: u64,
+    ownerships: u64,
+    /// The failures of the fence since the claim.
+    failures: u32,
+    /// The claims in a row whose fence has failed for good.
+    vain: u32,
     phase: Phase,
     /// The epoch of the key that this daemon has, or had until the store is closed.
     epoch: u64,
@@ -105,10 +120,20 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    pub(crate) fn new(name: &str, neglected: Neglected) -> Self {
+    pub(crate) fn new(
+        name: &str,
+        me: Member,
+        (neglected, fence_admits): (Neglected, bool),
+    ) -> Self {
         Self {
             name: name.to_owned(),
             neglected,
+            fence_admits,
+            first: me.incarnation,
+            me,
+            ownerships: 0,
+            failures: 0,
+            vain: 0,
             phase: Phase::Candidate,
             epoch: 0,
             before: Ledger::default(),
@@ -121,6 +146,22 @@ impl Store {
             ends: false,
             detail: None,
         }
+    }
+
+    pub(crate) const fn claimant(&self) -> &Member {
+        &self.me
+    }
+
+    /// An ownership is over. The next one has another incarnation.
+    fn renew(&mut self) {
+        self.ownerships = self.ownerships.saturating_add(1);
+        self.me.incarnation = self.first.wrapping_add(self.ownerships);
+    }
+
+    /// Whether the daemon is this one, in this ownership or in a former one.
+    fn is_mine(&self, by: &Member) -> bool {
+        let ownership = by.incarnation.wrapping_sub(self.first);
+        (&by.name, &by.host) == (&self.me.name, &self.me.host) && ownership <= self.ownerships
     }
 
     /// The epoch in which the store may be served, lease permitting.
@@ -252,17 +293,23 @@ impl Store {
         } else {
             (self.phase, self.is_lost) = (Phase::Candidate, false);
             self.hands_over = self.ends;
+            self.renew();
         }
     }
 
-    fn refuse(&mut self, why: String) {
+    fn refuse(&mut self, why: String, ledger: Ledger) {
         self.detail = Some(why);
-        // The suspects are those of before: this daemon has opened nothing.
-        self.phase = Phase::Releasing { ledger: self.before.clone(), then: Then::Refuse };
+        self.phase = Phase::Releasing { ledger, then: Then::Refuse };
+    }
+
+    /// The ledger of a key that is released after a fence was begun, and before the store was
+    /// opened. The suspects are those of before, unless the fence may have let this host in.
+    fn unopened(&self) -> Ledger {
+        if self.fence_admits { self.ledger.clone() } else { self.before.clone() }
     }
 
     /// Takes what etcd has of the store, read while this daemon had the lease.
-    pub(crate) fn look(&mut self, seen: &Seen, me: &Member) {
+    pub(crate) fn look(&mut self, seen: &Seen) {
         if let Some(fault) = &seen.fault {
             self.lose(fault);
             if matches!(self.phase, Phase::Candidate) {
@@ -272,15 +319,15 @@ impl Store {
         }
         match (&self.phase, &seen.owner) {
             // An etcd that was restored from a backup has a key that was released.
-            (Phase::Refused, Some(held)) if held.by == *me => {
+            (Phase::Refused, Some(held)) if self.is_mine(&held.by) => {
                 self.epoch = held.epoch;
                 let ledger = seen.ledger.as_ref().map(|(_, ledger)| ledger.clone());
                 let ledger = ledger.unwrap_or_default();
                 self.phase = Phase::Releasing { ledger, then: Then::Refuse };
             }
             (Phase::Refused | Phase::Claiming { .. }, _) => {}
-            (Phase::Candidate | Phase::Waiting { .. }, Some(held)) if held.by != *me => {
-                let is_namesake = held.by.name == me.name;
+            (Phase::Candidate | Phase::Waiting { .. }, Some(held)) if !self.is_mine(&held.by) => {
+                let is_namesake = held.by.name == self.me.name;
                 let detail = format!(
                     "daemon {} has the key \"{}\", too, and the same name: it is a former start \
                      of this daemon, whose lease has to end, or another daemon, which needs a name \
@@ -295,8 +342,9 @@ impl Store {
                 }
                 self.phase = Phase::Waiting { holder: Some(held.clone()) };
             }
-            // The answer to a claim was lost.
+            // The answer to a claim was lost. Or an etcd from a backup has given a key back.
             (Phase::Candidate | Phase::Waiting { .. }, Some(held)) => {
+                self.me = held.by.clone();
                 let epoch = held.epoch;
                 let found = seen.ledger.as_ref().map(|(_, ledger)| ledger.clone());
                 self.before = found.clone().unwrap_or_default();
@@ -305,7 +353,7 @@ impl Store {
             (Phase::Candidate | Phase::Waiting { .. }, None) => {
                 self.phase = Phase::Waiting { holder: None };
             }
-            (_, Some(held)) if held.by == *me && held.epoch == self.epoch => {
+            (_, Some(held)) if held.by == self.me && held.epoch == self.epoch => {
                 if let Phase::Serving { checks } = &mut self.phase {
                     *checks = true;
                 }
@@ -328,8 +376,9 @@ impl Store {
         &mut self,
         now: Nanos,
         (seen, lease): (&Seen, i64),
-        (me, random): (&Member, u64),
+        random: u64,
     ) -> Option<Call> {
+        let by = || self.me.clone();
         let store = || self.name.clone();
         let epoch = self.epoch;
         match &self.phase {
@@ -343,11 +392,12 @@ impl Store {
                     // Stores that are not shared must not get one number by two attempts.
                     ledger.store = random;
                 }
-                if !ledger.suspects.contains(me) {
-                    ledger.suspects.push(me.clone());
+                if !ledger.suspects.contains(&self.me) {
+                    ledger.suspects.push(by());
                 }
+                let (store, by) = (store(), by());
                 let call =
-                    Call::Claim { store: store(), lease, ledger_revision, ledger: ledger.clone() };
+                    Call::Claim { store, by, lease, ledger_revision, ledger: ledger.clone() };
                 self.phase = Phase::Claiming { ledger, before };
                 Some(call)
             }
@@ -355,7 +405,7 @@ impl Store {
                 Some(Call::Settle { store: store(), epoch, ledger: self.ledger.clone() })
             }
             Phase::Announcing { until: None } => {
-                Some(Call::Announce { store: store(), epoch, lease })
+                Some(Call::Announce { store: store(), epoch, by: by(), lease })
             }
             Phase::Releasing { ledger, .. } => {
                 Some(Call::Release { store: store(), epoch, ledger: ledger.clone() })
@@ -394,8 +444,11 @@ impl Store {
     }
 
     fn released(&mut self, now: Nanos, then: Then, options: &Options) {
-        self.not_before = now.after(options.yields);
+        let doublings = self.vain.min(DOUBLINGS);
+        self.not_before =
+            now.after(Nanos(options.yields.0.saturating_mul(2_u64.saturating_pow(doublings))));
         self.hands_over = false;
+        self.renew();
         self.phase = match then {
             Then::Yield => Phase::Candidate,
             Then::Refuse => Phase::Refused,
@@ -406,17 +459,13 @@ impl Store {
         self.epoch = epoch;
         self.ledger = ledger;
         self.detail = None;
+        self.failures = 0;
         self.phase = Phase::Reading;
     }
 
     /// The task that the store needs next. It is handed out once. After the end of the lease,
     /// nothing but the close of the store goes on: a successor may serve, and has the record.
-    pub(crate) fn task(
-        &mut self,
-        now: Nanos,
-        (me, cluster): (&Member, u64),
-        lease_is_over: bool,
-    ) -> Option<Task> {
+    pub(crate) fn task(&mut self, now: Nanos, cluster: u64, lease_is_over: bool) -> Option<Task> {
         if let Phase::Announcing { until: Some(until) } = self.phase
             && now >= until
         {
@@ -443,7 +492,7 @@ impl Store {
             cluster,
             store: self.ledger.store,
             epoch: self.epoch,
-            owner: me.clone(),
+            owner: self.me.clone(),
             is_closed,
         };
         let task = match &mut self.phase {
@@ -468,23 +517,16 @@ impl Store {
         Some(task)
     }
 
-    /// Releases the key of a store whose fence has failed, if this daemon is to end. The attempt
-    /// may have let this host in, so it stays a suspect.
+    /// Releases the key of a store whose fence has failed, if this daemon is to end.
     fn give_up(&mut self) {
         let has_failed = matches!(self.phase, Phase::Fencing { .. }) && self.detail.is_some();
         if self.ends && has_failed && !self.has_task && !self.is_lost {
-            self.phase = Phase::Releasing { ledger: self.ledger.clone(), then: Then::Yield };
+            self.phase = Phase::Releasing { ledger: self.unopened(), then: Then::Yield };
         }
     }
 
     /// The outcome of the task that was handed out.
-    pub(crate) fn ended(
-        &mut self,
-        now: Nanos,
-        outcome: Outcome,
-        me: &Member,
-        (cluster, options): (u64, &Options),
-    ) {
+    pub(crate) fn ended(&mut self, now: Nanos, outcome: Outcome, cluster: u64, options: &Options) {
         if !std::mem::take(&mut self.has_task) {
             return;
         }
@@ -512,11 +554,14 @@ impl Store {
                 self.failed(now, why, options);
             }
             _ if self.is_lost => {}
-            (Phase::Reading, Outcome::Recorded(record)) => self.read(record, me, cluster),
-            (Phase::Fencing { .. }, Outcome::Done) => self.phase = Phase::Checking,
+            (Phase::Reading, Outcome::Recorded(record)) => self.read(record, cluster),
+            (Phase::Fencing { .. }, Outcome::Done) => {
+                self.vain = 0;
+                self.phase = Phase::Checking;
+            }
             (Phase::Checking, Outcome::Recorded(record)) => self.check(record, cluster),
             (Phase::Recording, Outcome::Done) => {
-                self.ledger.suspects = vec![me.clone()];
+                self.ledger.suspects = vec![self.me.clone()];
                 self.ledger.is_recorded = true;
                 self.phase = Phase::Settling;
             }
@@ -543,10 +588,22 @@ impl Store {
     fn failed(&mut self, now: Nanos, why: String, options: &Options) {
         self.detail = Some(why);
         self.not_before = now.after(options.retry);
-        if self.phase == Phase::Opening {
-            self.is_open = false;
-            // Nothing of this daemon is in flight, and all others are fenced.
-            self.phase = self.releasing();
+        match self.phase {
+            Phase::Opening => {
+                self.is_open = false;
+                // Nothing of this daemon is in flight, and all others are fenced.
+                self.phase = self.releasing();
+            }
+            Phase::Fencing { .. } if !self.is_lost => {
+                self.failures = self.failures.saturating_add(1);
+                if self.failures >= options.fence_attempts {
+                    // This host may not reach what another one reaches.
+                    self.vain = self.vain.saturating_add(1);
+                    let ledger = self.unopened();
+                    self.phase = Phase::Releasing { ledger, then: Then::Yield };
+                }
+            }
+            _ => {}
         }
     }
 
@@ -557,10 +614,10 @@ impl Store {
     }
 
     /// Takes the record as it was before the fence, which names the last owner.
-    fn read(&mut self, record: Option<Record>, me: &Member, cluster: u64) {
+    fn read(&mut self, record: Option<Record>, cluster: u64) {
         if let Some(why) = self.flaw(record.as_ref(), cluster) {
             // A fence would harm an owner that is none of this candidate's.
-            self.refuse(why);
+            self.refuse(why, self.before.clone());
             return;
         }
         let mut suspects = self.before.suspects.clone();
@@ -573,10 +630,10 @@ impl Store {
         };
         // An etcd that was restored from a backup may have forgotten a suspect.
         suspects.extend(open);
-        suspects.retain(|suspect| suspect != me);
+        suspects.retain(|suspect| *suspect != self.me);
         suspects.sort();
         suspects.dedup();
-        let former = closed.filter(|owner| owner != me && !suspects.contains(owner));
+        let former = closed.filter(|owner| *owner != self.me && !suspects.contains(owner));
         self.phase = if self.neglected.keeps(Rule::Fence) {
             Phase::Fencing { suspects, former }
         } else {
@@ -587,7 +644,7 @@ impl Store {
     /// Compares the record after the fence: a suspect may have written it before.
     fn check(&mut self, record: Option<Record>, cluster: u64) {
         match self.flaw(record.as_ref(), cluster) {
-            Some(why) => self.refuse(why),
+            Some(why) => self.refuse(why, self.unopened()),
             None => self.phase = Phase::Recording,
         }
     }

@@ -51,7 +51,6 @@ impl Rig {
 
     /// The answer to a call, and its effect.
     fn answer(&mut self, call: &Call) -> Answer {
-        let me = self.daemon.me().clone();
         match call {
             Call::Grant { ttl_s } => {
                 Answer::Granted { origin: origin(2, self.revision), lease: LEASE, ttl_s: *ttl_s }
@@ -60,13 +59,13 @@ impl Rig {
                 let at = origin(2, self.revision);
                 Answer::Renewed { renewal: (at, 3), read: at, seen: self.seen() }
             }
-            Call::Claim { ledger, ledger_revision, .. } => {
+            Call::Claim { by, ledger, ledger_revision, .. } => {
                 let known = self.ledger.as_ref().map_or(0, |(revision, _)| *revision);
                 let is_done = self.owner.is_none() && known == *ledger_revision;
                 if is_done {
                     self.revision += 1;
                     let epoch = self.revision;
-                    self.owner = Some(Held { by: me, epoch, is_leaving: false });
+                    self.owner = Some(Held { by: by.clone(), epoch, is_leaving: false });
                     self.ledger = Some((epoch, ledger.clone()));
                 }
                 Answer::Done { origin: origin(2, self.revision), is_done }
@@ -307,6 +306,112 @@ fn an_end_while_the_fence_fails_releases_the_key_and_stays_a_suspect() {
     }
     assert!(has_failed && rig.owner.is_none(), "the key is kept");
     assert_eq!(rig.ledger.unwrap().1.suspects, [member("b"), member("a")]);
+}
+
+/// Runs the daemon with a fence that fails, until etcd has no owner. Returns the attempts.
+fn fail_fences(rig: &mut Rig) -> usize {
+    let mut attempts = 0;
+    for _ in 0..500 {
+        if let Some(numbered) = rig.daemon.call(rig.now) {
+            let answer = rig.answer(&numbered.call);
+            rig.daemon.answered(rig.now, numbered.number, answer);
+            if matches!(numbered.call, Call::Release { .. }) {
+                return attempts;
+            }
+        }
+        match rig.daemon.task(rig.now) {
+            Some((store, Task::Fence { .. })) => {
+                attempts += 1;
+                rig.daemon.ended(rig.now, &store, Outcome::Failed("no path".into()));
+            }
+            Some((store, task)) => {
+                let outcome = rig.outcome(&task);
+                rig.daemon.ended(rig.now, &store, outcome);
+            }
+            None => rig.now = rig.now.after(ms(10)),
+        }
+    }
+    panic!("the key is kept after {attempts} attempts");
+}
+
+#[test]
+fn a_candidate_whose_fence_fails_leaves_the_key_to_others_and_stays_a_suspect() {
+    let mut rig = Rig::new();
+    let ledger = Ledger { store: 9, is_recorded: false, suspects: vec![member("b")] };
+    rig.ledger = Some((4, ledger));
+    let mut pause = ms(0);
+    for claim in 1..4 {
+        let me = rig.daemon.claimant("disk").clone();
+        assert_eq!(me.incarnation, claim, "orders of a former claim may still come");
+        assert_eq!(fail_fences(&mut rig), 5);
+        assert_eq!(rig.owner, None);
+        assert!(rig.ledger.as_ref().unwrap().1.suspects.contains(&me));
+        let released_at = rig.now;
+        rig.run_to(State::Fencing);
+        let waited = Nanos(rig.now.since(released_at).0);
+        assert!(waited >= ms(1_500) && waited > pause, "{waited:?} after {pause:?}");
+        pause = waited;
+    }
+    rig.run_to(State::Serving);
+    let me = rig.daemon.claimant("disk").clone();
+    assert_eq!(rig.ledger.unwrap().1.suspects, [me]);
+}
+
+#[test]
+fn a_fence_that_lets_nobody_in_leaves_no_suspect_when_it_fails() {
+    let mut rig = Rig::new();
+    let options = Options { fence_admits: false, ..Options::of_lease(3) };
+    rig.daemon = Daemon::new(member("a"), options, 5);
+    rig.daemon.add("disk");
+    let ledger = Ledger { store: 9, is_recorded: false, suspects: vec![member("b")] };
+    rig.ledger = Some((4, ledger));
+    fail_fences(&mut rig);
+    assert_eq!(rig.ledger.unwrap().1.suspects, [member("b")]);
+}
+
+#[test]
+fn a_store_that_is_refused_after_the_fence_leaves_this_daemon_a_suspect() {
+    let mut rig = Rig::new();
+    let ledger = Ledger { store: 9, is_recorded: true, suspects: vec![member("b")] };
+    rig.ledger = Some((4, ledger));
+    let record =
+        Record { cluster: CLUSTER, store: 9, epoch: 6, owner: member("b"), is_closed: false };
+    rig.record = Some(record.clone());
+    rig.run_to(State::Fencing);
+    let mut was_read = false;
+    while rig.state() != State::Refused {
+        if let Some(numbered) = rig.daemon.call(rig.now) {
+            let answer = rig.answer(&numbered.call);
+            rig.daemon.answered(rig.now, numbered.number, answer);
+        }
+        if let Some((store, task)) = rig.daemon.task(rig.now) {
+            let outcome = rig.outcome(&task);
+            // A suspect writes it just before it is fenced.
+            if !std::mem::replace(&mut was_read, true) {
+                rig.record = Some(Record { epoch: 99, ..record.clone() });
+            }
+            rig.daemon.ended(rig.now, &store, outcome);
+        }
+        rig.now = rig.now.after(ms(10));
+    }
+    assert_eq!(rig.ledger.unwrap().1.suspects, [member("b"), member("a")]);
+}
+
+#[test]
+fn each_ownership_has_another_incarnation() {
+    let mut rig = Rig::new();
+    rig.run_to(State::Serving);
+    let first = rig.record.clone().unwrap().owner;
+    rig.owner = None;
+    rig.run_to(State::Closing);
+    rig.run_to(State::Serving);
+    let second = rig.record.clone().unwrap().owner;
+    assert_ne!(first.incarnation, second.incarnation);
+    assert_eq!(rig.owner.as_ref().map(|held| &held.by), Some(&second));
+    // A key of the first one, from a backup of etcd, is this daemon's.
+    rig.owner = Some(Held { by: first, epoch: 5, is_leaving: false });
+    rig.run_to(State::Refused);
+    assert_eq!(rig.owner, None);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use sidecore_cluster::{
-    Closed, Fence, Host, LockFence, Others, RecordFile, Runner, Served, Watch, boot_time,
+    Claim, Closed, Fence, Host, LockFence, Others, RecordFile, Runner, Served, Watch, boot_time,
 };
 use sidecore_ownership::{Member, Record};
 use sidecore_units::Nanos;
@@ -142,9 +142,9 @@ impl Supervisor {
             && let Wanted::Start(served, lock) =
                 std::mem::replace(&mut shared.wanted, Wanted::Nothing)
         {
-            let started = Process::start(command, served, lock);
+            let started = Process::start(command, &served, lock);
             let result = started.map(|mut started| {
-                started.guard = self.fence.watch(&self.me).map(Guard::start);
+                started.guard = self.fence.watch(&served.by).map(Guard::start);
                 *process = Some(started);
             });
             shared.is_running = result.is_ok();
@@ -187,8 +187,8 @@ impl Supervisor {
 }
 
 impl Host for Supervisor {
-    fn fence(&self, _: &str, others: Others<'_>) -> Result<(), String> {
-        self.fence.fence(&self.me, others)
+    fn fence(&self, _: &str, claim: &Claim, others: Others<'_>) -> Result<(), String> {
+        self.fence.fence(claim, others)
     }
 
     fn read_record(&self, _: &str) -> Result<Option<Record>, String> {
@@ -232,7 +232,8 @@ impl Host for Supervisor {
         }
         // A command that was killed may have requests in flight.
         let suspects = std::slice::from_ref(&self.me);
-        self.local.fence(&self.me, Others { suspects, former: None })?;
+        let claim = Claim::new(self.me.clone());
+        self.local.fence(&claim, Others { suspects, former: None })?;
         Ok(Closed::Idle)
     }
 
@@ -255,7 +256,7 @@ struct Process {
 
 impl Process {
     /// The command inherits the lock.
-    fn start(command: &[OsString], served: Served, lock: File) -> Result<Self> {
+    fn start(command: &[OsString], served: &Served, lock: File) -> Result<Self> {
         let (program, arguments) = command.split_first().context("there is no COMMAND")?;
         let program = program.to_str().context("the program's name is no UTF-8")?;
         let mut starter = bound::command(program).context("cannot find this program")?;
@@ -329,7 +330,7 @@ fn code(status: ExitStatus) -> u8 {
 mod tests {
     use std::process::Command;
 
-    use sidecore_cluster::{HostLock, LateAttempt, ReservationFence};
+    use sidecore_cluster::{HostLock, LateAttempt, NotesFile, ReservationFence};
 
     use super::*;
 
@@ -337,11 +338,14 @@ mod tests {
     fn ended(exit: &str) -> (Process, ExitStatus) {
         let me = Member::default();
         let host_lock = HostLock::beside("record".as_ref(), &me);
+        let notes = NotesFile::beside("record".as_ref(), &me);
         let fence = ReservationFence {
             disks: Vec::new(),
             time_limit: Duration::ZERO,
             local: LockFence { paths: Vec::new(), host_lock },
+            notes,
             late: LateAttempt::default(),
+            tell: say,
         };
         let mut child = Command::new("sh").args(["-c", exit]).spawn().unwrap();
         child.wait().unwrap();
@@ -349,6 +353,11 @@ mod tests {
         let mut process = Process { child, guard, stopped_at: None, ended_at: None };
         let status = process.ended().unwrap().unwrap();
         (process, status)
+    }
+
+    #[test]
+    fn the_exit_code_is_that_of_the_daemon() {
+        assert_eq!(LOST_STORE, i32::from(sidecore_assembly::spec::LOST_STORE));
     }
 
     #[test]

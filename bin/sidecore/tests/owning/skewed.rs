@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use sidecore_cluster::{Closed, Endpoint, Gateway, Host, Others, Runner, Served};
+use sidecore_cluster::{Claim, Closed, Endpoint, Gateway, Host, Others, Runner, Served};
 use sidecore_kit::etcd::Etcd;
 use sidecore_ownership::{Daemon, Member, Options, Record};
 use sidecore_units::Nanos;
@@ -46,7 +46,7 @@ struct Unfenced {
 }
 
 impl Host for Unfenced {
-    fn fence(&self, _: &str, _: Others<'_>) -> Result<(), String> {
+    fn fence(&self, _: &str, _: &Claim, _: Others<'_>) -> Result<(), String> {
         Ok(())
     }
 
@@ -113,7 +113,7 @@ impl Skewed {
         let endpoints: Vec<Endpoint> =
             Etcd::endpoints_at(address).split(',').map(|text| text.parse().unwrap()).collect();
         let patience = Duration::from_secs(TTL_S) / 6;
-        let gateway = Gateway::new(endpoints, "skewed", me.clone(), patience);
+        let gateway = Gateway::new(endpoints, "skewed", patience);
         let mut daemon = Daemon::new(me, Options::of_lease(TTL_S), address.len() as u64);
         daemon.add("disk");
         let host = Arc::new(Unfenced {

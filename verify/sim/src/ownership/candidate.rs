@@ -29,6 +29,14 @@ pub(crate) struct Exchanged {
     pub(crate) late_answers: u64,
 }
 
+/// The bits of an incarnation that count the claims of a process.
+const CLAIM_BITS: u32 = 20;
+
+/// The number of the process that a member is an incarnation of.
+pub(crate) const fn process_of(member: &Member) -> u64 {
+    member.incarnation >> CLAIM_BITS
+}
+
 /// A call to etcd, on its way.
 pub(super) struct Sent {
     pub(super) numbered: Numbered,
@@ -91,7 +99,7 @@ impl Candidate {
         options: Options,
     ) -> Self {
         let (name, host) = (name.to_owned(), host.to_owned());
-        let member = Member { name, host, incarnation: process };
+        let member = Member { name, host, incarnation: process << CLAIM_BITS };
         let mut daemon = Daemon::new(member, options, process.wrapping_mul(77));
         daemon.add(STORE);
         Self {

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use sidecore_ownership::{Answer, Call, Held, Ledger, Member, Origin, Seen};
 use sidecore_units::Nanos;
 
+use super::candidate::process_of;
+
 /// The name of the only store.
 pub(crate) const STORE: &str = "disk";
 
@@ -89,7 +91,7 @@ impl Etcd {
             Call::Grant { ttl_s } => {
                 self.revision += 1;
                 // Never given twice, also not after a restore from a backup.
-                let lease = i64::try_from(now.0 * 64 + me.incarnation % 64).unwrap_or(0);
+                let lease = i64::try_from(now.0 * 64 + process_of(me) % 64).unwrap_or(0);
                 self.leases.insert(lease, now.after(time(*ttl_s)));
                 Answer::Granted { origin: self.origin(), lease, ttl_s: *ttl_s }
             }
@@ -114,23 +116,23 @@ impl Etcd {
                 Answer::Done { origin: self.origin(), is_done: true }
             }
             _ => {
-                let is_done = self.transact(call, me);
+                let is_done = self.transact(call);
                 Answer::Done { origin: self.origin(), is_done }
             }
         }
     }
 
-    fn transact(&mut self, call: &Call, me: &Member) -> bool {
+    fn transact(&mut self, call: &Call) -> bool {
         let next = self.revision + 1;
         let has = |epoch: &u64| self.owner.as_ref().is_some_and(|(held, _)| held.epoch == *epoch);
         match call {
-            Call::Claim { lease, ledger_revision, ledger, .. } => {
+            Call::Claim { by, lease, ledger_revision, ledger, .. } => {
                 let revision = self.ledger.as_ref().map_or(0, |(revision, _)| *revision);
                 let is_free = self.owner.is_none() && self.leases.contains_key(lease);
                 if !is_free || revision != *ledger_revision {
                     return false;
                 }
-                let held = Held { by: me.clone(), epoch: next, is_leaving: false };
+                let held = Held { by: by.clone(), epoch: next, is_leaving: false };
                 self.owner = Some((held, *lease));
                 self.ledger = Some((next, ledger.clone()));
             }

@@ -3,7 +3,7 @@
 use sidecore_ownership::{Options as DaemonOptions, Outcome as Ended, State, Task};
 use sidecore_units::Nanos;
 
-use super::candidate::{Candidate, Line, Progress, Work};
+use super::candidate::{Candidate, Line, Progress, Work, process_of};
 use super::etcd::{Etcd, STORE};
 use super::history::{Options, Outcome};
 use super::store::{BLOCKS, Disk, Landing, Request};
@@ -77,6 +77,11 @@ impl World {
         let mut daemon = DaemonOptions::of_lease(TTL_S);
         daemon.neglect = options.neglect;
         let fence = [Fence::Lock, Fence::Command, Fence::Lie][random.below(3) as usize];
+        daemon.fence_admits = fence != Fence::Command;
+        if fence == Fence::Lock {
+            // As `sidecore own`: the other candidates see the same locks.
+            daemon.fence_attempts = u32::MAX;
+        }
         let count = 2 + random.below(2);
         let has_namesakes = random.once_in(10);
         let mut candidates: Vec<Candidate> = (0..count)
@@ -283,7 +288,9 @@ impl World {
                         return Some(Ended::Failed("a suspect has this daemon's name".to_owned()));
                     }
                 }
-                let numbers: Vec<u64> = suspects.iter().map(|s| s.incarnation).collect();
+                let mut numbers: Vec<u64> = suspects.iter().map(process_of).collect();
+                // Locks fence the former claims of this process, as a command does not.
+                numbers.retain(|number| self.fence == Fence::Lock || *number != process);
                 let outcome = self.fence(&numbers, disk);
                 self.outcome.fences += u64::from(outcome == Ended::Done);
                 Some(outcome)

@@ -1,8 +1,9 @@
-//! A model of a disk with persistent reservations: SPC-4, 5.13, for one path per host.
+//! A model of a disk with persistent reservations: SPC-4, 5.13, for one path per host; and of the
+//! storage with the notes of all hosts.
 
 use std::collections::BTreeMap;
 
-use super::{Found, Order, Reply};
+use super::{Found, Notes, Order, Reply};
 
 /// A write that a host has sent.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +20,7 @@ pub(super) struct Disk {
     pub(super) holder: Option<usize>,
     /// Writes on their way, and those that the disk has taken and not carried out.
     pub(super) writes: Vec<Write>,
+    pub(super) notes: BTreeMap<usize, Notes>,
     pub(super) can_read: bool,
     /// Takes a reservation over, and leaves the registration that it should end.
     pub(super) lies: bool,
@@ -34,6 +36,7 @@ impl Default for Disk {
             keys: BTreeMap::new(),
             holder: None,
             writes: Vec::new(),
+            notes: BTreeMap::new(),
             can_read: true,
             lies: false,
             aborts_nothing: false,
@@ -55,8 +58,19 @@ impl Disk {
 
     pub(super) fn carry_out(&mut self, host: usize, order: Order) -> Reply {
         let is_done = match order {
+            Order::Note(notes) => {
+                self.notes.insert(host, notes);
+                true
+            }
+            Order::Recall => return Reply::Recalled(self.noted_by_others(host)),
             Order::Register { old, new } => self.register(host, old, new),
-            Order::PreemptAndAbort { old, new } => self.preempt(host, old, new),
+            Order::PreemptAndAbort { victim, mine } => {
+                let ended = self.end_registrations(host, victim, mine);
+                if !self.lies {
+                    self.abort(&ended);
+                }
+                !ended.is_empty()
+            }
             Order::Reserve { key } => {
                 let is_registered = self.keys.get(&host) == Some(&key);
                 let is_free = self.holder.is_none_or(|holder| holder == host);
@@ -83,12 +97,24 @@ impl Disk {
         true
     }
 
-    fn preempt(&mut self, host: usize, old: u64, new: u64) -> bool {
-        if self.keys.get(&host) != Some(&new) {
-            return false;
+    /// The notes of this host.
+    pub(super) fn notes_of(&self, host: usize) -> Notes {
+        self.notes.get(&host).cloned().unwrap_or_default()
+    }
+
+    fn noted_by_others(&self, host: usize) -> Vec<u64> {
+        let others = self.notes.iter().filter(|(of, _)| **of != host);
+        others.flat_map(|(_, notes)| notes.preempted.iter().copied()).collect()
+    }
+
+    /// The first part of a preemption: the victims' registrations end, and a reservation is taken
+    /// over. Returns the hosts whose commands are aborted next.
+    pub(super) fn end_registrations(&mut self, host: usize, victim: u64, mine: u64) -> Vec<usize> {
+        if self.keys.get(&host) != Some(&mine) {
+            return Vec::new();
         }
-        let is_old = |other: &usize| *other != host && self.keys.get(other) == Some(&old);
-        let ended: Vec<usize> = self.keys.keys().copied().filter(is_old).collect();
+        let is_victim = |other: &usize| *other != host && self.keys.get(other) == Some(&victim);
+        let ended: Vec<usize> = self.keys.keys().copied().filter(is_victim).collect();
         for other in &ended {
             if !self.lies {
                 self.keys.remove(other);
@@ -97,10 +123,14 @@ impl Disk {
                 self.holder = Some(host);
             }
         }
-        if !self.aborts_nothing && !self.lies {
-            self.writes.retain(|write| !write.is_taken || !ended.contains(&write.host));
+        ended
+    }
+
+    /// The second part.
+    pub(super) fn abort(&mut self, hosts: &[usize]) {
+        if !self.aborts_nothing {
+            self.writes.retain(|write| !write.is_taken || !hosts.contains(&write.host));
         }
-        !ended.is_empty()
     }
 
     fn found(&self) -> Found {

@@ -8,7 +8,7 @@ use super::Rule;
 use super::machine::{Machine, name_of};
 use super::process::Process;
 use super::world::{Fence, MS, World};
-use crate::ownership::candidate::{Line, Work};
+use crate::ownership::candidate::{Line, Work, process_of};
 
 /// A supervisor looks at its daemon at least this often while it runs.
 const LOOK: Nanos = Nanos::from_millis(100);
@@ -217,5 +217,5 @@ impl World {
 }
 
 fn numbers(suspects: &[Suspect]) -> Vec<u64> {
-    suspects.iter().map(|suspect| suspect.incarnation).collect()
+    suspects.iter().map(process_of).collect()
 }

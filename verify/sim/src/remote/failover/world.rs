@@ -33,6 +33,16 @@ pub(super) enum Fence {
     Command,
 }
 
+impl Fence {
+    /// As `sidecore own`: neither lets a host in, and the locks are the same for both IOhosts.
+    fn set_options(self, options: &mut OwnershipOptions) {
+        options.fence_admits = false;
+        if self == Self::Lock {
+            options.fence_attempts = u32::MAX;
+        }
+    }
+}
+
 /// Requests of the guests that the next owner has to answer for.
 #[derive(Clone, Copy, Debug, Default)]
 struct Owed {
@@ -83,6 +93,8 @@ impl World {
         let neglect = options.neglect;
         let mut ownership = OwnershipOptions::of_lease(TTL_S);
         ownership.neglect = Rule::of_ownership(neglect);
+        let fence = [Fence::Lock, Fence::Command][random.below(2) as usize];
+        fence.set_options(&mut ownership);
         let mut fork = || Random::new(random.below(u64::MAX));
         let mut networks = [0, 1].map(|_| manner.network(fork()));
         if manner.has_two_links {
@@ -101,7 +113,7 @@ impl World {
             Machine::new(index, (rate, random.below(1_000) * 1_000 * MS), ownership)
         });
         Self {
-            fence: [Fence::Lock, Fence::Command][random.below(2) as usize],
+            fence,
             caches_are_hosts: random.once_in(2),
             fault_every_ns: (200 * MS) << random.below(4),
             random,

@@ -1,0 +1,128 @@
+//! The notes of a host about its disks' reservations, in a file beside the record.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use sidecore_ownership::{Member, Notes};
+
+use crate::fence::beside;
+
+const KIND: &str = "keys";
+const REGISTERED: &str = "registered";
+const PREEMPTED: &str = "preempted";
+
+/// The file `RECORD.HOST.keys`. Each host writes its own, and reads those of all others.
+#[derive(Clone, Debug)]
+pub struct NotesFile {
+    record: PathBuf,
+    path: PathBuf,
+}
+
+impl NotesFile {
+    /// The file of a daemon's host.
+    #[must_use]
+    pub fn beside(record: &Path, me: &Member) -> Self {
+        Self { record: record.to_owned(), path: beside(record, me, KIND) }
+    }
+
+    /// Reads this host's notes; there are none without a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is damaged.
+    pub fn read(&self) -> Result<Notes, String> {
+        read(&self.path)
+    }
+
+    /// Replaces this host's notes. They are durable when this returns.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, notes: &Notes) -> Result<(), String> {
+        let lines = |word, keys: &[u64]| -> String {
+            keys.iter().map(|key| format!("{word} {key:#018x}\n")).collect()
+        };
+        let text = lines(REGISTERED, &notes.keys) + &lines(PREEMPTED, &notes.preempted);
+        sidecore_linux::replace_file(&self.path, text.as_bytes(), 0o644)
+            .map_err(|error| format!("cannot write {}: {error}", self.path.display()))
+    }
+
+    /// Reads the keys whose preemption other hosts have begun, and whose end they do not know.
+    ///
+    /// # Errors
+    /// A file cannot be read, or is damaged.
+    pub fn recall(&self) -> Result<Vec<u64>, String> {
+        let directory = self.record.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let directory = directory.unwrap_or(Path::new("."));
+        let wrong = |error: io::Error| format!("cannot read {}: {error}", directory.display());
+        let mut keys = Vec::new();
+        for entry in std::fs::read_dir(directory).map_err(wrong)? {
+            let path = self.record.with_file_name(entry.map_err(wrong)?.file_name());
+            if path != self.path && self.is_notes(&path) {
+                keys.extend(read(&path)?.preempted);
+            }
+        }
+        Ok(keys)
+    }
+
+    /// Whether the file is some host's.
+    fn is_notes(&self, path: &Path) -> bool {
+        let [name, record] = [path, &self.record]
+            .map(|path| path.file_name().unwrap_or_default().as_encoded_bytes());
+        let host = name.strip_prefix(record).and_then(|rest| rest.strip_prefix(b"."));
+        host.is_some_and(|host| host.ends_with(b".keys"))
+    }
+}
+
+fn read(path: &Path) -> Result<Notes, String> {
+    let text = match std::fs::read_to_string(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Notes::default()),
+        read => read.map_err(|error| format!("cannot read {}: {error}", path.display()))?,
+    };
+    let mut notes = Notes::default();
+    for line in text.lines() {
+        let key = |word| {
+            let digits = line.strip_prefix(word)?.strip_prefix(" 0x")?;
+            u64::from_str_radix(digits, 16).ok()
+        };
+        match (key(REGISTERED), key(PREEMPTED)) {
+            (Some(key), _) => notes.keys.push(key),
+            (_, Some(key)) => notes.preempted.push(key),
+            _ => return Err(format!("cannot understand {}: {line:?}", path.display())),
+        }
+    }
+    Ok(notes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_are_read_as_they_were_written_and_other_hosts_see_what_is_in_doubt() {
+        let directory = tempfile::tempdir().unwrap();
+        let record = directory.path().join("disk.owner");
+        let of = |host: &str| {
+            NotesFile::beside(&record, &Member { host: host.to_owned(), ..Member::default() })
+        };
+        let (mine, other) = (of("io1/1"), of("io2/1"));
+        assert_eq!(mine.read(), Ok(Notes::default()));
+        let notes = Notes { keys: vec![5, u64::MAX], preempted: vec![7] };
+        mine.write(&notes).unwrap();
+        assert_eq!(mine.read(), Ok(notes.clone()));
+        assert_eq!(of("io1/2").read(), Ok(notes), "after a boot of the host");
+        assert_eq!(mine.recall(), Ok(vec![]), "its own is known");
+        // Another store's, a lock, and what a crash in a write has left.
+        for name in ["disk.owner2.io1.keys", "disk.owner.io1.lock", "disk.owner.io1.keys.new"] {
+            std::fs::write(directory.path().join(name), "preempted 0x9\n").unwrap();
+        }
+        assert_eq!(other.recall(), Ok(vec![7]));
+        std::fs::write(directory.path().join("disk.owner.io3.keys"), "preempted 9\n").unwrap();
+        assert!(other.recall().unwrap_err().contains("disk.owner.io3.keys"));
+    }
+
+    #[test]
+    fn a_record_without_a_directory_has_its_notes_in_this_one() {
+        let notes = NotesFile::beside("no-such.owner".as_ref(), &Member::default());
+        assert_eq!(notes.recall(), Ok(vec![]));
+    }
+}
