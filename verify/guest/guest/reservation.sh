@@ -26,9 +26,9 @@ subsystem() {
 # connect HOST SUBSYSTEM: gives a host a controller.
 connect() {
     id=00000000-0000-0000-0000-00000000000$1
+    host="hostnqn=nqn.2014-08.org.nvmexpress:uuid:$id,hostid=$id"
     # nvme connect takes the second host for the first one.
-    echo "transport=loop,nqn=$2,hostnqn=nqn.2014-08.org.nvmexpress:uuid:$id,hostid=$id" >/dev/nvme-fabrics ||
-        fail "host $1 cannot connect"
+    echo "transport=loop,nqn=$2,$host" >/dev/nvme-fabrics || fail "host $1 cannot connect"
 }
 
 has_disks() {
@@ -54,8 +54,8 @@ order_begin() {
     must ip link set lo up
     # There is no resolver for localhost.
     etcd --data-dir /run/etcd --listen-client-urls "$ETCD" --advertise-client-urls "$ETCD" \
-        --listen-peer-urls "$PEER" --initial-advertise-peer-urls "$PEER" --initial-cluster "default=$PEER" \
-        >/run/etcd.log 2>&1 &
+        --listen-peer-urls "$PEER" --initial-advertise-peer-urls "$PEER" \
+        --initial-cluster "default=$PEER" >/run/etcd.log 2>&1 &
     until_so 300 etcd_answers || fail "no etcd: $(tail -n 3 /run/etcd.log)"
 }
 
@@ -83,27 +83,33 @@ order_refused() {
     value words "$(tail -n 2 /run/refused | tr '\n' ' ')"
 }
 
+# newest FILE...: the newest lines, as one.
+newest() {
+    tail -n 3 "$@" | tr '\n' ' '
+}
+
 wrote() {
-    [ "$(tail -n 1 "/run/$1.writes" 2>/dev/null | cut -d ' ' -f 2)" = "$2" ] && [ "$(wc -l <"/run/$1.writes")" -gt "$3" ]
+    [ "$(tail -n 1 "/run/$1.writes" 2>/dev/null | cut -d ' ' -f 2)" = "$2" ] &&
+        [ "$(wc -l <"/run/$1.writes")" -gt "$3" ]
 }
 
 # wrote HOST RESULT: waits until another write of the host's command had this result.
 order_wrote() {
     lines=$(wc -l <"/run/$1.writes" 2>/dev/null || echo 0)
     until_so 300 wrote "$1" "$2" "$lines" ||
-        fail "$1 has no new write that is $2: $(tail -n 3 "/run/$1.writes" "/run/$1.log" | tr '\n' ' ')"
+        fail "$1 has no new write that is $2: $(newest "/run/$1.writes" "/run/$1.log")"
     value epoch "$(tail -n 1 "/run/$1.writes" | cut -d ' ' -f 1)"
 }
 
 # says HOST WORD: waits until the host's candidate has said a word.
 order_says() {
-    until_so 300 grep -q "$2" "/run/$1.log" || fail "$1 does not say $2: $(tail -n 3 "/run/$1.log" | tr '\n' ' ')"
+    until_so 300 grep -q "$2" "/run/$1.log" || fail "$1 does not say $2: $(newest "/run/$1.log")"
     value words "$(grep "$2" "/run/$1.log" | tail -n 1)"
 }
 
 # signal HOST SIGNAL: to the candidate alone; command HOST SIGNAL: to its command.
 order_signal() {
-    kill "-$2" "$(cat "/run/$1.pid")" || fail "$1 has ended: $(tail -n 3 "/run/$1.log" | tr '\n' ' ')"
+    kill "-$2" "$(cat "/run/$1.pid")" || fail "$1 has ended: $(newest "/run/$1.log")"
 }
 
 order_command() {
@@ -112,7 +118,7 @@ order_command() {
 
 # ended HOST: waits until the candidate has ended.
 order_ended() {
-    until_so 300 has_ended "$1" || fail "$1 does not end: $(tail -n 3 "/run/$1.log" | tr '\n' ' ')"
+    until_so 300 has_ended "$1" || fail "$1 does not end: $(newest "/run/$1.log")"
 }
 
 has_ended() {
@@ -142,9 +148,9 @@ order_foreign() {
     value words "$(head -n 1 /tmp/out)"
 }
 
-# tool ACTION DISK: what `sidecore reservation` says.
+# tool ACTION DISK [OPTION]: what `sidecore reservation` says.
 order_tool() {
-    sidecore reservation "$1" "$2" >/tmp/out 2>&1
+    sidecore reservation "$@" >/tmp/out 2>&1
     value code $?
     value words "$(tr '\n' ' ' </tmp/out)"
 }

@@ -1,5 +1,5 @@
-# The command of an owner on host $1: writes to the disk $2 all the time, and notes the epoch and the
-# result of each write.
+# The command of an owner on host $1: writes to the disk $2 all the time, and notes the epoch and
+# the result of each write.
 echo $$ >"/run/$1.writer"
 trap 'exit 0' TERM
 while :; do
