@@ -9,6 +9,8 @@ use crate::Member;
 const HOSTS: usize = 3;
 /// The most writes in flight of a host.
 const WRITES: usize = 3;
+/// One abort in so many has no reply.
+const LOST_ABORTS: usize = 20;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
@@ -112,7 +114,7 @@ impl Hosts {
             return Ok(());
         }
         match step {
-            Step::Claim if random.once_in(4) => self.claim(host),
+            Step::Claim if random.once_in(6) => self.claim(host),
             Step::Claim => {}
             Step::Order => return self.order(host, random),
             Step::Write => {
@@ -182,7 +184,7 @@ impl Hosts {
         let attempt = self.hosts[host].attempt.as_mut()?;
         if let Some(aborted) = attempt.aborts.take() {
             // Without a reply, the abort goes on for longer than this history looks.
-            if chance == 1 {
+            if random.once_in(LOST_ABORTS) {
                 return Some(Reply::Failed("the reply was lost".to_owned()));
             }
             self.disk.abort(&aborted);
