@@ -7,6 +7,9 @@ use super::process::STEPS;
 use super::world::{MS, World};
 use crate::ownership::etcd::STORE;
 
+/// The time of a lease. A write that hangs while its owner hands over takes one or two.
+const LEASE_MS: u64 = 3_000;
+
 impl World {
     pub(super) fn fault(&mut self) {
         let index = self.random.below(2) as usize;
@@ -27,6 +30,11 @@ impl World {
             12 | 13 => {
                 let hands_over = self.machines[index].supervisor.daemon.hand_over(STORE);
                 self.outcome.hand_overs += u64::from(hands_over);
+                // A daemon that takes longer to end than its lease lasts.
+                if hands_over && self.random.once_in(2) {
+                    let time = Nanos((LEASE_MS + self.random.below(LEASE_MS)) * MS);
+                    self.kernel.hang(self.now.after(time));
+                }
             }
             _ => {
                 let client = self.random.below(self.members.len() as u64) as usize;

@@ -30,6 +30,8 @@ pub(super) struct Kernel {
     block_bytes: usize,
     /// One request in so many takes longer than a lease; 0 for none.
     stuck: u64,
+    /// The next write takes at least until then.
+    hangs_until: Option<Nanos>,
     in_flight: Vec<InFlight>,
     /// Writes that it was given.
     pub(super) submitted_writes: u64,
@@ -52,6 +54,7 @@ impl Kernel {
             stores,
             block_bytes: block_bytes as usize,
             stuck,
+            hangs_until: None,
             in_flight: Vec::new(),
             submitted_writes: 0,
             cut_off: Vec::new(),
@@ -74,6 +77,11 @@ impl Kernel {
         if self.stuck > 0 && self.random.once_in(self.stuck) {
             ends_at = now.after(Nanos(self.random.below(4_000_000_000)));
         }
+        if execute.request.operation.is_write()
+            && let Some(until) = self.hangs_until.take()
+        {
+            ends_at = ends_at.max(until);
+        }
         self.submitted_writes += u64::from(execute.request.operation.is_write());
         let is_cut = self.cut_off.contains(&process);
         let result = if is_cut { Err(BlockError::Io { errno: 5 }) } else { Ok(()) };
@@ -88,6 +96,11 @@ impl Kernel {
             self.resends += 1;
         }
         self.in_flight.push(request);
+    }
+
+    /// Lets the next write take at least until then.
+    pub(super) fn hang(&mut self, until: Nanos) {
+        self.hangs_until = Some(until);
     }
 
     fn attempt_of(&self, request: &InFlight) -> Option<Attempt> {

@@ -93,8 +93,6 @@ impl World {
         let neglect = options.neglect;
         let mut ownership = OwnershipOptions::of_lease(TTL_S);
         ownership.neglect = Rule::of_ownership(neglect);
-        let fence = [Fence::Lock, Fence::Command][random.below(2) as usize];
-        fence.set_options(&mut ownership);
         let mut fork = || Random::new(random.below(u64::MAX));
         let mut networks = [0, 1].map(|_| manner.network(fork()));
         if manner.has_two_links {
@@ -107,11 +105,14 @@ impl World {
         let stuck = [0, 50, 300][random.below(3) as usize];
         let kernel_random = Random::new(random.below(u64::MAX));
         let neglected = Rule::of_channel(neglect);
-        let machines = [0, 1].map(|index| {
+        let clocks = [0, 1].map(|_| {
             // As wrong as they may be, as often as not.
             let rate = [900, 1_100, 900 + random.below(201)][random.below(3) as usize];
-            Machine::new(index, (rate, random.below(1_000) * 1_000 * MS), ownership)
+            (rate, random.below(1_000) * 1_000 * MS)
         });
+        let fence = [Fence::Lock, Fence::Command][random.below(2) as usize];
+        fence.set_options(&mut ownership);
+        let machines = [0, 1].map(|index| Machine::new(index, clocks[index], ownership));
         Self {
             fence,
             caches_are_hosts: random.once_in(2),
