@@ -28,6 +28,8 @@ const ANY_KEY: u64 = 1;
 
 /// Has a directory for each block device, by its numbers.
 const BLOCK_DEVICES: &str = "/sys/dev/block";
+/// Has a directory for each disk, by its name.
+const DISKS: &str = "/sys/block";
 
 /// `PR_STS_RESERVATION_CONFLICT`, which is SCSI's status.
 const CONFLICT: i32 = 0x18;
@@ -156,6 +158,23 @@ pub enum ReservationError {
         /// `PR_STS_*` of the kernel, or a status of SCSI or NVMe.
         status: i32,
     },
+    /// The kernel knows no identity of the disk that other hosts know it by.
+    #[error(
+        "the kernel shows no WWID of {0}: choose another fence, because other hosts could not tell \
+         which disk this host has reserved"
+    )]
+    Unnamed(PathBuf),
+    /// Another block device of this host leads to the same disk.
+    #[error(
+        "{other} is the same disk as {path}, and processes of this host could write through it: \
+         use NVMe's own multipath (nvme_core.multipath=Y), or a single path"
+    )]
+    Twin {
+        /// The disk's path.
+        path: PathBuf,
+        /// The other device.
+        other: PathBuf,
+    },
     /// More keys than the kernel can show.
     #[error(
         "{path} has {count} registrations, and the kernel shows {KEYS_MAX}: end those of other \
@@ -228,6 +247,37 @@ impl ReservedDisk {
             return Err(ReservationError::Mapped(path.to_owned()));
         }
         Ok(Self { path: path.to_owned(), file })
+    }
+
+    /// The identity of the disk (its WWID), by which all hosts know it.
+    ///
+    /// # Errors
+    /// The kernel knows none, or has another block device of this disk.
+    pub fn id(&self) -> Result<String, ReservationError> {
+        let number = self.file.metadata().map(|metadata| metadata.rdev());
+        let number =
+            number.map_err(|error| ReservationError::Open { path: self.path.clone(), error })?;
+        self.id_among(Path::new(DISKS), number)
+    }
+
+    fn id_among(&self, disks: &Path, number: u64) -> Result<String, ReservationError> {
+        let numbers = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
+        let entries = std::fs::read_dir(disks).into_iter().flatten().flatten();
+        let (own, others): (Vec<PathBuf>, Vec<PathBuf>) =
+            entries.map(|entry| entry.path()).partition(|disk| line(disk, "dev") == numbers);
+        let id = own.first().map(|disk| wwid(disk)).unwrap_or_default();
+        if id.is_empty() {
+            return Err(ReservationError::Unnamed(self.path.clone()));
+        }
+        // The paths below a device of NVMe's own multipath are hidden, and cannot be opened.
+        let is_twin = |disk: &PathBuf| wwid(disk) == id && line(disk, "hidden") != "1";
+        match others.into_iter().find(is_twin) {
+            None => Ok(id),
+            Some(disk) => {
+                let other = Path::new("/dev").join(disk.file_name().unwrap_or_default());
+                Err(ReservationError::Twin { path: self.path.clone(), other })
+            }
+        }
     }
 
     /// Fails if the disk knows no reservations. `unused` is a random key, which no host has.
@@ -399,6 +449,18 @@ impl ReservedDisk {
     }
 }
 
+/// The identity of a disk: NVMe's attribute, or SCSI's.
+fn wwid(disk: &Path) -> String {
+    let own = line(disk, "wwid");
+    if own.is_empty() { line(disk, "device/wwid") } else { own }
+}
+
+/// An attribute in sysfs, as one line; empty if there is none.
+fn line(directory: &Path, attribute: &str) -> String {
+    let text = std::fs::read_to_string(directory.join(attribute)).unwrap_or_default();
+    text.trim().replace(char::is_control, "_")
+}
+
 /// Whether the block device with this number is device mapper's.
 fn is_mapped(devices: &Path, number: u64) -> bool {
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
@@ -533,6 +595,37 @@ mod tests {
         assert!(!is_mapped(devices.path(), rustix::fs::makedev(253, 301)));
         let error = ReservationError::Mapped("/dev/mapper/shared".into()).to_string();
         assert!(error.contains("another fence"), "{error}");
+    }
+
+    #[test]
+    fn a_disk_has_one_device_and_an_identity() {
+        let disks = tempfile::tempdir().unwrap();
+        let attribute = |disk: &str, name: &str, text: &str| {
+            let file = disks.path().join(disk).join(name);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, format!("{text}\n")).unwrap();
+        };
+        let of = |minor| {
+            let found = disk().id_among(disks.path(), rustix::fs::makedev(259, minor));
+            found.map_err(|error| error.to_string())
+        };
+        attribute("nvme0n1", "dev", "259:1");
+        assert!(of(1).unwrap_err().contains("no WWID of /dev/disk"));
+        attribute("nvme0n1", "wwid", "eui.01");
+        attribute("sda", "dev", "259:2");
+        attribute("sda", "device/wwid", "t10.ATA  DISK 7 ");
+        assert_eq!([of(1), of(2)], [Ok("eui.01".into()), Ok("t10.ATA  DISK 7".into())]);
+        // A path of multipath, and one without.
+        attribute("nvme0c1n1", "dev", "259:3");
+        attribute("nvme0c1n1", "wwid", "eui.01");
+        attribute("nvme0c1n1", "hidden", "1");
+        assert_eq!(of(1), Ok("eui.01".into()));
+        attribute("nvme1n1", "dev", "259:4");
+        attribute("nvme1n1", "wwid", "eui.01");
+        attribute("nvme1n1", "hidden", "0");
+        let error = of(1).unwrap_err();
+        assert!(error.contains("/dev/nvme1n1 is the same disk as /dev/disk"), "{error}");
+        assert!(of(9).unwrap_err().contains("no WWID"));
     }
 
     #[test]
