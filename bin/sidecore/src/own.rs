@@ -19,7 +19,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::rand::{GetRandomFlags, getrandom};
 use sidecore_cluster::{
     Access, CommandFence, Endpoint, Fence, Gateway, HostLock, Identity, LateAttempt, LockFence,
-    NotesFile, RecordFile, ReservationFence, Runner, User, this_host,
+    NotesFile, ProbedDisk, RecordFile, ReservationFence, Runner, User, this_host,
 };
 use sidecore_ownership::{Daemon, Member, Options};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
@@ -76,7 +76,7 @@ pub(crate) struct Arguments {
     /// when that candidate's host can neither write nor answer any more.
     #[arg(long, value_name = "PROGRAM", group = "fence")]
     fence_command: Option<PathBuf>,
-    /// Seconds after which the fence command, or an order to a disk, has failed.
+    /// Seconds after which the fence command, or one order to a disk, has failed.
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     fence_limit: u64,
     /// The time of the lease in seconds.
@@ -199,9 +199,7 @@ pub(crate) fn run(arguments: &Arguments, socket: &Path) -> Result<ExitCode> {
     let access = arguments.access.access();
     access.check(&arguments.etcd).map_err(anyhow::Error::msg)?;
     let signals = Signals::listen()?;
-    if arguments.fence_reservation && !probe(arguments, &signals)? {
-        return Ok(ExitCode::SUCCESS);
-    }
+    let Some(disks) = probe(arguments, &signals)? else { return Ok(ExitCode::SUCCESS) };
     let host = this_host().context("cannot read the identity of this host")?;
     let name = match &arguments.name {
         Some(given) => given.clone(),
@@ -212,7 +210,7 @@ pub(crate) fn run(arguments: &Arguments, socket: &Path) -> Result<ExitCode> {
         .context("cannot start a thread")?;
     loop {
         let me = Member { name: name.clone(), host: host.clone(), incarnation: random()? };
-        match candidacy(arguments, me, (&signals, &mut shown))? {
+        match candidacy((arguments, &disks), me, (&signals, &mut shown))? {
             // The next start has another incarnation, as a process that was killed.
             Ended::Lease => shown.note("the lease has ended: the command was killed"),
             Ended::Fenced(why) => shown.note(&format!("{why}: the command was killed")),
@@ -222,24 +220,35 @@ pub(crate) fn run(arguments: &Arguments, socket: &Path) -> Result<ExitCode> {
     }
 }
 
-/// Asks the disks for reservations, in the time of the fence. False if a signal asks for the end.
-fn probe(arguments: &Arguments, signals: &Signals) -> Result<bool> {
+/// Asks the disks for reservations, if they are the fence. `None` if a signal asks for the end.
+fn probe(arguments: &Arguments, signals: &Signals) -> Result<Option<Vec<ProbedDisk>>> {
+    if !arguments.fence_reservation {
+        return Ok(Some(Vec::new()));
+    }
     let (disks, unused, limit) = (arguments.path.clone(), random()?, arguments.limit());
     let (result, probed) = channel();
     std::thread::spawn(move || result.send(ReservationFence::probe(&disks, unused, limit)));
-    while !signals.ends() {
+    let disks = loop {
         match probed.recv_timeout(TICK) {
+            _ if signals.ends() => return Ok(None),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => bail!("the look at the disks failed"),
-            Ok(probed) => return probed.map(|()| true).map_err(anyhow::Error::msg),
+            Ok(probed) => break probed.map_err(anyhow::Error::msg)?,
         }
+    };
+    for ProbedDisk { path, .. } in disks.iter().filter(|disk| !disk.shows_keys) {
+        say(&format!(
+            "this kernel does not show the keys of {}: the fence believes the disk's answers, and \
+             does not look whether they are true (Linux 6.19 or later does)",
+            path.display()
+        ));
     }
-    Ok(false)
+    Ok(Some(disks))
 }
 
 /// Is a candidate until the command or the lease has ended.
 fn candidacy(
-    arguments: &Arguments,
+    (arguments, disks): (&Arguments, &[ProbedDisk]),
     me: Member,
     (signals, shown): (&Signals, &mut Shown),
 ) -> Result<Ended> {
@@ -249,7 +258,7 @@ fn candidacy(
         .with_access(arguments.access.access());
     let host_lock = HostLock::beside(&arguments.record, &me);
     let local = LockFence { paths: arguments.path.clone(), host_lock };
-    let fence = fence(arguments, &me, &local);
+    let fence = fence((arguments, disks), &me, &local);
     let mut daemon = Daemon::new(me.clone(), options, random()?);
     daemon.add(&arguments.store);
     let record = RecordFile::new(&arguments.record);
@@ -259,12 +268,16 @@ fn candidacy(
     supervisor.run(&arguments.command, (runner, &arguments.store), (signals, shown))
 }
 
-fn fence(arguments: &Arguments, me: &Member, local: &LockFence) -> Box<dyn Fence> {
+fn fence(
+    (arguments, disks): (&Arguments, &[ProbedDisk]),
+    me: &Member,
+    local: &LockFence,
+) -> Box<dyn Fence> {
     let (time_limit, local) = (arguments.limit(), local.clone());
     if arguments.fence_reservation {
-        let (disks, late) = (arguments.path.clone(), LateAttempt::default());
+        let (disks, late) = (disks.to_vec(), LateAttempt::default());
         let notes = NotesFile::beside(&arguments.record, me);
-        return Box::new(ReservationFence { disks, time_limit, local, notes, late, tell: say });
+        return Box::new(ReservationFence { disks, time_limit, local, notes, late });
     }
     match &arguments.fence_command {
         None => Box::new(local),

@@ -28,6 +28,8 @@ pub struct Others<'a> {
     pub suspects: &'a [Member],
     /// The last owner, which has closed the store in order.
     pub former: Option<&'a Member>,
+    /// The suspect that may have opened the store.
+    pub owner: Option<&'a Member>,
 }
 
 /// The ownership of a key for which others are fenced.
@@ -36,13 +38,14 @@ pub struct Claim {
     /// The owner of the key.
     pub me: Member,
     has_ended: Arc<AtomicBool>,
+    is_given_up: Arc<AtomicBool>,
 }
 
 impl Claim {
     /// Of a key that this daemon has.
     #[must_use]
     pub fn new(me: Member) -> Self {
-        Self { me, has_ended: Arc::default() }
+        Self { me, has_ended: Arc::default(), is_given_up: Arc::default() }
     }
 
     /// Whether a fence has a copy of it.
@@ -53,6 +56,16 @@ impl Claim {
     /// The key is lost, or the lease is over. A fence that is under way begins nothing more.
     pub fn end(&self) {
         self.has_ended.store(true, Ordering::Relaxed);
+    }
+
+    /// The path of this host hangs, and that of another one may not: if the fence fails, the key is
+    /// released at once.
+    pub(crate) fn give_up(&self) {
+        self.is_given_up.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.is_given_up.load(Ordering::Relaxed)
     }
 
     /// Whether the key is lost, or the lease is over.
@@ -120,7 +133,9 @@ pub struct CommandFence {
 /// storage can outlive the host that has it.
 pub(crate) fn beside(record: &Path, me: &Member, kind: &str) -> PathBuf {
     let mut name = record.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.{kind}", me.host_name()));
+    let (host, machine) = (me.host_name(), me.machine());
+    let dot = if machine.is_empty() { "" } else { "." };
+    name.push(format!(".{host}{dot}{machine}.{kind}"));
     record.with_file_name(name)
 }
 
@@ -193,7 +208,7 @@ impl LockFence {
 impl Fence for LockFence {
     fn fence(&self, claim: &Claim, Others { suspects, .. }: Others<'_>) -> Result<(), String> {
         let me = &claim.me;
-        let is_far = |suspect: &&Member| suspect.host_name() != me.host_name();
+        let is_far = |suspect: &&Member| !suspect.is_same_machine(me);
         if let Some(far) = suspects.iter().find(is_far) {
             return Err(format!(
                 "{far} is not on this host, and locks fence the processes of one host: choose a \
@@ -201,7 +216,7 @@ impl Fence for LockFence {
             ));
         }
         // Processes of a former boot of this host have ended with it.
-        if suspects.iter().all(|suspect| suspect.host != me.host) {
+        if suspects.iter().all(|suspect| suspect.boot() != me.boot()) {
             return Ok(());
         }
         self.quiet().map(drop)
@@ -213,7 +228,7 @@ impl Fence for CommandFence {
         let me = &claim.me;
         let (mine, others): (Vec<Member>, Vec<Member>) =
             suspects.iter().cloned().partition(|suspect| suspect.name == me.name);
-        let is_far = |suspect: &&Member| suspect.host_name() != me.host_name();
+        let is_far = |suspect: &&Member| !suspect.is_same_machine(me);
         if let Some(namesake) = mine.iter().find(is_far) {
             return Err(format!(
                 "{namesake} has this daemon's name, and the fence command would end this daemon: \
@@ -221,7 +236,7 @@ impl Fence for CommandFence {
             ));
         }
         if !mine.is_empty() {
-            self.local.fence(claim, Others { suspects: &mine, former: None })?;
+            self.local.fence(claim, Others { suspects: &mine, former: None, owner: None })?;
         }
         let mut names: Vec<&str> = others.iter().map(|suspect| suspect.name.as_str()).collect();
         names.dedup();
@@ -277,7 +292,7 @@ mod tests {
     }
 
     fn of(suspects: &[Member]) -> Others<'_> {
-        Others { suspects, former: None }
+        Others { suspects, former: None, owner: None }
     }
 
     fn locks(paths: Vec<PathBuf>, directory: &TempDir) -> LockFence {
@@ -345,6 +360,11 @@ mod tests {
         assert!(error.contains("not on this host"), "{error}");
         let open = FileStore::open(&FileOptions::new(&path)).unwrap();
         fence.fence(&claim, of(&[member("b", "h1/0", 2)])).expect("it ended with the former boot");
+        let error = fence.fence(&claim, of(&[member("b", "h1/1/77", 2)])).unwrap_err();
+        assert!(error.contains("live process"), "with the machine's number: {error}");
+        let me = Claim::new(member("a", "h1/1/77", 1));
+        let error = fence.fence(&me, of(&[member("b", "h1/1/88", 2)])).unwrap_err();
+        assert!(error.contains("not on this host"), "another host of this name: {error}");
         drop(open);
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use base64ct::{Base64, Encoding as _};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sidecore_ownership::{Call, Held, Ledger, Member, Origin, Seen};
+use sidecore_ownership::{Call, Held, Ledger, Member, Origin, Seen, Settled};
 
 /// A daemon, in values and records.
 #[derive(Debug, Serialize, Deserialize)]
@@ -45,6 +45,16 @@ struct LedgerText {
     store: String,
     recorded: bool,
     suspects: Vec<MemberText>,
+    /// Older versions have written none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    settled: Option<SettledText>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SettledText {
+    #[serde(flatten)]
+    by: MemberText,
+    epoch: u64,
 }
 
 /// The names of a cluster's keys.
@@ -152,10 +162,14 @@ fn read_owner(text: &str) -> Result<Held, String> {
 }
 
 fn read_ledger(text: &str) -> Result<Ledger, String> {
-    let LedgerText { store, recorded, suspects } =
+    let LedgerText { store, recorded, suspects, settled } =
         serde_json::from_str(text).map_err(|error| error.to_string())?;
     let suspects = suspects.into_iter().map(MemberText::parse).collect::<Result<_, _>>()?;
-    Ok(Ledger { store: hexadecimal(&store)?, is_recorded: recorded, suspects })
+    let settled = match settled {
+        Some(SettledText { by, epoch }) => Some(Settled { by: by.parse()?, epoch }),
+        None => None,
+    };
+    Ok(Ledger { store: hexadecimal(&store)?, is_recorded: recorded, suspects, settled })
 }
 
 fn ledger_text(ledger: &Ledger) -> String {
@@ -163,6 +177,10 @@ fn ledger_text(ledger: &Ledger) -> String {
         store: format!("{:016x}", ledger.store),
         recorded: ledger.is_recorded,
         suspects: ledger.suspects.iter().map(MemberText::new).collect(),
+        settled: ledger
+            .settled
+            .as_ref()
+            .map(|settled| SettledText { by: MemberText::new(&settled.by), epoch: settled.epoch }),
     })
 }
 
@@ -215,7 +233,8 @@ mod tests {
     fn keys_are_read_as_they_were_written() {
         let keys = Keys::new("rack1");
         let (me, suspects) = (member("a"), vec![member("b"), member("c")]);
-        let ledger = Ledger { store: 7, is_recorded: true, suspects };
+        let settled = Some(Settled { by: member("c"), epoch: u64::MAX });
+        let ledger = Ledger { store: 7, is_recorded: true, suspects, settled };
         let call = Call::Claim {
             store: "disk".into(),
             by: me.clone(),

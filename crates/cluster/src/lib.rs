@@ -36,5 +36,5 @@ pub use fence::{Claim, CommandFence, Fence, HostLock, LockFence, Others};
 pub use gateway::Gateway;
 pub use notes::NotesFile;
 pub use record::RecordFile;
-pub use reservation::{LateAttempt, ReservationFence, Watch};
+pub use reservation::{LateAttempt, ProbedDisk, ReservationFence, Watch};
 pub use runner::{Closed, Host, Report, Runner, Served, StoreReport, boot_time, this_host};

@@ -3,13 +3,13 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use sidecore_ownership::{Member, Notes};
+use sidecore_ownership::{Ended, Member, Notes};
 
 use crate::fence::beside;
 
 const KIND: &str = "keys";
 const REGISTERED: &str = "registered";
-const PREEMPTED: &str = "preempted";
+const ENDED: &str = "ended";
 
 /// The file `RECORD.HOST.keys`. Each host writes its own, and reads those of all others.
 #[derive(Clone, Debug)]
@@ -38,30 +38,33 @@ impl NotesFile {
     /// # Errors
     /// The file cannot be written.
     pub fn write(&self, notes: &Notes) -> Result<(), String> {
-        let lines = |word, keys: &[u64]| -> String {
-            keys.iter().map(|key| format!("{word} {key:#018x}\n")).collect()
-        };
-        let text = lines(REGISTERED, &notes.keys) + &lines(PREEMPTED, &notes.preempted);
+        let keys = notes.keys.iter().map(|key| format!("{REGISTERED} {key:#018x}\n"));
+        let ended = notes
+            .ended
+            .iter()
+            .map(|Ended { disk, key, by }| format!("{ENDED} {key:#018x} {by:#018x} {disk}\n"));
+        let text: String = keys.chain(ended).collect();
         sidecore_linux::replace_file(&self.path, text.as_bytes(), 0o644)
             .map_err(|error| format!("cannot write {}: {error}", self.path.display()))
     }
 
-    /// Reads the keys whose preemption other hosts have begun, and whose end they do not know.
+    /// Reads the registrations that other hosts have ended. A file that is not seen, as that of a
+    /// network file system whose list of names is old, is only evidence that lacks.
     ///
     /// # Errors
     /// A file cannot be read, or is damaged.
-    pub fn recall(&self) -> Result<Vec<u64>, String> {
+    pub fn recall(&self) -> Result<Vec<Ended>, String> {
         let directory = self.record.parent().filter(|parent| !parent.as_os_str().is_empty());
         let directory = directory.unwrap_or(Path::new("."));
         let wrong = |error: io::Error| format!("cannot read {}: {error}", directory.display());
-        let mut keys = Vec::new();
+        let mut ended = Vec::new();
         for entry in std::fs::read_dir(directory).map_err(wrong)? {
             let path = self.record.with_file_name(entry.map_err(wrong)?.file_name());
             if path != self.path && self.is_notes(&path) {
-                keys.extend(read(&path)?.preempted);
+                ended.extend(read(&path)?.ended);
             }
         }
-        Ok(keys)
+        Ok(ended)
     }
 
     /// Whether the file is some host's.
@@ -80,17 +83,28 @@ fn read(path: &Path) -> Result<Notes, String> {
     };
     let mut notes = Notes::default();
     for line in text.lines() {
-        let key = |word| {
-            let digits = line.strip_prefix(word)?.strip_prefix(" 0x")?;
-            u64::from_str_radix(digits, 16).ok()
-        };
-        match (key(REGISTERED), key(PREEMPTED)) {
+        match (registered(line), ended(line)) {
             (Some(key), _) => notes.keys.push(key),
-            (_, Some(key)) => notes.preempted.push(key),
+            (_, Some(ended)) => notes.ended.push(ended),
             _ => return Err(format!("cannot understand {}: {line:?}", path.display())),
         }
     }
     Ok(notes)
+}
+
+fn registered(line: &str) -> Option<u64> {
+    number(line.strip_prefix(REGISTERED)?.strip_prefix(' ')?)
+}
+
+/// The identity of a disk is the rest of the line: it can have spaces.
+fn ended(line: &str) -> Option<Ended> {
+    let mut words = line.strip_prefix(ENDED)?.strip_prefix(' ')?.splitn(3, ' ');
+    let (key, by, disk) = (number(words.next()?)?, number(words.next()?)?, words.next()?);
+    Some(Ended { disk: disk.to_owned(), key, by })
+}
+
+fn number(text: &str) -> Option<u64> {
+    u64::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }
 
 #[cfg(test)]
@@ -98,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notes_are_read_as_they_were_written_and_other_hosts_see_what_is_in_doubt() {
+    fn notes_are_read_as_they_were_written_and_other_hosts_see_what_has_ended() {
         let directory = tempfile::tempdir().unwrap();
         let record = directory.path().join("disk.owner");
         let of = |host: &str| {
@@ -106,18 +120,23 @@ mod tests {
         };
         let (mine, other) = (of("io1/1"), of("io2/1"));
         assert_eq!(mine.read(), Ok(Notes::default()));
-        let notes = Notes { keys: vec![5, u64::MAX], preempted: vec![7] };
+        let ended = Ended { disk: "t10.ATA  D 1".to_owned(), key: 7, by: u64::MAX };
+        let notes = Notes { keys: vec![5, u64::MAX], ended: vec![ended.clone()] };
         mine.write(&notes).unwrap();
         assert_eq!(mine.read(), Ok(notes.clone()));
         assert_eq!(of("io1/2").read(), Ok(notes), "after a boot of the host");
+        let [first, second] = ["localhost/1/77", "localhost/2/88"].map(of);
+        assert_ne!(first.path, second.path, "two hosts of one name");
         assert_eq!(mine.recall(), Ok(vec![]), "its own is known");
         // Another store's, a lock, and what a crash in a write has left.
         for name in ["disk.owner2.io1.keys", "disk.owner.io1.lock", "disk.owner.io1.keys.new"] {
-            std::fs::write(directory.path().join(name), "preempted 0x9\n").unwrap();
+            std::fs::write(directory.path().join(name), "ended 0x9 0x8 d\n").unwrap();
         }
-        assert_eq!(other.recall(), Ok(vec![7]));
-        std::fs::write(directory.path().join("disk.owner.io3.keys"), "preempted 9\n").unwrap();
-        assert!(other.recall().unwrap_err().contains("disk.owner.io3.keys"));
+        assert_eq!(other.recall(), Ok(vec![ended]));
+        for damaged in ["ended 9 8 d", "ended 0x9 0x8", "ended 0x9 d", "registered 5", "x"] {
+            std::fs::write(directory.path().join("disk.owner.io3.keys"), damaged).unwrap();
+            assert!(other.recall().unwrap_err().contains("disk.owner.io3.keys"), "{damaged}");
+        }
     }
 
     #[test]

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sidecore_linux::{DiskReservation, ReservationError, ReservedDisk, stacked_on};
-use sidecore_ownership::{Acquisition, Found, Member, Order, Reply};
+use sidecore_ownership::{Acquisition, Found, Member, Order, Reply, Rivals};
 
 use crate::{Claim, Fence, LockFence, NotesFile, Others};
 
@@ -20,7 +20,7 @@ use crate::{Claim, Fence, LockFence, NotesFile, Others};
 #[derive(Debug)]
 pub struct ReservationFence {
     /// Whole SCSI or NVMe disks.
-    pub disks: Vec<PathBuf>,
+    pub disks: Vec<ProbedDisk>,
     /// An order that takes longer has failed.
     pub time_limit: Duration,
     /// For former daemons of this host.
@@ -29,8 +29,18 @@ pub struct ReservationFence {
     pub notes: NotesFile,
     /// The attempt that has not ended, also not in time.
     pub late: LateAttempt,
-    /// Takes what an operator should know.
-    pub tell: fn(&str),
+}
+
+/// A disk that knows reservations.
+#[derive(Clone, Debug)]
+pub struct ProbedDisk {
+    /// Its path.
+    pub path: PathBuf,
+    /// The identity by which all hosts know it.
+    pub id: String,
+    /// Whether the kernel shows its keys. Looked up once: a kernel that shows them at one time and
+    /// not at another has failed.
+    pub shows_keys: bool,
 }
 
 /// An attempt whose order hangs in the kernel. There is no second one beside it.
@@ -38,50 +48,82 @@ pub struct ReservationFence {
 pub struct LateAttempt(Mutex<Option<(Receiver<()>, Arc<Attempt>)>>);
 
 /// What is known of an attempt while it goes on.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Attempt {
     is_given_up: AtomicBool,
-    /// What it waits for.
-    at: Mutex<String>,
+    /// What it waits for, and since when.
+    at: Mutex<(String, Instant)>,
 }
 
 impl Attempt {
+    fn new() -> Self {
+        Self {
+            is_given_up: AtomicBool::new(false),
+            at: Mutex::new((String::new(), Instant::now())),
+        }
+    }
+
     fn is_given_up(&self) -> bool {
         self.is_given_up.load(Ordering::Relaxed)
     }
 
+    /// A step begins, which has the whole time limit.
     fn waits_for(&self, what: &Path) {
         let mut at = self.at.lock().unwrap_or_else(PoisonError::into_inner);
-        *at = what.display().to_string();
+        *at = (what.display().to_string(), Instant::now());
+    }
+
+    /// The time that the step has left.
+    fn left(&self, limit: Duration) -> Duration {
+        let at = self.at.lock().unwrap_or_else(PoisonError::into_inner);
+        limit.saturating_sub(at.1.elapsed())
     }
 
     fn too_late(&self, limit: Duration) -> String {
         let at = self.at.lock().unwrap_or_else(PoisonError::into_inner);
         format!(
-            "{at} has not answered within {} s: look at the disk, its path and the kernel's log; \
+            "{} has not answered within {} s: look at the disk, its path and the kernel's log; \
              the attempt is waited for, and the next one follows",
+            at.0,
             limit.as_secs_f32()
         )
     }
 }
 
+/// Why there is no result of work.
+#[derive(Debug, PartialEq, Eq)]
+enum Failure {
+    /// It failed.
+    Failed(String),
+    /// A step of it hangs.
+    Hangs(String),
+}
+
+impl Failure {
+    fn reason(self) -> String {
+        match self {
+            Self::Failed(why) | Self::Hangs(why) => why,
+        }
+    }
+}
+
 impl LateAttempt {
-    /// Does work on a thread of its own, and waits for a limited time. `work` ends early if the
-    /// attempt is given up.
-    fn run(
+    /// Does work on a thread of its own, and waits for each of its steps for a limited time. `work`
+    /// ends early if the attempt is given up.
+    fn run<T: Send + 'static>(
         &self,
         limit: Duration,
-        work: impl FnOnce(&Attempt) -> Result<(), String> + Send + 'static,
-    ) -> Result<(), String> {
+        work: impl FnOnce(&Attempt) -> Result<T, String> + Send + 'static,
+    ) -> Result<T, Failure> {
         let mut late = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((end, attempt)) = late.take()
             && end.recv_timeout(limit) == Err(RecvTimeoutError::Timeout)
         {
             let why = attempt.too_late(limit);
             *late = Some((end, attempt));
-            return Err(why);
+            return Err(Failure::Hangs(why));
         }
-        let attempt = Arc::new(Attempt::default());
+        let attempt = Arc::new(Attempt::new());
         let known = Arc::clone(&attempt);
         let ((result, answer), (ends, end)) = (channel(), channel::<()>());
         let run = move || {
@@ -89,50 +131,72 @@ impl LateAttempt {
             drop(ends);
         };
         let thread = std::thread::Builder::new().name("reservation".to_owned()).spawn(run);
-        thread.map_err(|error| format!("no thread for it: {error}"))?;
-        answer.recv_timeout(limit).unwrap_or_else(|_| {
-            known.is_given_up.store(true, Ordering::Relaxed);
-            let why = known.too_late(limit);
-            *late = Some((end, known));
-            Err(why)
-        })
+        thread.map_err(|error| Failure::Failed(format!("no thread for it: {error}")))?;
+        loop {
+            let left = known.left(limit);
+            match answer.recv_timeout(left) {
+                Ok(result) => return result.map_err(Failure::Failed),
+                Err(RecvTimeoutError::Timeout) if !known.left(limit).is_zero() => {}
+                Err(_) => {
+                    known.is_given_up.store(true, Ordering::Relaxed);
+                    let why = known.too_late(limit);
+                    *late = Some((end, known));
+                    return Err(Failure::Hangs(why));
+                }
+            }
+        }
     }
 }
 
 impl ReservationFence {
-    /// Fails if a disk knows no reservations, or does not answer. `unused` is a random number.
+    /// Looks at disks. Fails if one knows no reservations, or does not answer. `unused` is a random
+    /// number.
     ///
     /// # Errors
     /// The reason, with the disk's name.
-    pub fn probe(disks: &[PathBuf], unused: u64, limit: Duration) -> Result<(), String> {
+    pub fn probe(
+        disks: &[PathBuf],
+        unused: u64,
+        limit: Duration,
+    ) -> Result<Vec<ProbedDisk>, String> {
         let disks = disks.to_vec();
-        LateAttempt::default().run(limit, move |attempt| {
-            for path in &disks {
+        let probed = LateAttempt::default().run(limit, move |attempt| {
+            let probe = |path: &PathBuf| {
                 attempt.waits_for(path);
-                let probed = ReservedDisk::open(path).and_then(|disk| disk.probe(unused));
-                probed.map_err(|error| error.to_string())?;
-            }
-            Ok(())
-        })
+                let disk = ReservedDisk::open(path)?;
+                disk.probe(unused)?;
+                let (id, shows_keys) = (disk.id()?, disk.read()?.is_some());
+                Ok(ProbedDisk { path: path.clone(), id, shows_keys })
+            };
+            let probed: Result<Vec<_>, ReservationError> = disks.iter().map(probe).collect();
+            probed.map_err(|error| error.to_string())
+        });
+        probed.map_err(Failure::reason)
     }
 }
 
 impl Fence for ReservationFence {
     fn fence(&self, claim: &Claim, others: Others<'_>) -> Result<(), String> {
-        let Others { suspects, former } = others;
+        let Others { suspects, former, owner } = others;
+        let all = suspects.iter().chain(former).cloned().collect();
         let work = Work {
             disks: self.disks.clone(),
             local: self.local.clone(),
             notes: self.notes.clone(),
             claim: claim.clone(),
-            others: suspects.iter().chain(former).cloned().collect(),
-            tell: self.tell,
+            rivals: Rivals { all, owner: owner.cloned() },
         };
-        self.late.run(self.time_limit, move |attempt| work.run(attempt))
+        let done = self.late.run(self.time_limit, move |attempt| work.run(attempt));
+        done.map_err(|failure| {
+            if matches!(failure, Failure::Hangs(_)) {
+                claim.give_up();
+            }
+            failure.reason()
+        })
     }
 
     fn watch(&self, me: &Member) -> Option<Watch> {
-        let disks = self.disks.iter().map(|path| (path.clone(), None)).collect();
+        let disks = self.disks.iter().map(|disk| (disk.path.clone(), None)).collect();
         Some(Watch { key: me.reservation_key(), disks })
     }
 }
@@ -178,20 +242,18 @@ impl Watch {
 
 /// The work of one attempt.
 struct Work {
-    disks: Vec<PathBuf>,
+    disks: Vec<ProbedDisk>,
     local: LockFence,
     notes: NotesFile,
     claim: Claim,
-    /// The daemons that may be registered.
-    others: Vec<Member>,
-    tell: fn(&str),
+    rivals: Rivals,
 }
 
 impl Work {
     fn run(&self, attempt: &Attempt) -> Result<(), String> {
         // A registration lets the whole host write. So nothing of it may be in flight, also if the
         // daemon that sent it was fenced before, and no other may begin.
-        for path in &self.disks {
+        for ProbedDisk { path, .. } in &self.disks {
             attempt.waits_for(path);
             if let Some(over) = stacked_on(path) {
                 return Err(format!(
@@ -203,38 +265,35 @@ impl Work {
             }
         }
         let _lock = self.local.quiet()?;
-        self.disks.iter().try_for_each(|path| {
-            attempt.waits_for(path);
-            self.acquire(path, attempt)
+        self.disks.iter().try_for_each(|disk| {
+            attempt.waits_for(&disk.path);
+            self.acquire(disk, attempt)
         })
     }
 
     /// Gets the reservation of a disk.
-    fn acquire(&self, path: &Path, attempt: &Attempt) -> Result<(), String> {
-        let disk = ReservedDisk::open(path).map_err(|error| error.to_string())?;
-        let (name, me) = (path.display().to_string(), &self.claim.me);
-        let mut acquisition = Acquisition::new(&name, me, &self.others, self.notes.read()?);
-        let mut is_verified = true;
+    fn acquire(&self, probed: &ProbedDisk, attempt: &Attempt) -> Result<(), String> {
+        let disk = ReservedDisk::open(&probed.path).map_err(|error| error.to_string())?;
+        let (name, me) = (probed.path.display().to_string(), &self.claim.me);
+        // A second device of the disk can have come since.
+        let id = disk.id().map_err(|error| error.to_string())?;
+        if id != probed.id {
+            return Err(format!("{name} is another disk now: start `sidecore own` again"));
+        }
+        let mut acquisition = Acquisition::new((&name, &id), me, &self.rivals, self.notes.read()?);
         while let Some(order) = acquisition.order() {
-            if attempt.is_given_up() || self.claim.has_ended() {
-                // The end of the last order is known.
-                self.notes.write(acquisition.notes())?;
+            // An answer that is known is noted, also if nothing else follows.
+            let is_note = matches!(order, Order::Note(_));
+            if !is_note && (attempt.is_given_up() || self.claim.has_ended()) {
                 return Err(format!("the attempt at {name} was given up"));
             }
-            let reply = self.carry_out(&disk, order);
-            is_verified &= reply != Reply::Read(None);
-            acquisition.replied(reply);
-        }
-        if !is_verified && !UNVERIFIED.swap(true, Ordering::Relaxed) {
-            (self.tell)(&format!(
-                "this kernel does not show the keys of {name}: the fence believes the disk's \
-                 answers, and does not look whether they are true (Linux 6.19 or later does)"
-            ));
+            attempt.waits_for(&probed.path);
+            acquisition.replied(self.carry_out((&disk, probed), order));
         }
         acquisition.result().cloned().unwrap_or(Ok(()))
     }
 
-    fn carry_out(&self, disk: &ReservedDisk, order: Order) -> Reply {
+    fn carry_out(&self, (disk, probed): (&ReservedDisk, &ProbedDisk), order: Order) -> Reply {
         let done = match order {
             Order::Note(notes) => {
                 return self.notes.write(&notes).map_or_else(Reply::Failed, |()| Reply::Done);
@@ -245,8 +304,16 @@ impl Work {
             Order::Register { old, new } => disk.register(old, new),
             Order::PreemptAndAbort { victim, mine } => disk.preempt_and_abort(victim, mine),
             Order::Reserve { key } => disk.reserve(key),
+            Order::Read if !probed.shows_keys => return Reply::Read(None),
             Order::Read => match disk.read() {
-                Ok(found) => return Reply::Read(found.map(found_of)),
+                Ok(Some(found)) => return Reply::Read(Some(found_of(found))),
+                Ok(None) => {
+                    let name = probed.path.display();
+                    return Reply::Failed(format!(
+                        "the kernel does not show the keys of {name}, as it did at the start: look \
+                         at its log, the disk and the path to it"
+                    ));
+                }
                 Err(error) => Err(error),
             },
         };
@@ -257,9 +324,6 @@ impl Work {
         }
     }
 }
-
-/// Whether an operator was told that the fence is not verified: once is enough.
-static UNVERIFIED: AtomicBool = AtomicBool::new(false);
 
 fn found_of(disk: DiskReservation) -> Found {
     let DiskReservation { keys, holder, is_write_exclusive } = disk;
@@ -284,13 +348,27 @@ mod tests {
             told.send(attempt.is_given_up()).unwrap();
             Ok(())
         });
-        assert!(error.unwrap_err().contains("/dev/slow has not answered within"));
-        let error = late.run(SHORT, |_| panic!("a second one")).unwrap_err();
-        assert!(error.contains("/dev/slow has not answered within"), "{error}");
+        let hangs = |result: Result<(), Failure>| {
+            let Err(Failure::Hangs(why)) = result else { panic!("{result:?}") };
+            assert!(why.contains("/dev/slow has not answered within"), "{why}");
+        };
+        hangs(error);
+        hangs(late.run(SHORT, |_| panic!("a second one")));
         drop(go);
         assert_eq!(late.run(LONG, |_| Ok(())), Ok(()));
         assert!(tells.recv().unwrap(), "it was not told that it had been given up");
-        assert_eq!(late.run(LONG, |_| Err("why".to_owned())), Err("why".to_owned()));
+        let failed: Result<(), _> = late.run(LONG, |_| Err("why".to_owned()));
+        assert_eq!(failed, Err(Failure::Failed("why".to_owned())));
+    }
+
+    #[test]
+    fn the_limit_is_that_of_each_step() {
+        let attempt = Attempt::new();
+        let begun = Instant::now().checked_sub(LONG).unwrap();
+        attempt.at.lock().unwrap().1 = begun;
+        assert_eq!(attempt.left(LONG), Duration::ZERO);
+        attempt.waits_for("/dev/disk".as_ref());
+        assert!(attempt.left(LONG) > LONG / 2, "the next step has the whole limit");
     }
 
     #[test]

@@ -328,8 +328,9 @@ fn carry_out(
         Task::ReadRecord => {
             return host.read_record(store).map_or_else(Outcome::Failed, Outcome::Recorded);
         }
-        Task::Fence { suspects, former } => {
-            host.fence(store, claim, Others { suspects, former: former.as_ref() })
+        Task::Fence { suspects, former, owner } => {
+            let (former, owner) = (former.as_ref(), owner.as_ref());
+            host.fence(store, claim, Others { suspects, former, owner })
         }
         Task::WriteRecord { record } => host.write_record(store, record),
         Task::Open { epoch, number } => {
@@ -344,7 +345,11 @@ fn carry_out(
             };
         }
     };
-    done.map_or_else(Outcome::Failed, |()| Outcome::Done)
+    match done {
+        Ok(()) => Outcome::Done,
+        Err(why) if claim.is_given_up() => Outcome::Hung(why),
+        Err(why) => Outcome::Failed(why),
+    }
 }
 
 /// The time on `CLOCK_BOOTTIME`, which counts while the host is suspended.
@@ -356,12 +361,34 @@ pub fn boot_time() -> Nanos {
     Nanos(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
 }
 
-/// The identity of this host: its name, and the number of its boot.
+/// The identity of this host: its name, the number of its boot, and that of the machine, which
+/// tells hosts of one name apart. A host without `/etc/machine-id` has none.
 ///
 /// # Errors
 /// `/proc` is not mounted.
 pub fn this_host() -> io::Result<String> {
     let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/kernel/{name}"));
-    let (name, boot) = (read("hostname")?, read("random/boot_id")?);
-    Ok(format!("{}/{}", name.trim().replace('/', "-"), boot.trim()))
+    let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    Ok(identity([&read("hostname")?, &read("random/boot_id")?, &machine]))
+}
+
+fn identity(parts: [&str; 3]) -> String {
+    let [name, boot, machine] = parts.map(|part| part.trim().replace('/', "-"));
+    // Before a first boot has ended, the file has a word.
+    let is_number = machine.len() == 32 && machine.chars().all(|digit| digit.is_ascii_hexdigit());
+    if is_number { format!("{name}/{boot}/{machine}") } else { format!("{name}/{boot}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_of_one_name_are_told_apart() {
+        let machine = "0123456789abcdef0123456789abcdef";
+        let host = identity(["localhost\n", "b00t\n", &format!("{machine}\n")]);
+        assert_eq!(host, format!("localhost/b00t/{machine}"));
+        assert_eq!(identity(["a/b\n", "b00t\n", "uninitialized\n"]), "a-b/b00t");
+        assert_eq!(identity(["io1\n", "b00t\n", ""]), "io1/b00t");
+    }
 }

@@ -46,13 +46,14 @@ mod reservation;
 mod rules;
 mod status;
 mod store;
+mod task;
 #[cfg(test)]
 mod tests;
 
 pub use call::{Answer, Call, Held, Numbered, Origin, Seen};
 pub use daemon::{Daemon, Options};
-pub use member::{Ledger, Member, Record};
-pub use reservation::{Acquisition, Found, Notes, Order, Reply};
+pub use member::{Ledger, Member, Record, Settled};
+pub use reservation::{Acquisition, Ended, Found, Notes, Order, Reply, Rivals};
 pub use rules::Rule;
 pub use status::{State, Status};
-pub use store::{Outcome, Task};
+pub use task::{Outcome, Task};

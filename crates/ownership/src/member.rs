@@ -7,17 +7,42 @@ use std::fmt;
 pub struct Member {
     /// The daemon's name in the cluster, which its fence command is given.
     pub name: String,
-    /// The identity of its host.
+    /// The identity of its host: `NAME/BOOT/MACHINE`.
     pub host: String,
     /// A random number of this start of the daemon.
     pub incarnation: u64,
 }
 
 impl Member {
-    /// The host's name, without the number of its boot.
+    /// The host's name, without the numbers of its boot and its machine.
     #[must_use]
     pub fn host_name(&self) -> &str {
-        self.host.split('/').next().unwrap_or_default()
+        self.part(0)
+    }
+
+    /// The number of the host's boot.
+    #[must_use]
+    pub fn boot(&self) -> &str {
+        self.part(1)
+    }
+
+    /// The number of the host's machine, which tells hosts of one name apart. Hosts without one,
+    /// and older versions, have none.
+    #[must_use]
+    pub fn machine(&self) -> &str {
+        self.part(2)
+    }
+
+    fn part(&self, index: usize) -> &str {
+        self.host.split('/').nth(index).unwrap_or_default()
+    }
+
+    /// Whether both are on one host, in any boot of it.
+    #[must_use]
+    pub fn is_same_machine(&self, other: &Self) -> bool {
+        let [mine, others] = [self, other].map(Self::machine);
+        self.host_name() == other.host_name()
+            && (mine == others || mine.is_empty() || others.is_empty())
     }
 }
 
@@ -37,6 +62,46 @@ pub struct Ledger {
     /// The daemons that may have requests in flight to the store: each that held the owner key, and
     /// neither released it in order nor was fenced since.
     pub suspects: Vec<Member>,
+    /// The last daemon that may have opened the store by what etcd knows: all before it were fenced
+    /// or had closed the store. A suspect that is not this one, nor the record's owner, has never
+    /// opened the store.
+    pub settled: Option<Settled>,
+}
+
+/// The claims of one daemon in the ledger that have not opened the store: as many as its host has
+/// keys in its notes.
+const CLAIMS: usize = 16;
+
+impl Ledger {
+    /// Takes out the oldest claims of a daemon that never opened the store. The ledger would
+    /// otherwise grow by one with each claim whose fence fails. The newest stay: their host may be
+    /// registered with their keys.
+    pub(crate) fn forget_claims(&mut self, me: &Member) {
+        let settled = self.settled.as_ref().map(|settled| &settled.by);
+        if self.is_recorded && settled.is_none() {
+            // By an older version, which does not say who opened the store.
+            return;
+        }
+        let is_old = |other: &Member| {
+            other.name == me.name && other.is_same_machine(me) && Some(other) != settled
+        };
+        let count = self.suspects.iter().filter(|other| is_old(other)).count();
+        let mut surplus = count.saturating_sub(CLAIMS);
+        self.suspects.retain(|other| {
+            let is_surplus = surplus > 0 && is_old(other);
+            surplus = surplus.saturating_sub(usize::from(is_surplus));
+            !is_surplus
+        });
+    }
+}
+
+/// A daemon that has written the record in its epoch, and opens the store next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settled {
+    /// The daemon.
+    pub by: Member,
+    /// Its epoch.
+    pub epoch: u64,
 }
 
 /// The note beside the store's data, on the storage that the candidates share.

@@ -10,6 +10,18 @@
 //!   one, and the ledger and the record name it.
 //! * The host registers only when no process of it has a request in flight: a registration lets all
 //!   of the host write, also a former daemon that was fenced. The caller sees to that.
+//! * Every claim's fence precedes its opening, so that one daemon alone can have requests in flight:
+//!   the last one that has [settled](crate::Ledger::settled), and not closed the store in order.
+//!   Its fence needs evidence: an answered preemption of its registration. A key that is missing is
+//!   none. A disk ends a registration before it aborts commands; drivers send an order again; a
+//!   registration also ends by hand, by a disk that forgets, or never was.
+//! * Each answered preemption is [noted](Notes), where all hosts find it, with the key of the host
+//!   that has sent it. A note counts as long as that host has stayed registered, or was itself
+//!   preempted by one that did. Otherwise the reservation may have been ended in between, and a
+//!   write of the fenced host taken.
+//! * A daemon of this boot of this host has nothing in flight by the locks. No lock outlives a boot,
+//!   and a disk may still carry out commands of the former one. So the key of an owner of a former
+//!   boot is not replaced: another host can still preempt it.
 //! * The host's own key is tried first, and none last: `dm-multipath` answers an order to register
 //!   that fails on one path by ending the new key on all paths, and with it the reservation, if the
 //!   host has that key already.
@@ -18,9 +30,6 @@
 //! * The reservation of a host that neither the ledger nor the record names is not ended, nor are
 //!   keys that are not Sidecore's: the disk may be another cluster's, or another program's. A key
 //!   of Sidecore's without the reservation is no owner's, but that of a late attempt.
-//! * A key that is not registered was never there, or was preempted. A disk ends a registration
-//!   first, and aborts its commands then. So each preemption is [noted](Notes) before it is sent,
-//!   and until its end is known: meanwhile nobody takes the missing key for a fenced host.
 //! * The reservation is done when the disk says so: after the order to reserve, and by a read of
 //!   all keys if the kernel can read them.
 //! * No owner ends its reservation, also not in order: it still keeps hosts out that were fenced
@@ -30,7 +39,7 @@ mod notes;
 #[cfg(test)]
 mod tests;
 
-pub use notes::Notes;
+pub use notes::{Ended, Notes};
 
 use crate::Member;
 
@@ -51,12 +60,21 @@ const fn is_marked(key: u64) -> bool {
     key >> MARK_SHIFT == MARK
 }
 
+/// The daemons that may be registered at the disks of a store.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rivals {
+    /// The suspects, and the former owner.
+    pub all: Vec<Member>,
+    /// The one that may have requests in flight.
+    pub owner: Option<Member>,
+}
+
 /// An order to a disk, or about the notes of hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Replace this host's notes, durably, where all candidates can read them.
     Note(Notes),
-    /// Read the [keys](Notes::preempted) in the notes of all other hosts.
+    /// Read the [answered preemptions](Notes::ended) in the notes of all other hosts.
     Recall,
     /// Register this host with a key, in place of another one; 0 is none.
     Register {
@@ -102,8 +120,8 @@ pub enum Reply {
     Conflict,
     /// Of [`Order::Read`]: what was found; `None` if the kernel cannot read it.
     Read(Option<Found>),
-    /// Of [`Order::Recall`]: the keys.
-    Recalled(Vec<u64>),
+    /// Of [`Order::Recall`]: the answered preemptions.
+    Recalled(Vec<Ended>),
     /// It failed, with the reason, and may have been carried out.
     Failed(String),
 }
@@ -118,18 +136,23 @@ enum Phase {
         others: Vec<u64>,
         has_searched: bool,
     },
-    /// This host is registered with a key that the ledger, the record and the notes do not name.
-    Searching,
-    /// The keys are read before one of them is preempted.
-    Listing,
-    /// The next key, which is noted, and those after it.
-    Noting {
-        victim: Option<u64>,
+    /// This host was registered, and is not any more: its notes do not count.
+    Forgetting {
         others: Vec<u64>,
     },
+    /// This host is registered with a key that the ledger, the record and the notes do not name.
+    Searching,
+    /// The key that this host had is noted.
+    Replaced,
+    /// The keys are read before one of them is preempted.
+    Listing,
     /// The keys that may be registered, without the one that is preempted.
     Preempting {
         victim: u64,
+        others: Vec<u64>,
+    },
+    /// An answered preemption is noted. The keys that may be registered follow.
+    Noting {
         others: Vec<u64>,
     },
     Recalling,
@@ -142,17 +165,19 @@ enum Phase {
 #[derive(Clone, Debug)]
 pub struct Acquisition {
     disk: String,
+    /// The disk, as the notes of all hosts name it.
+    id: String,
     me: Member,
     key: u64,
-    /// The daemons that may have registered before.
-    members: Vec<Member>,
-    /// Their keys, and those of late attempts.
+    rivals: Rivals,
+    /// The keys of the rivals, and those of late attempts.
     known: Vec<u64>,
-    /// Those that the disk has listed.
-    listed: Vec<u64>,
-    /// Those that were not registered when they were preempted.
-    absent: Vec<u64>,
-    /// This host's, but for the order that is under way.
+    /// Those that were preempted, or are not registered.
+    ended: Vec<u64>,
+    /// Those that the disk has confirmed to be registered in this attempt.
+    confirmed: Vec<u64>,
+    /// Whether the kernel reads keys; `None` before it was asked.
+    can_read: Option<bool>,
     notes: Notes,
     phase: Phase,
     #[cfg(test)]
@@ -160,30 +185,28 @@ pub struct Acquisition {
 }
 
 impl Acquisition {
-    /// Begins for the daemon `me`. `others` are those that may be registered: the suspects, and the
-    /// former owner. `notes` are this host's, from its last attempt. `disk` is its name in errors.
+    /// Begins for the daemon `me`. `disk` is its name in errors, and the identity that all hosts
+    /// know it by. `notes` are this host's, from its last attempt.
     #[must_use]
-    pub fn new<'a>(
-        disk: &str,
-        me: &Member,
-        others: impl IntoIterator<Item = &'a Member>,
-        notes: Notes,
-    ) -> Self {
+    pub fn new((disk, id): (&str, &str), me: &Member, rivals: &Rivals, notes: Notes) -> Self {
         let key = me.reservation_key();
-        let mut members: Vec<Member> = others.into_iter().cloned().collect();
-        members.retain(|other| other.reservation_key() != key);
-        members.sort_unstable_by_key(Member::reservation_key);
-        members.dedup_by_key(|other| other.reservation_key());
-        let known: Vec<u64> = members.iter().map(Member::reservation_key).collect();
+        let mut rivals = rivals.clone();
+        rivals.all.extend(rivals.owner.clone());
+        rivals.all.retain(|other| other.reservation_key() != key);
+        rivals.all.sort_unstable_by_key(Member::reservation_key);
+        rivals.all.dedup_by_key(|other| other.reservation_key());
+        rivals.owner = rivals.owner.filter(|owner| owner.reservation_key() != key);
         Self {
             disk: disk.to_owned(),
+            id: id.to_owned(),
             me: me.clone(),
             key,
-            notes: notes.begin(key, &known),
-            members,
-            known,
-            listed: Vec::new(),
-            absent: Vec::new(),
+            notes: notes.begin(key),
+            known: rivals.all.iter().map(Member::reservation_key).collect(),
+            rivals,
+            ended: Vec::new(),
+            confirmed: Vec::new(),
+            can_read: None,
             phase: Phase::Beginning,
             #[cfg(test)]
             neglected: None,
@@ -195,9 +218,11 @@ impl Acquisition {
     pub fn order(&self) -> Option<Order> {
         let key = self.key;
         Some(match &self.phase {
-            Phase::Beginning => Order::Note(self.notes.clone()),
+            Phase::Beginning
+            | Phase::Forgetting { .. }
+            | Phase::Replaced
+            | Phase::Noting { .. } => Order::Note(self.notes.clone()),
             Phase::Registering { old, .. } => Order::Register { old: *old, new: key },
-            Phase::Noting { victim, .. } => Order::Note(self.notes.with(*victim)),
             Phase::Preempting { victim, .. } => {
                 Order::PreemptAndAbort { victim: *victim, mine: key }
             }
@@ -213,53 +238,48 @@ impl Acquisition {
         let phase = std::mem::replace(&mut self.phase, Phase::Reserving);
         self.phase = match (phase, reply) {
             (Phase::Ended(result), _) => Phase::Ended(result),
-            // A preemption that has failed stays in the notes.
+            // A preemption that has failed has no note: its end is not known.
             (_, Reply::Failed(why)) => Phase::Ended(Err(why)),
             (Phase::Beginning, Reply::Done) => {
                 Phase::Registering { old: self.key, others: self.own(), has_searched: false }
             }
-            (Phase::Registering { .. }, Reply::Done) if self.known.is_empty() => Phase::Reserving,
-            (Phase::Registering { .. }, Reply::Done) => Phase::Listing,
-            (Phase::Registering { mut others, has_searched, .. }, Reply::Conflict) => {
-                match others.pop() {
-                    Some(old) => Phase::Registering { old, others, has_searched },
-                    None if has_searched => Phase::Ended(Err(self.foreign_registration())),
-                    None => Phase::Searching,
+            (Phase::Registering { old, .. }, Reply::Done) => self.registered(old),
+            (Phase::Registering { old, others, has_searched }, Reply::Conflict) => {
+                if old == self.key && self.notes.forget(&self.id, self.key) {
+                    Phase::Forgetting { others }
+                } else {
+                    self.register_next(others, has_searched)
                 }
             }
+            (Phase::Forgetting { others }, Reply::Done) => self.register_next(others, false),
             (Phase::Searching, Reply::Read(found)) => self.search(&found.unwrap_or_default()),
-            (Phase::Listing, Reply::Read(found)) => {
-                self.listed = found.unwrap_or_default().keys;
-                preempt(self.known.clone())
+            (Phase::Replaced, Reply::Done) => self.begin_preemptions(),
+            (Phase::Listing, Reply::Read(found)) => self.list(found),
+            (Phase::Preempting { victim, others }, Reply::Done) => {
+                self.ended.push(victim);
+                self.confirmed.push(victim);
+                self.note(victim);
+                Phase::Noting { others }
             }
-            (Phase::Noting { victim: Some(victim), others }, Reply::Done) => {
-                Phase::Preempting { victim, others }
+            // The key is not registered. Or this host is not, as the order to reserve shows.
+            (Phase::Preempting { victim, others }, Reply::Conflict) => {
+                self.ended.push(victim);
+                self.preempt(others)
             }
-            (Phase::Noting { victim: None, .. }, Reply::Done) => Phase::Recalling,
-            (Phase::Preempting { victim, others }, reply @ (Reply::Done | Reply::Conflict)) => {
-                self.preempted(victim, reply == Reply::Done);
-                preempt(others)
-            }
+            (Phase::Noting { others }, Reply::Done) => self.preempt(others),
             (Phase::Recalling, Reply::Recalled(noted)) => self.recall(&noted),
             (Phase::Reserving, Reply::Done) => Phase::Reading,
             // This host stays registered: the kernel cannot end a registration at NVMe, where it
             // makes one with the key 0 instead. The next owner ends it.
-            (Phase::Reserving, Reply::Conflict) if self.obeys() => {
+            (Phase::Reserving, Reply::Conflict) if self.keeps(Neglect::Conflict) => {
                 Phase::Ended(Err(self.foreign_holder()))
             }
             (Phase::Reserving, Reply::Conflict) => Phase::Reading,
-            (Phase::Reading, Reply::Read(Some(found))) if self.verifies() => self.verify(&found),
-            (Phase::Reading, Reply::Read(_)) => Phase::Ended(Ok(())),
+            (Phase::Reading, Reply::Read(found)) => self.verify(found),
             (_, reply) => {
                 Phase::Ended(Err(format!("{} gave no fitting reply: {reply:?}", self.disk)))
             }
         };
-    }
-
-    /// This host's notes, as far as the replies say: without an order that has none.
-    #[must_use]
-    pub const fn notes(&self) -> &Notes {
-        &self.notes
     }
 
     /// The end: this host holds the reservation, and no other daemon writes; or the reason why not.
@@ -274,42 +294,117 @@ impl Acquisition {
     /// The keys that this host may have, none first: former attempts of it, and former starts of
     /// its daemon, have registered them.
     fn own(&self) -> Vec<u64> {
-        let is_mine = |other: &&Member| other.host_name() == self.me.host_name();
+        let kept = self.rebooted_owner().map(Member::reservation_key);
+        let is_mine = |other: &&Member| other.is_same_machine(&self.me);
         let mut own = vec![0];
         own.extend(self.notes.keys.iter().filter(|noted| **noted != self.key));
-        own.extend(self.members.iter().filter(is_mine).map(Member::reservation_key));
+        own.extend(self.rivals.all.iter().filter(is_mine).map(Member::reservation_key));
+        own.retain(|key| Some(*key) != kept);
         own
     }
 
-    /// Takes the end of a preemption, which the disk has answered clearly.
-    fn preempted(&mut self, victim: u64, was_registered: bool) {
-        if was_registered {
-            self.notes.preempted.retain(|key| *key != victim);
-            return;
-        }
-        // The key is not registered. Or this host is not, as the order to reserve shows.
-        self.absent.push(victim);
-        // A driver that has sent the order twice had no reply to the first one.
-        if self.listed.contains(&victim) {
-            self.notes = self.notes.with(Some(victim));
+    /// The owner, if it is one of a former boot of this host.
+    fn rebooted_owner(&self) -> Option<&Member> {
+        let is_former = |owner: &&Member| {
+            owner.is_same_machine(&self.me)
+                && owner.host != self.me.host
+                && self.keeps(Neglect::Boot)
+        };
+        self.rivals.owner.as_ref().filter(is_former)
+    }
+
+    /// Tries the next key that this host may have.
+    fn register_next(&self, mut others: Vec<u64>, has_searched: bool) -> Phase {
+        match others.pop() {
+            Some(old) => Phase::Registering { old, others, has_searched },
+            None => match self.rebooted_owner() {
+                Some(owner) => Phase::Ended(Err(self.former_boot(owner))),
+                None if has_searched => Phase::Ended(Err(self.foreign_registration())),
+                None => Phase::Searching,
+            },
         }
     }
 
-    /// Looks for missing keys whose preemption has no known end. All that could begin one are
-    /// fenced by now, and their notes are older than their orders.
-    fn recall(&self, noted: &[u64]) -> Phase {
-        let is_noted = |key: &u64| self.notes.preempted.contains(key) || noted.contains(key);
-        // No request of this host is in flight.
-        let is_far = |other: &&Member| other.host_name() != self.me.host_name();
-        let mut far = self.members.iter().filter(is_far);
-        let doubt = far.find(|other| {
-            let key = other.reservation_key();
-            self.absent.contains(&key) && is_noted(&key)
-        });
-        match doubt {
-            Some(other) if self.doubts() => Phase::Ended(Err(self.unknown_end(other))),
-            _ => Phase::Reserving,
+    /// This host is registered, and was with the key `old`; 0 is none.
+    fn registered(&mut self, old: u64) -> Phase {
+        if old != 0 {
+            self.confirmed.push(old);
         }
+        if old == 0 || old == self.key {
+            return self.begin_preemptions();
+        }
+        // Nothing of this host was in flight.
+        self.note(old);
+        Phase::Replaced
+    }
+
+    fn begin_preemptions(&mut self) -> Phase {
+        match self.known.is_empty() {
+            true => self.preempt(Vec::new()),
+            false => Phase::Listing,
+        }
+    }
+
+    /// Notes that a registration has ended, and that nothing of its host is in flight.
+    fn note(&mut self, key: u64) {
+        self.notes.note(Ended { disk: self.id.clone(), key, by: self.key });
+    }
+
+    /// Takes the keys that are registered. Others are preempted only if there is no such list.
+    fn list(&mut self, found: Option<Found>) -> Phase {
+        self.can_read = Some(found.is_some());
+        let mut victims = self.known.clone();
+        if let Some(found) = found {
+            victims.retain(|key| found.keys.contains(key));
+        }
+        // The evidence comes first: if this attempt fails, it is noted.
+        let owner = self.rivals.owner.as_ref().map(Member::reservation_key);
+        victims.sort_by_key(|key| Some(*key) == owner);
+        self.preempt(victims)
+    }
+
+    fn preempt(&self, mut others: Vec<u64>) -> Phase {
+        match (others.pop(), &self.rivals.owner) {
+            (Some(victim), _) => Phase::Preempting { victim, others },
+            (None, Some(owner)) if !self.is_quiet(owner) => Phase::Recalling,
+            (None, _) => Phase::Reserving,
+        }
+    }
+
+    /// Whether nothing of the owner is in flight, by the replies of this attempt. A registration of
+    /// the same boot of its host is a later one: that host has registered again only when nothing
+    /// of the owner was in flight, or it is the owner's own.
+    fn is_quiet(&self, owner: &Member) -> bool {
+        let is_local = |other: &Member| {
+            other.host == self.me.host
+                || !self.keeps(Neglect::Boot) && other.is_same_machine(&self.me)
+        };
+        let is_confirmed = |other: &Member| self.confirmed.contains(&other.reservation_key());
+        let mut same = self.rivals.all.iter().filter(|other| other.host == owner.host);
+        is_local(owner) || same.any(is_confirmed) || !self.keeps(Neglect::Evidence)
+    }
+
+    /// Looks for the owner's end in the notes of all hosts.
+    fn recall(&mut self, noted: &[Ended]) -> Phase {
+        let Some(owner) = self.rivals.owner.clone() else { return Phase::Reserving };
+        let is_here = |ended: &&Ended| ended.disk == self.id || !self.keeps(Neglect::Disk);
+        let edges: Vec<Ended> =
+            self.notes.ended.iter().chain(noted).filter(is_here).cloned().collect();
+        let mut reached = vec![owner.reservation_key()];
+        let mut next = 0;
+        while let Some(key) = reached.get(next).copied() {
+            next = next.saturating_add(1);
+            for ended in edges.iter().filter(|ended| ended.key == key) {
+                if !reached.contains(&ended.by) {
+                    reached.push(ended.by);
+                }
+            }
+        }
+        let lasts = |key: &u64| self.confirmed.contains(key) || !self.keeps(Neglect::Continuity);
+        if reached.iter().skip(1).any(lasts) {
+            return Phase::Reserving;
+        }
+        Phase::Ended(Err(self.unknown_end(&owner)))
     }
 
     /// Chooses the keys that a former attempt of this host may have left.
@@ -327,8 +422,14 @@ impl Acquisition {
     }
 
     /// Compares the disk's own list with what it said before.
-    fn verify(&mut self, found: &Found) -> Phase {
-        let Self { disk, key, known, .. } = self;
+    fn verify(&mut self, found: Option<Found>) -> Phase {
+        let showed = *self.can_read.get_or_insert(found.is_some());
+        let Some(found) = found.filter(|_| self.keeps(Neglect::Verify)) else {
+            let why = format!("{} showed its keys a moment before, and does not now", self.disk);
+            let is_fit = !showed || !self.keeps(Neglect::Verify);
+            return Phase::Ended(if is_fit { Ok(()) } else { Err(why) });
+        };
+        let Self { disk, key, known, ended, .. } = self;
         let is_other = |other: &u64| *other != *key;
         let others: Vec<u64> = found.keys.iter().copied().filter(is_other).collect();
         let why = if found.holder != Some(*key)
@@ -339,7 +440,7 @@ impl Acquisition {
                 "{disk} has confirmed the reservation for key {key:#018x}, and does not list it: \
                  another host has taken it, or its reservations are no fence"
             )
-        } else if let Some(other) = others.iter().find(|other| known.contains(other)) {
+        } else if let Some(other) = others.iter().find(|other| ended.contains(other)) {
             format!(
                 "{disk} has confirmed that key {other:#018x} was preempted, and lists it still: \
                  its reservations are no fence, choose another one"
@@ -352,17 +453,23 @@ impl Acquisition {
         } else {
             // Late attempts have left these. They must be gone at the next look.
             known.extend(&others);
-            return if others.is_empty() { Phase::Ended(Ok(())) } else { preempt(others) };
+            return if others.is_empty() { Phase::Ended(Ok(())) } else { self.preempt(others) };
         };
         Phase::Ended(Err(why))
     }
 
-    fn unknown_end(&self, other: &Member) -> String {
+    fn unknown_end(&self, owner: &Member) -> String {
         format!(
-            "{} has no registration of {other} any more, and the end of its preemption is not \
-             known, so that a write of that host may still come: switch the host off, or cut it \
-             from the disk, and wait for that; then delete the files FILE.HOST.keys beside the \
-             record",
+            "{} has no registration of {owner} any more, and no host has noted an answer to its \
+             preemption, so that a write of that host may still come: {FENCED}",
+            self.disk
+        )
+    }
+
+    fn former_boot(&self, owner: &Member) -> String {
+        format!(
+            "{} has a registration of {owner}, a former boot of this host, whose commands it may \
+             still carry out: let a candidate on another host take over; if there is none, {FENCED}",
             self.disk
         )
     }
@@ -385,25 +492,29 @@ impl Acquisition {
     }
 
     #[cfg(not(test))]
-    const fn obeys(&self) -> bool {
-        true
-    }
-
-    #[cfg(not(test))]
-    const fn doubts(&self) -> bool {
-        true
-    }
-
-    #[cfg(not(test))]
-    const fn verifies(&self) -> bool {
+    const fn keeps(&self, _: Neglect) -> bool {
         true
     }
 }
 
-fn preempt(mut others: Vec<u64>) -> Phase {
-    let victim = others.pop();
-    Phase::Noting { victim, others }
+/// A rule that a test of this module can neglect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Neglect {
+    /// A conflict at the reservation is its end.
+    Conflict,
+    /// The disk's list is compared.
+    Verify,
+    /// A missing key is no evidence of a fence.
+    Evidence,
+    /// A note counts while its host stays registered.
+    Continuity,
+    /// A note counts for its disk.
+    Disk,
+    /// No lock outlives a boot.
+    Boot,
 }
 
+const FENCED: &str = "switch that host off, or cut it from the disk, and wait until the disk has \
+                      ended its connection; then say so by `sidecore reservation fenced`";
 const REMEDY: &str = "if no daemon serves the store and no other program uses the disk, end all \
                       reservations with `sidecore reservation clear`";

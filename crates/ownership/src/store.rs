@@ -3,53 +3,9 @@
 use sidecore_units::Nanos;
 
 use crate::rules::Neglected;
-use crate::{Call, Held, Ledger, Member, Options, Record, Rule, Seen, State, Status};
-
-/// Work on this host for a store, of which there is one at a time.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Task {
-    /// Read the record.
-    ReadRecord,
-    /// Make sure that no request of these daemons is in flight, and that none can follow. It comes
-    /// before each opening, also without suspects: a fence that the store itself has must let this
-    /// daemon in.
-    Fence {
-        /// The daemons, without this one.
-        suspects: Vec<Member>,
-        /// The last owner, if it has closed the store in order. It needs no fence.
-        former: Option<Member>,
-    },
-    /// Replace the record durably.
-    WriteRecord {
-        /// The new record.
-        record: Record,
-    },
-    /// Open the store, so that it can be served. The host takes the store's locks first, and fails
-    /// if the lease has ended by then: a fence by locks does not see a process that has none yet.
-    Open {
-        /// The epoch in which it is served.
-        epoch: u64,
-        /// The store's number, which its record has. It is another one if epochs begin anew.
-        number: u64,
-    },
-    /// Close the store, and wait until it has no request in flight.
-    Close,
-}
-
-/// The end of a [`Task`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// Of [`Task::ReadRecord`]: the record, if there is one.
-    Recorded(Option<Record>),
-    /// The task succeeded.
-    Done,
-    /// Of [`Task::Close`]: the store is closed, and requests to it may be in flight. The lease was
-    /// over by the host's clock, when a successor may have the store's locks, and the host did not
-    /// look at them. The key is not released after this.
-    Left,
-    /// The task failed, with the reason. A store is not open then.
-    Failed(String),
-}
+use crate::{
+    Call, Held, Ledger, Member, Options, Outcome, Record, Rule, Seen, Settled, State, Status, Task,
+};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Phase {
@@ -57,7 +13,7 @@ enum Phase {
     Waiting { holder: Option<Held> },
     Claiming { ledger: Ledger, before: Ledger },
     Reading,
-    Fencing { suspects: Vec<Member>, former: Option<Member> },
+    Fencing { suspects: Vec<Member>, former: Option<Member>, owner: Option<Member> },
     Checking,
     Recording,
     Settling,
@@ -394,6 +350,7 @@ impl Store {
                 }
                 if !ledger.suspects.contains(&self.me) {
                     ledger.suspects.push(by());
+                    ledger.forget_claims(&self.me);
                 }
                 let (store, by) = (store(), by());
                 let call =
@@ -501,9 +458,11 @@ impl Store {
                 *checks = false;
                 Task::ReadRecord
             }
-            Phase::Fencing { suspects, former } => {
-                Task::Fence { suspects: suspects.clone(), former: former.clone() }
-            }
+            Phase::Fencing { suspects, former, owner } => Task::Fence {
+                suspects: suspects.clone(),
+                former: former.clone(),
+                owner: owner.clone(),
+            },
             Phase::Recording => Task::WriteRecord { record: record(false) },
             Phase::RecordingEnd => Task::WriteRecord { record: record(true) },
             Phase::Opening => {
@@ -531,7 +490,7 @@ impl Store {
             return;
         }
         let outcome = match (outcome, &self.phase) {
-            (Outcome::Failed(_), Phase::Fencing { .. })
+            (Outcome::Failed(_) | Outcome::Hung(_), Phase::Fencing { .. })
                 if !self.neglected.keeps(Rule::FenceResult) =>
             {
                 Outcome::Done
@@ -553,6 +512,11 @@ impl Store {
                 let why = describe(phase, &self.name, &why);
                 self.failed(now, why, options);
             }
+            (phase, Outcome::Hung(why)) => {
+                let why = describe(phase, &self.name, &why);
+                self.failures = options.fence_attempts;
+                self.failed(now, why, options);
+            }
             _ if self.is_lost => {}
             (Phase::Reading, Outcome::Recorded(record)) => self.read(record, cluster),
             (Phase::Fencing { .. }, Outcome::Done) => {
@@ -563,6 +527,7 @@ impl Store {
             (Phase::Recording, Outcome::Done) => {
                 self.ledger.suspects = vec![self.me.clone()];
                 self.ledger.is_recorded = true;
+                self.ledger.settled = Some(Settled { by: self.me.clone(), epoch: self.epoch });
                 self.phase = Phase::Settling;
             }
             (Phase::Opening, Outcome::Done) => {
@@ -624,21 +589,35 @@ impl Store {
         if !self.neglected.keeps(Rule::AllSuspects) {
             suspects.clear();
         }
+        let owner = self.last_owner(record.as_ref()).filter(|owner| *owner != self.me);
         let (closed, open) = match record {
             Some(record) if record.is_closed => (Some(record.owner), None),
             record => (None, record.map(|record| record.owner)),
         };
         // An etcd that was restored from a backup may have forgotten a suspect.
         suspects.extend(open);
+        suspects.extend(owner.clone());
         suspects.retain(|suspect| *suspect != self.me);
         suspects.sort();
         suspects.dedup();
         let former = closed.filter(|owner| *owner != self.me && !suspects.contains(owner));
         self.phase = if self.neglected.keeps(Rule::Fence) {
-            Phase::Fencing { suspects, former }
+            Phase::Fencing { suspects, former, owner }
         } else {
             Phase::Checking
         };
+    }
+
+    /// The daemon that may have opened the store last, and has not closed it in order: the record's
+    /// owner, or the ledger's if a former owner that was paused has replaced the record since.
+    fn last_owner(&self, record: Option<&Record>) -> Option<Member> {
+        match (record, &self.before.settled) {
+            (Some(record), Some(settled)) if settled.epoch > record.epoch => {
+                Some(settled.by.clone())
+            }
+            (Some(record), _) => (!record.is_closed).then(|| record.owner.clone()),
+            (None, settled) => settled.as_ref().map(|settled| settled.by.clone()),
+        }
     }
 
     /// Compares the record after the fence: a suspect may have written it before.

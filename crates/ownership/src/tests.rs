@@ -1,12 +1,14 @@
 //! The state machine against answers made by hand.
 
+mod claims;
+
 use std::collections::BTreeMap;
 
 use sidecore_units::Nanos;
 
 use crate::{
     Answer, Call, Daemon, Held, Ledger, Member, Numbered, Options, Origin, Outcome, Record, Seen,
-    State, Task,
+    Settled, State, Task,
 };
 
 const CLUSTER: u64 = 0xc1;
@@ -152,7 +154,7 @@ fn the_first_owner_has_no_suspects_and_records_its_epoch_before_it_opens() {
     assert_eq!((record.epoch, record.is_closed), (11, false));
     let [
         Task::ReadRecord,
-        Task::Fence { suspects, former: None },
+        Task::Fence { suspects, former: None, owner: None },
         Task::ReadRecord,
         Task::WriteRecord { .. },
         Task::Open { epoch: 11, .. },
@@ -226,6 +228,7 @@ fn every_suspect_is_fenced_and_the_owner_in_the_record_too() {
         store: 9,
         is_recorded: true,
         suspects: vec![member("b"), member("c"), member("b")],
+        settled: None,
     };
     rig.ledger = Some((4, ledger));
     let record =
@@ -233,26 +236,58 @@ fn every_suspect_is_fenced_and_the_owner_in_the_record_too() {
     rig.record = Some(record);
     let tasks = rig.run_to(State::Serving);
     let suspects = vec![member("b"), member("c"), member("d")];
-    assert_eq!(tasks[1], Task::Fence { suspects, former: None });
-    assert_eq!(rig.ledger.unwrap().1.suspects, [member("a")], "the fenced ones are cleared");
+    let owner = Some(member("d"));
+    assert_eq!(tasks[1], Task::Fence { suspects, former: None, owner });
+    let ledger = rig.ledger.unwrap().1;
+    assert_eq!(ledger.suspects, [member("a")], "the fenced ones are cleared");
+    assert_eq!(ledger.settled, Some(Settled { by: member("a"), epoch: 11 }));
+}
+
+#[test]
+fn the_last_owner_is_the_newer_one_of_record_and_ledger() {
+    // The epochs of the record and of the ledger, and the name of the last owner.
+    for (epoch, is_closed, settled, expected) in [
+        (6, false, None, Some("d")),
+        (6, false, Some(6), Some("d")),
+        (6, true, Some(6), None),
+        // Its daemon was interrupted before the ledger had it.
+        (6, false, Some(4), Some("d")),
+        // A former owner that was paused has replaced the record.
+        (6, false, Some(8), Some("e")),
+        (6, true, Some(8), Some("e")),
+    ] {
+        let mut rig = Rig::new();
+        let by = if settled == Some(6) { member("d") } else { member("e") };
+        let settled = settled.map(|epoch| Settled { by, epoch });
+        let ledger = Ledger { store: 9, is_recorded: true, suspects: Vec::new(), settled };
+        rig.ledger = Some((9, ledger));
+        rig.record =
+            Some(Record { cluster: CLUSTER, store: 9, epoch, owner: member("d"), is_closed });
+        let tasks = rig.run_to(State::Serving);
+        let Task::Fence { suspects, owner, .. } = &tasks[1] else { panic!("{tasks:?}") };
+        assert_eq!(*owner, expected.map(member));
+        assert!(owner.iter().all(|owner| suspects.contains(owner)), "{suspects:?}");
+    }
 }
 
 #[test]
 fn an_owner_that_has_closed_the_store_is_named_to_the_fence_and_no_suspect() {
     let mut rig = Rig::new();
-    let ledger = Ledger { store: 9, is_recorded: true, suspects: Vec::new() };
+    let ledger = Ledger { store: 9, is_recorded: true, suspects: Vec::new(), settled: None };
     rig.ledger = Some((4, ledger));
     let record =
         Record { cluster: CLUSTER, store: 9, epoch: 6, owner: member("d"), is_closed: true };
     rig.record = Some(record);
     let tasks = rig.run_to(State::Serving);
-    assert_eq!(tasks[1], Task::Fence { suspects: Vec::new(), former: Some(member("d")) });
+    let former = Some(member("d"));
+    assert_eq!(tasks[1], Task::Fence { suspects: Vec::new(), former, owner: None });
 }
 
 #[test]
 fn a_fence_that_fails_is_tried_again_and_nothing_is_opened() {
     let mut rig = Rig::new();
-    let ledger = Ledger { store: 9, is_recorded: false, suspects: vec![member("b")] };
+    let ledger =
+        Ledger { store: 9, is_recorded: false, suspects: vec![member("b")], settled: None };
     rig.ledger = Some((4, ledger));
     rig.run_to(State::Fencing);
     for _ in 0..3 {
@@ -279,7 +314,8 @@ fn a_fence_that_fails_is_tried_again_and_nothing_is_opened() {
 #[test]
 fn an_end_while_the_fence_fails_releases_the_key_and_stays_a_suspect() {
     let mut rig = Rig::new();
-    let ledger = Ledger { store: 9, is_recorded: false, suspects: vec![member("b")] };
+    let ledger =
+        Ledger { store: 9, is_recorded: false, suspects: vec![member("b")], settled: None };
     rig.ledger = Some((4, ledger));
     rig.run_to(State::Fencing);
     let mut has_failed = false;
@@ -308,71 +344,10 @@ fn an_end_while_the_fence_fails_releases_the_key_and_stays_a_suspect() {
     assert_eq!(rig.ledger.unwrap().1.suspects, [member("b"), member("a")]);
 }
 
-/// Runs the daemon with a fence that fails, until etcd has no owner. Returns the attempts.
-fn fail_fences(rig: &mut Rig) -> usize {
-    let mut attempts = 0;
-    for _ in 0..500 {
-        if let Some(numbered) = rig.daemon.call(rig.now) {
-            let answer = rig.answer(&numbered.call);
-            rig.daemon.answered(rig.now, numbered.number, answer);
-            if matches!(numbered.call, Call::Release { .. }) {
-                return attempts;
-            }
-        }
-        match rig.daemon.task(rig.now) {
-            Some((store, Task::Fence { .. })) => {
-                attempts += 1;
-                rig.daemon.ended(rig.now, &store, Outcome::Failed("no path".into()));
-            }
-            Some((store, task)) => {
-                let outcome = rig.outcome(&task);
-                rig.daemon.ended(rig.now, &store, outcome);
-            }
-            None => rig.now = rig.now.after(ms(10)),
-        }
-    }
-    panic!("the key is kept after {attempts} attempts");
-}
-
-#[test]
-fn a_candidate_whose_fence_fails_leaves_the_key_to_others_and_stays_a_suspect() {
-    let mut rig = Rig::new();
-    let ledger = Ledger { store: 9, is_recorded: false, suspects: vec![member("b")] };
-    rig.ledger = Some((4, ledger));
-    let mut pause = ms(0);
-    for claim in 1..4 {
-        let me = rig.daemon.claimant("disk").clone();
-        assert_eq!(me.incarnation, claim, "orders of a former claim may still come");
-        assert_eq!(fail_fences(&mut rig), 5);
-        assert_eq!(rig.owner, None);
-        assert!(rig.ledger.as_ref().unwrap().1.suspects.contains(&me));
-        let released_at = rig.now;
-        rig.run_to(State::Fencing);
-        let waited = Nanos(rig.now.since(released_at).0);
-        assert!(waited >= ms(1_500) && waited > pause, "{waited:?} after {pause:?}");
-        pause = waited;
-    }
-    rig.run_to(State::Serving);
-    let me = rig.daemon.claimant("disk").clone();
-    assert_eq!(rig.ledger.unwrap().1.suspects, [me]);
-}
-
-#[test]
-fn a_fence_that_lets_nobody_in_leaves_no_suspect_when_it_fails() {
-    let mut rig = Rig::new();
-    let options = Options { fence_admits: false, ..Options::of_lease(3) };
-    rig.daemon = Daemon::new(member("a"), options, 5);
-    rig.daemon.add("disk");
-    let ledger = Ledger { store: 9, is_recorded: false, suspects: vec![member("b")] };
-    rig.ledger = Some((4, ledger));
-    fail_fences(&mut rig);
-    assert_eq!(rig.ledger.unwrap().1.suspects, [member("b")]);
-}
-
 #[test]
 fn a_store_that_is_refused_after_the_fence_leaves_this_daemon_a_suspect() {
     let mut rig = Rig::new();
-    let ledger = Ledger { store: 9, is_recorded: true, suspects: vec![member("b")] };
+    let ledger = Ledger { store: 9, is_recorded: true, suspects: vec![member("b")], settled: None };
     rig.ledger = Some((4, ledger));
     let record =
         Record { cluster: CLUSTER, store: 9, epoch: 6, owner: member("b"), is_closed: false };
@@ -426,7 +401,8 @@ fn an_etcd_from_a_backup_a_foreign_cluster_and_a_store_that_is_not_shared_are_re
     ];
     for (record, remedy) in cases {
         let mut rig = Rig::new();
-        let ledger = Ledger { store: 9, is_recorded: true, suspects: vec![member("b")] };
+        let ledger =
+            Ledger { store: 9, is_recorded: true, suspects: vec![member("b")], settled: None };
         rig.ledger = Some((4, ledger));
         rig.record = record;
         let tasks = rig.run_to(State::Refused);
@@ -440,7 +416,8 @@ fn an_etcd_from_a_backup_a_foreign_cluster_and_a_store_that_is_not_shared_are_re
 
 #[test]
 fn a_record_without_a_settled_ledger_names_the_store_and_no_other_store_gets_its_number() {
-    let unsettled = Ledger { store: 9, is_recorded: false, suspects: vec![member("b")] };
+    let unsettled =
+        Ledger { store: 9, is_recorded: false, suspects: vec![member("b")], settled: None };
     let mut shared = Rig::new();
     shared.ledger = Some((4, unsettled.clone()));
     let record =

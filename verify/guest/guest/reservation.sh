@@ -69,13 +69,13 @@ disk_of() {
 
 # own HOST: starts a candidate.
 order_own() {
-    unshare -u sh /parts/candidate.sh shared "$1" "$(disk_of "$1")" >>"/run/$1.log" 2>&1 &
+    unshare -u -m sh /parts/candidate.sh shared "$1" "$(disk_of "$1")" >>"/run/$1.log" 2>&1 &
     echo $! >"/run/$1.pid"
 }
 
 # refused CLUSTER HOST DISK WORD: the words of a candidate that is refused, with this one in them.
 order_refused() {
-    unshare -u sh /parts/candidate.sh "$1" "$2" "$3" >/run/refused 2>&1 &
+    unshare -u -m sh /parts/candidate.sh "$1" "$2" "$3" >/run/refused 2>&1 &
     refused=$!
     until_so 200 grep -q "$4" /run/refused
     kill "$refused" 2>/dev/null

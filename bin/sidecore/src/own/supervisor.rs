@@ -233,7 +233,7 @@ impl Host for Supervisor {
         // A command that was killed may have requests in flight.
         let suspects = std::slice::from_ref(&self.me);
         let claim = Claim::new(self.me.clone());
-        self.local.fence(&claim, Others { suspects, former: None })?;
+        self.local.fence(&claim, Others { suspects, former: None, owner: None })?;
         Ok(Closed::Idle)
     }
 
@@ -345,7 +345,6 @@ mod tests {
             local: LockFence { paths: Vec::new(), host_lock },
             notes,
             late: LateAttempt::default(),
-            tell: say,
         };
         let mut child = Command::new("sh").args(["-c", exit]).spawn().unwrap();
         child.wait().unwrap();

@@ -1,26 +1,34 @@
 //! A model of a disk with persistent reservations: SPC-4, 5.13, for one path per host; and of the
 //! storage with the notes of all hosts.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
-use super::{Found, Notes, Order, Reply};
+use super::{Ended, Found, Notes, Order, Reply};
 
 /// A write that a host has sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Write {
     pub(super) host: usize,
+    /// The boot of the host.
+    pub(super) boot: u64,
     pub(super) epoch: u64,
     /// Whether the disk has taken it, and so has looked at the reservation.
     pub(super) is_taken: bool,
 }
 
+/// The files of the hosts beside the record.
+pub(super) type Files = Rc<RefCell<BTreeMap<usize, Notes>>>;
+
 #[derive(Debug)]
 pub(super) struct Disk {
+    pub(super) id: String,
     pub(super) keys: BTreeMap<usize, u64>,
     pub(super) holder: Option<usize>,
     /// Writes on their way, and those that the disk has taken and not carried out.
     pub(super) writes: Vec<Write>,
-    pub(super) notes: BTreeMap<usize, Notes>,
+    pub(super) files: Files,
     pub(super) can_read: bool,
     /// Takes a reservation over, and leaves the registration that it should end.
     pub(super) lies: bool,
@@ -33,10 +41,11 @@ pub(super) struct Disk {
 impl Default for Disk {
     fn default() -> Self {
         Self {
+            id: "naa.1".to_owned(),
             keys: BTreeMap::new(),
             holder: None,
             writes: Vec::new(),
-            notes: BTreeMap::new(),
+            files: Files::default(),
             can_read: true,
             lies: false,
             aborts_nothing: false,
@@ -59,7 +68,7 @@ impl Disk {
     pub(super) fn carry_out(&mut self, host: usize, order: Order) -> Reply {
         let is_done = match order {
             Order::Note(notes) => {
-                self.notes.insert(host, notes);
+                self.files.borrow_mut().insert(host, notes);
                 true
             }
             Order::Recall => return Reply::Recalled(self.noted_by_others(host)),
@@ -99,12 +108,13 @@ impl Disk {
 
     /// The notes of this host.
     pub(super) fn notes_of(&self, host: usize) -> Notes {
-        self.notes.get(&host).cloned().unwrap_or_default()
+        self.files.borrow().get(&host).cloned().unwrap_or_default()
     }
 
-    fn noted_by_others(&self, host: usize) -> Vec<u64> {
-        let others = self.notes.iter().filter(|(of, _)| **of != host);
-        others.flat_map(|(_, notes)| notes.preempted.iter().copied()).collect()
+    fn noted_by_others(&self, host: usize) -> Vec<Ended> {
+        let files = self.files.borrow();
+        let others = files.iter().filter(|(of, _)| **of != host);
+        others.flat_map(|(_, notes)| notes.ended.iter().cloned()).collect()
     }
 
     /// The first part of a preemption: the victims' registrations end, and a reservation is taken
@@ -142,7 +152,12 @@ impl Disk {
     pub(super) fn lose_power(&mut self) {
         // Writes that were taken are lost or carried out: a history has both by its order.
         if self.forgets {
-            (self.keys, self.holder) = (BTreeMap::new(), None);
+            self.clear();
         }
+    }
+
+    /// Ends the reservation and all registrations, and aborts nothing.
+    pub(super) fn clear(&mut self) {
+        (self.keys, self.holder) = (BTreeMap::new(), None);
     }
 }

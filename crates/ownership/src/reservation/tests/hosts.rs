@@ -1,16 +1,15 @@
-//! Hosts whose daemons claim, reserve, write, pause and end.
-
-use std::collections::BTreeMap;
+//! Hosts whose daemons claim, reserve, write, pause and end, and which boot again.
 
 use super::disk::{Disk, Write};
-use super::{Acquisition, Order, Random, Reply, Rule};
+use super::{Acquisition, Order, Random, Reply, Rivals, Rule};
 use crate::Member;
 
 const HOSTS: usize = 3;
 /// The most writes in flight of a host.
 const WRITES: usize = 3;
-/// One abort in so many has no reply.
-const LOST_ABORTS: usize = 20;
+/// One abort in so many has no reply, and one in so many is never begun: the driver lost the reply
+/// and has sent the order again, which conflicts.
+const LOST_ABORTS: usize = 8;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
@@ -28,14 +27,22 @@ pub(super) enum Step {
     Close,
     /// A host is paused, or goes on.
     Pause,
-    /// An operator switches a host off whose preemption has no known end, and says so.
+    /// A host boots again. The disks keep its registration, and commands that they have taken.
+    Boot,
+    /// An operator switches the last owner's host off, and says so.
     SwitchOff,
+    /// An operator, or another program, ends all reservations of a disk.
+    Clear,
     LosePower,
 }
 
 impl Step {
-    pub(super) const ALL: [Self; 14] = [
+    pub(super) const ALL: [Self; 20] = [
         Self::Claim,
+        Self::Order,
+        Self::Order,
+        Self::Order,
+        Self::Order,
         Self::Order,
         Self::Order,
         Self::Order,
@@ -47,15 +54,24 @@ impl Step {
         Self::Kill,
         Self::Close,
         Self::Pause,
+        Self::Boot,
         Self::SwitchOff,
+        Self::Clear,
         Self::LosePower,
     ];
 }
+
+/// One such step in so many is taken.
+const BOOTS: usize = 40;
+const CLEARS: usize = 40;
 
 /// An attempt to become the owner of an epoch.
 struct Attempt {
     epoch: u64,
     me: Member,
+    rivals: Rivals,
+    /// The disk of the acquisition, and all after it follow.
+    disk: usize,
     acquisition: Acquisition,
     /// The hosts whose commands a preemption still has to abort before it ends.
     aborts: Option<Vec<usize>>,
@@ -67,43 +83,63 @@ struct Host {
     daemon: Option<u64>,
     attempt: Option<Attempt>,
     is_paused: bool,
+    boot: u64,
     me: Member,
 }
 
 pub(super) struct Hosts {
     rule: Option<Rule>,
-    disk: Disk,
+    disks: Vec<Disk>,
     hosts: Vec<Host>,
     epoch: u64,
     /// The newest epoch whose owner has begun to serve.
     serving: u64,
     incarnations: u64,
-    /// The host of each key.
-    hosts_of: BTreeMap<u64, usize>,
     suspects: Vec<Member>,
+    /// The last owner, if it has not closed the store in order.
+    owner: Option<(usize, Member)>,
     /// How many times longer than others a write takes.
     slowness: usize,
     /// The record's owner, if it has closed the store in order.
     former: Option<Member>,
+    /// Whether a candidate has asked for an operator.
+    is_refused: bool,
     pub(super) served: usize,
 }
 
 impl Hosts {
-    pub(super) fn new(rule: Option<Rule>, disk: Disk, slowness: usize) -> Self {
+    pub(super) fn new(rule: Option<Rule>, disks: Vec<Disk>, slowness: usize) -> Self {
         let aborts_nothing = rule == Some(Rule::Abort);
+        let of = |disk| Disk { aborts_nothing, ..disk };
         Self {
             rule,
-            disk: Disk { aborts_nothing, ..disk },
+            disks: disks.into_iter().map(of).collect(),
             hosts: (0..HOSTS).map(|_| Host::default()).collect(),
             epoch: 0,
             serving: 0,
             incarnations: 0,
-            hosts_of: BTreeMap::new(),
             suspects: Vec::new(),
+            owner: None,
             slowness,
             former: None,
+            is_refused: false,
             served: 0,
         }
+    }
+
+    /// Host 0 serves, with another fence: the disks know nothing of it.
+    pub(super) fn serve_unregistered(&mut self) {
+        (self.epoch, self.serving, self.incarnations) = (1, 1, 1);
+        let me = self.member(0, 1);
+        self.hosts[0].daemon = Some(1);
+        self.hosts[0].me = me.clone();
+        self.suspects = vec![me.clone()];
+        self.owner = Some((0, me));
+    }
+
+    fn member(&self, host: usize, incarnation: u64) -> Member {
+        let boot = self.hosts[host].boot;
+        Member { name: format!("d{host}"), host: format!("h{host}/{boot}"), incarnation }
     }
 
     pub(super) fn step(&mut self, step: Step, random: &mut Random) -> Result<(), String> {
@@ -113,32 +149,45 @@ impl Hosts {
         {
             return Ok(());
         }
+        let (disks, boot) = (self.disks.len(), self.hosts[host].boot);
         match step {
-            Step::Claim if random.once_in(6) => self.claim(host),
+            Step::Claim if random.once_in(10) => self.claim(host),
             Step::Claim => {}
             Step::Order => return self.order(host, random),
             Step::Write => {
-                let in_flight = self.disk.writes.iter().filter(|write| write.host == host).count();
+                let disk = &mut self.disks[random.below(disks)];
+                let in_flight = disk.writes.iter().filter(|write| write.host == host).count();
                 if let Some(epoch) = self.hosts[host].daemon.filter(|_| in_flight < WRITES) {
-                    self.disk.writes.push(Write { host, epoch, is_taken: false });
+                    disk.writes.push(Write { host, boot, epoch, is_taken: false });
                 }
             }
             Step::Land if random.once_in(self.slowness) => return self.land(random),
             Step::Land => {}
-            Step::Kill => self.hosts[host].daemon = None,
+            Step::Kill if random.once_in(4) => self.hosts[host].daemon = None,
+            Step::Kill => {}
             Step::Close if random.once_in(3) => self.close(host),
             Step::Close => {}
             Step::Pause if random.once_in(10) => self.hosts[host].is_paused ^= true,
             Step::Pause => {}
-            Step::SwitchOff => self.switch_off(host),
-            Step::LosePower if random.once_in(10) => self.disk.lose_power(),
+            Step::Boot if random.once_in(BOOTS) => self.boot(host),
+            Step::Boot => {}
+            Step::SwitchOff if self.is_refused && random.once_in(8) => self.switch_off(),
+            Step::SwitchOff => {}
+            Step::Clear if random.once_in(CLEARS) => self.clear(random.below(disks)),
+            Step::Clear => {}
+            Step::LosePower if random.once_in(10) => {
+                self.disks.iter_mut().for_each(Disk::lose_power);
+            }
             Step::LosePower => {}
         }
         Ok(())
     }
 
+    /// Whether a request of this boot of a host is in flight.
     fn in_flight(&self, host: usize) -> bool {
-        self.disk.writes.iter().any(|write| write.host == host)
+        let boot = self.hosts[host].boot;
+        let is_its = |write: &Write| (write.host, write.boot) == (host, boot);
+        self.disks.iter().flat_map(|disk| &disk.writes).any(is_its)
     }
 
     /// The locks of a host: it has no daemon, and no request in flight.
@@ -162,17 +211,29 @@ impl Hosts {
         } else {
             self.hosts[host].me.incarnation
         };
-        let me = Member { name: format!("d{host}"), host: format!("h{host}"), incarnation };
-        let others = self.suspects.iter().chain(&self.former);
-        let notes = self.disk.notes_of(host);
-        let mut acquisition = Acquisition::new("disk", &me, others, notes);
-        acquisition.neglected = self.rule;
-        self.hosts_of.insert(me.reservation_key(), host);
+        let me = self.member(host, incarnation);
+        let all = self.suspects.iter().chain(&self.former).cloned().collect();
+        let owner = self.owner.clone().map(|(_, owner)| owner);
+        let rivals = Rivals { all, owner };
         self.suspects.push(me.clone());
-        let attempt = Attempt { epoch: self.epoch, me: me.clone(), acquisition, aborts: None };
+        let acquisition = self.acquisition(host, 0, (&me, &rivals));
+        let (epoch, aborts) = (self.epoch, None);
+        let attempt = Attempt { epoch, me: me.clone(), rivals, disk: 0, acquisition, aborts };
         self.hosts[host].attempt = Some(attempt);
         self.hosts[host].me = me;
         self.hosts[host].daemon = None;
+    }
+
+    fn acquisition(
+        &self,
+        host: usize,
+        disk: usize,
+        (me, rivals): (&Member, &Rivals),
+    ) -> Acquisition {
+        let disk = &self.disks[disk];
+        let mut acquisition = Acquisition::new(("disk", &disk.id), me, rivals, disk.notes_of(host));
+        acquisition.neglected = self.rule;
+        acquisition
     }
 
     /// The reply to an order. `None`: the disk has not carried it out yet.
@@ -182,21 +243,25 @@ impl Hosts {
             return Some(Reply::Failed("the order was lost".to_owned()));
         }
         let attempt = self.hosts[host].attempt.as_mut()?;
+        let disk = &mut self.disks[attempt.disk];
         if let Some(aborted) = attempt.aborts.take() {
             // Without a reply, the abort goes on for longer than this history looks.
             if random.once_in(LOST_ABORTS) {
                 return Some(Reply::Failed("the reply was lost".to_owned()));
             }
-            self.disk.abort(&aborted);
+            if random.once_in(LOST_ABORTS) {
+                return Some(Reply::Conflict);
+            }
+            disk.abort(&aborted);
             return Some(if aborted.is_empty() { Reply::Conflict } else { Reply::Done });
         }
         if let Order::PreemptAndAbort { victim, mine } = order
-            && !self.disk.lies
+            && !disk.lies
         {
-            attempt.aborts = Some(self.disk.end_registrations(host, victim, mine));
+            attempt.aborts = Some(disk.end_registrations(host, victim, mine));
             return None;
         }
-        let reply = self.disk.carry_out(host, order);
+        let reply = disk.carry_out(host, order);
         Some(if chance == 1 { Reply::Failed("the reply was lost".to_owned()) } else { reply })
     }
 
@@ -210,59 +275,94 @@ impl Hosts {
         attempt.acquisition.replied(reply);
         let Some(result) = attempt.acquisition.result() else { return Ok(()) };
         let (is_done, epoch, me) = (result.is_ok(), attempt.epoch, attempt.me.clone());
+        self.is_refused = result.as_ref().is_err_and(|why| why.contains("reservation fenced"));
+        let (next, rivals) = (attempt.disk + 1, attempt.rivals.clone());
+        if is_done && next < self.disks.len() {
+            let acquisition = self.acquisition(host, next, (&me, &rivals));
+            self.hosts[host].attempt =
+                Some(Attempt { epoch, me, rivals, disk: next, acquisition, aborts: None });
+            return Ok(());
+        }
         self.hosts[host].attempt = None;
         // The record and the ledger change only while this daemon has the key.
         if is_done && epoch == self.epoch {
-            self.suspects = vec![me];
+            self.suspects = vec![me.clone()];
+            self.owner = Some((host, me));
             self.former = None;
             self.hosts[host].daemon = Some(epoch);
             self.serving = epoch;
             self.served += 1;
-            if !self.disk.is_reserved_by(host) {
+            if !self.has_disks(host) {
                 return Err(format!("host {host} serves in epoch {epoch} without reservation"));
             }
         }
         Ok(())
     }
 
+    fn has_disks(&self, host: usize) -> bool {
+        self.disks.iter().all(|disk| disk.is_reserved_by(host))
+    }
+
     /// An owner that has the key is fenced by nobody.
     fn check_owner(&self) -> Result<(), String> {
         let serves = |host: &usize| self.hosts[*host].daemon == Some(self.epoch);
-        match (0..HOSTS).find(serves).filter(|host| !self.disk.is_reserved_by(*host)) {
+        match (0..HOSTS).find(serves).filter(|host| !self.has_disks(*host)) {
             Some(host) => Err(format!("host {host} is fenced and owns epoch {}", self.epoch)),
             None => Ok(()),
         }
     }
 
-    fn switch_off(&mut self, host: usize) {
-        let is_in_doubt = |key: u64| Some(host) == self.hosts_of.get(&key).copied();
-        let mut noted = self.disk.notes.values().flat_map(|notes| &notes.preempted);
-        if noted.any(|key| is_in_doubt(*key)) && !self.in_flight(host) {
-            self.hosts[host].daemon = None;
-            let of = &self.hosts_of;
-            for notes in self.disk.notes.values_mut() {
-                notes.preempted.retain(|key| of.get(key) != Some(&host));
-            }
+    fn boot(&mut self, host: usize) {
+        self.hosts[host].boot += 1;
+        (self.hosts[host].daemon, self.hosts[host].attempt) = (None, None);
+        self.hosts[host].is_paused = false;
+        for disk in &mut self.disks {
+            disk.writes.retain(|write| write.host != host || write.is_taken);
+        }
+    }
+
+    fn switch_off(&mut self) {
+        let Some((host, owner)) = self.owner.take() else { return };
+        self.is_refused = false;
+        self.boot(host);
+        for disk in &mut self.disks {
+            disk.writes.retain(|write| write.host != host);
+        }
+        self.former = Some(owner);
+    }
+
+    /// All candidates are ended before, and nothing is left of the owners before the last one: the
+    /// reservation kept them out.
+    fn clear(&mut self, disk: usize) {
+        let of_hosts = self.hosts.iter().filter_map(|host| host.daemon);
+        let of_writes = self.disks.iter().flat_map(|disk| &disk.writes).map(|write| write.epoch);
+        let is_last = of_hosts.chain(of_writes).all(|epoch| epoch == self.serving);
+        if is_last {
+            self.hosts.iter_mut().for_each(|host| host.attempt = None);
+            self.epoch += 1;
+            self.disks[disk].clear();
         }
     }
 
     fn land(&mut self, random: &mut Random) -> Result<(), String> {
-        if self.disk.writes.is_empty() {
+        let disk = random.below(self.disks.len());
+        let disk = &mut self.disks[disk];
+        if disk.writes.is_empty() {
             return Ok(());
         }
-        let index = random.below(self.disk.writes.len());
-        let write = self.disk.writes[index];
+        let index = random.below(disk.writes.len());
+        let write = disk.writes[index];
         if !write.is_taken {
-            if self.disk.lets(write.host) {
-                self.disk.writes[index].is_taken = true;
+            if disk.lets(write.host) {
+                disk.writes[index].is_taken = true;
             } else {
                 // A reservation conflict: the daemon ends.
-                self.disk.writes.remove(index);
+                disk.writes.remove(index);
                 self.end(write.host, write.epoch);
             }
             return Ok(());
         }
-        self.disk.writes.remove(index);
+        disk.writes.remove(index);
         if write.epoch < self.serving {
             let (host, serving) = (write.host, self.serving);
             let epoch = write.epoch;
@@ -285,9 +385,12 @@ impl Hosts {
         let me = self.hosts[host].me.clone();
         if self.rule == Some(Rule::Keep) {
             let old = me.reservation_key();
-            self.disk.carry_out(host, Order::Register { old, new: 0 });
+            for disk in &mut self.disks {
+                disk.carry_out(host, Order::Register { old, new: 0 });
+            }
         }
         self.suspects.clear();
+        self.owner = None;
         self.former = Some(me);
     }
 }
