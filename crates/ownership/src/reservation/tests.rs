@@ -67,7 +67,7 @@ fn history(seed: u64, rule: Option<Rule>, disk: &dyn Fn() -> Disk) -> Result<usi
     // The paths to some disks are slower than a takeover.
     let slowness = [1, 4, 32][random.below(3)];
     let mut disks = vec![disk()];
-    if random.once_in(2) {
+    if !random.once_in(4) {
         let files = Files::clone(&disks[0].files);
         disks.push(Disk { id: "naa.2".to_owned(), files, ..disk() });
     }
@@ -112,14 +112,15 @@ fn each_rule_is_needed() {
     for rule in [Rule::LocalFirst, Rule::Keep, Rule::Abort] {
         fails(rule, sound, &[LATE]);
     }
-    fails(Rule::Fresh, sound, &[FENCED, UNRESERVED]);
+    // A note about a former claim would count for a later one, too.
+    fails(Rule::Fresh, sound, &[LATE, FENCED, UNRESERVED]);
     fails(Rule::Persist, || Disk { forgets: true, ..sound() }, &[LATE, FENCED, UNRESERVED]);
 }
 
 /// Some histories fail if the rule is neglected, for these reasons, and none of them with it.
 fn fails(rule: Rule, disk: impl Fn() -> Disk, reasons: &[&str]) {
     let mut failures = 0;
-    for seed in 0..SEEDS {
+    for seed in 0..3 * SEEDS {
         let Err(why) = history(seed, Some(rule), &disk) else { continue };
         failures += 1;
         let is_fit = reasons.iter().any(|reason| why.contains(reason));
@@ -127,9 +128,8 @@ fn fails(rule: Rule, disk: impl Fn() -> Disk, reasons: &[&str]) {
         let kept = history(seed, None, &|| Disk { lies: false, forgets: false, ..disk() });
         assert!(kept.is_ok(), "seed {seed} fails with {rule:?}: {kept:?}");
     }
-    println!("{failures} of {SEEDS} histories fail without {rule:?}");
     // One alone would be an accident of the seeds.
-    assert!(failures >= 3, "{failures} of {SEEDS} histories fail without {rule:?}");
+    assert!(failures >= 3, "{failures} histories fail without {rule:?}");
 }
 
 /// The key of a member.

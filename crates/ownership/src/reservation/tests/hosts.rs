@@ -9,7 +9,7 @@ const HOSTS: usize = 3;
 const WRITES: usize = 3;
 /// One abort in so many has no reply, and one in so many is never begun: the driver lost the reply
 /// and has sent the order again, which conflicts.
-const LOST_ABORTS: usize = 8;
+const LOST_ABORTS: usize = 20;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
