@@ -100,14 +100,14 @@ fn clear(arguments: &Clear) -> Result<()> {
     if let Some(owner) = &owner {
         ensure!(
             *force,
-            "the owner {owner} has not closed the store in order: end its `sidecore own`, or switch \
-             its host off and add --force"
+            "the owner {owner} has not closed the store in order: end its `sidecore own`, or \
+             switch its host off and add --force"
         );
     }
     ensure!(
         *yes,
-        "nothing was ended: if no daemon serves the store, no host with one is paused, and no other \
-         program uses {}, add --yes",
+        "nothing was ended: if no daemon serves the store, no host with one is paused, and no \
+         other program uses {}, add --yes",
         disk.display()
     );
     // Kept until the end: no daemon of this host starts meanwhile.

@@ -469,7 +469,8 @@ impl Acquisition {
     fn former_boot(&self, owner: &Member) -> String {
         format!(
             "{} has a registration of {owner}, a former boot of this host, whose commands it may \
-             still carry out: let a candidate on another host take over; if there is none, {FENCED}",
+             still carry out: let a candidate on another host take over; if there is none, \
+             {FENCED}",
             self.disk
         )
     }
