@@ -10,7 +10,7 @@
 //!   one, and the ledger and the record name it.
 //! * The host registers only when no process of it has a request in flight: a registration lets all
 //!   of the host write, also a former daemon that was fenced. The caller sees to that.
-//! * Every claim's fence precedes its opening, so that one daemon alone can have requests in flight:
+//! * Every claim's fence precedes its opening, so one daemon alone can have requests in flight:
 //!   the last one that has [settled](crate::Ledger::settled), and not closed the store in order.
 //!   Its fence needs evidence: an answered preemption of its registration. A key that is missing is
 //!   none. A disk ends a registration before it aborts commands; drivers send an order again; a
@@ -19,7 +19,7 @@
 //!   that has sent it. A note counts as long as that host has stayed registered, or was itself
 //!   preempted by one that did. Otherwise the reservation may have been ended in between, and a
 //!   write of the fenced host taken.
-//! * A daemon of this boot of this host has nothing in flight by the locks. No lock outlives a boot,
+//! * By its locks, a daemon of this boot of this host has nothing in flight. No lock outlives one,
 //!   and a disk may still carry out commands of the former one. So the key of an owner of a former
 //!   boot is not replaced: another host can still preempt it.
 //! * The host's own key is tried first, and none last: `dm-multipath` answers an order to register
