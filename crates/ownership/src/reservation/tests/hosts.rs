@@ -7,9 +7,32 @@ use crate::Member;
 const HOSTS: usize = 3;
 /// The most writes in flight of a host.
 const WRITES: usize = 3;
-/// One abort in so many has no reply, and one in so many is never begun: the driver lost the reply
-/// and has sent the order again, which conflicts.
-const LOST_ABORTS: usize = 20;
+
+/// How fast and how reliable the paths to the disks are in a history.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Paths {
+    /// How many times longer than others a write takes.
+    slowness: usize,
+    /// One abort in so many has no reply, and one in so many is never begun: the driver lost the
+    /// reply and has sent the order again, which conflicts.
+    losses: usize,
+    /// Attempts go on at once. Otherwise others overtake them.
+    are_prompt: bool,
+}
+
+impl Paths {
+    pub(super) fn choose(random: &mut Random) -> Self {
+        Self {
+            // The paths to some disks are slower than a takeover.
+            slowness: [1, 4, 32][random.below(3)],
+            losses: [20, 80][random.below(2)],
+            are_prompt: random.once_in(2),
+        }
+    }
+}
+
+/// Of so many times more of the other orders, one is lost, and one has no reply.
+const ORDERS_PER_ABORT: usize = 5;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
@@ -98,8 +121,7 @@ pub(super) struct Hosts {
     suspects: Vec<Member>,
     /// The last owner, if it has not closed the store in order.
     owner: Option<(usize, Member)>,
-    /// How many times longer than others a write takes.
-    slowness: usize,
+    paths: Paths,
     /// The record's owner, if it has closed the store in order.
     former: Option<Member>,
     /// Whether a candidate has asked for an operator.
@@ -108,7 +130,7 @@ pub(super) struct Hosts {
 }
 
 impl Hosts {
-    pub(super) fn new(rule: Option<Rule>, disks: Vec<Disk>, slowness: usize) -> Self {
+    pub(super) fn new(rule: Option<Rule>, disks: Vec<Disk>, paths: Paths) -> Self {
         let aborts_nothing = rule == Some(Rule::Abort);
         let of = |disk| Disk { aborts_nothing, ..disk };
         Self {
@@ -120,7 +142,7 @@ impl Hosts {
             incarnations: 0,
             suspects: Vec::new(),
             owner: None,
-            slowness,
+            paths,
             former: None,
             is_refused: false,
             served: 0,
@@ -143,7 +165,7 @@ impl Hosts {
     }
 
     pub(super) fn step(&mut self, step: Step, random: &mut Random) -> Result<(), String> {
-        let host = random.below(HOSTS);
+        let host = self.choose(step, random);
         if matches!(step, Step::Claim | Step::Order | Step::Write | Step::Close)
             && self.hosts[host].is_paused
         {
@@ -161,7 +183,7 @@ impl Hosts {
                     disk.writes.push(Write { host, boot, epoch, is_taken: false });
                 }
             }
-            Step::Land if random.once_in(self.slowness) => return self.land(random),
+            Step::Land if random.once_in(self.paths.slowness) => return self.land(random),
             Step::Land => {}
             Step::Kill if random.once_in(4) => self.hosts[host].daemon = None,
             Step::Kill => {}
@@ -181,6 +203,17 @@ impl Hosts {
             Step::LosePower => {}
         }
         Ok(())
+    }
+
+    /// Chooses the host of a step. A prompt order is that of a host which has one.
+    fn choose(&self, step: Step, random: &mut Random) -> usize {
+        let is_prompt = self.paths.are_prompt && matches!(step, Step::Order);
+        let acts = |host: &usize| {
+            let Host { attempt, is_paused, .. } = &self.hosts[*host];
+            is_prompt && attempt.is_some() && !is_paused
+        };
+        let acting: Vec<usize> = (0..HOSTS).filter(acts).collect();
+        if acting.is_empty() { random.below(HOSTS) } else { acting[random.below(acting.len())] }
     }
 
     /// Whether a request of this boot of a host is in flight.
@@ -238,7 +271,7 @@ impl Hosts {
 
     /// The reply to an order. `None`: the disk has not carried it out yet.
     fn reply(&mut self, host: usize, order: Order, random: &mut Random) -> Option<Reply> {
-        let chance = random.below(60);
+        let chance = random.below(self.paths.losses * ORDERS_PER_ABORT);
         if chance == 0 {
             return Some(Reply::Failed("the order was lost".to_owned()));
         }
@@ -246,10 +279,10 @@ impl Hosts {
         let disk = &mut self.disks[attempt.disk];
         if let Some(aborted) = attempt.aborts.take() {
             // Without a reply, the abort goes on for longer than this history looks.
-            if random.once_in(LOST_ABORTS) {
+            if random.once_in(self.paths.losses) {
                 return Some(Reply::Failed("the reply was lost".to_owned()));
             }
-            if random.once_in(LOST_ABORTS) {
+            if random.once_in(self.paths.losses) {
                 return Some(Reply::Conflict);
             }
             disk.abort(&aborted);
@@ -275,7 +308,8 @@ impl Hosts {
         attempt.acquisition.replied(reply);
         let Some(result) = attempt.acquisition.result() else { return Ok(()) };
         let (is_done, epoch, me) = (result.is_ok(), attempt.epoch, attempt.me.clone());
-        self.is_refused = result.as_ref().is_err_and(|why| why.contains("reservation fenced"));
+        // Until an operator acts, or another candidate needs none.
+        self.is_refused |= result.as_ref().is_err_and(|why| why.contains("reservation fenced"));
         let (next, rivals) = (attempt.disk + 1, attempt.rivals.clone());
         if is_done && next < self.disks.len() {
             let acquisition = self.acquisition(host, next, (&me, &rivals));
@@ -291,6 +325,7 @@ impl Hosts {
             self.former = None;
             self.hosts[host].daemon = Some(epoch);
             self.serving = epoch;
+            self.is_refused = false;
             self.served += 1;
             if !self.has_disks(host) {
                 return Err(format!("host {host} serves in epoch {epoch} without reservation"));
