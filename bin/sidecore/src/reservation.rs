@@ -111,7 +111,9 @@ fn clear(arguments: &Clear) -> Result<()> {
         disk.display()
     );
     // Kept until the end: no daemon of this host starts meanwhile.
-    let _unused = unused(disk)?;
+    let mut devices = reserved.twins()?;
+    devices.push(disk.clone());
+    let _unused = unused(&devices)?;
     // Marked, so that the next owner ends it if this does not come to its end.
     let me = Member { incarnation: random()?, ..Member::default() };
     end_all(&reserved, me.reservation_key(), *unlisted)?;
@@ -209,17 +211,18 @@ fn fenced(path: &Path, is_sure: bool) -> Result<()> {
     RecordFile::new(path).write(&noted).map_err(anyhow::Error::msg)
 }
 
-/// Fails while a process of this host has the disk open to write, or a request in flight to it.
-fn unused(disk: &Path) -> Result<FileStore> {
-    let opened = FileStore::open(&FileOptions::new(disk));
-    if let Err(FileError::Busy { .. } | FileError::Overlaps { .. }) = opened {
-        bail!(
-            "a live process of this host has {} open, which its reservation protects: end \
+/// Fails while a process of this host has one of a disk's devices open to write, or a request in
+/// flight to it. Locks are those of a device.
+fn unused(devices: &[PathBuf]) -> Result<Vec<FileStore>> {
+    let open = |device: &PathBuf| match FileStore::open(&FileOptions::new(device)) {
+        Err(FileError::Busy { .. } | FileError::Overlaps { .. }) => bail!(
+            "a live process of this host has {} open, whose disk the reservation protects: end \
              `sidecore own` of the store on all hosts first",
-            disk.display()
-        );
-    }
-    Ok(opened?)
+            device.display()
+        ),
+        opened => Ok(opened?),
+    };
+    devices.iter().map(open).collect()
 }
 
 fn lines(found: &DiskReservation) -> String {
@@ -337,13 +340,18 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_a_process_has_open_is_not_cleared() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        file.as_file().set_len(1 << 20).unwrap();
-        let open = unused(file.path()).unwrap();
-        let error = unused(file.path()).unwrap_err().to_string();
-        assert!(error.contains("end `sidecore own`"), "{error}");
-        drop(open);
-        unused(file.path()).unwrap();
+    fn a_disk_that_a_process_has_open_by_one_of_its_devices_is_not_cleared() {
+        let files = [(), ()].map(|()| tempfile::NamedTempFile::new().unwrap());
+        for file in &files {
+            file.as_file().set_len(1 << 20).unwrap();
+        }
+        let devices = files.each_ref().map(|file| file.path().to_owned());
+        for device in &devices {
+            let open = unused(std::slice::from_ref(device)).unwrap();
+            let error = unused(&devices).unwrap_err().to_string();
+            assert!(error.contains("end `sidecore own`"), "{error}");
+            drop(open);
+            unused(&devices).unwrap();
+        }
     }
 }

@@ -254,29 +254,30 @@ impl ReservedDisk {
     /// # Errors
     /// The kernel knows none, or has another block device of this disk.
     pub fn id(&self) -> Result<String, ReservationError> {
+        self.id_among(Path::new(DISKS), self.number()?)
+    }
+
+    /// The other block devices of this host that lead to the same disk, by its identity.
+    ///
+    /// # Errors
+    /// The kernel failed.
+    pub fn twins(&self) -> Result<Vec<PathBuf>, ReservationError> {
+        Ok(twins(Path::new(DISKS), self.number()?).1)
+    }
+
+    fn number(&self) -> Result<u64, ReservationError> {
         let number = self.file.metadata().map(|metadata| metadata.rdev());
-        let number =
-            number.map_err(|error| ReservationError::Open { path: self.path.clone(), error })?;
-        self.id_among(Path::new(DISKS), number)
+        number.map_err(|error| ReservationError::Kernel { path: self.path.clone(), error })
     }
 
     fn id_among(&self, disks: &Path, number: u64) -> Result<String, ReservationError> {
-        let numbers = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
-        let entries = std::fs::read_dir(disks).into_iter().flatten().flatten();
-        let (own, others): (Vec<PathBuf>, Vec<PathBuf>) =
-            entries.map(|entry| entry.path()).partition(|disk| line(disk, "dev") == numbers);
-        let id = own.first().map(|disk| wwid(disk)).unwrap_or_default();
+        let (id, twins) = twins(disks, number);
         if id.is_empty() {
             return Err(ReservationError::Unnamed(self.path.clone()));
         }
-        // The paths below a device of NVMe's own multipath are hidden, and cannot be opened.
-        let is_twin = |disk: &PathBuf| wwid(disk) == id && line(disk, "hidden") != "1";
-        match others.into_iter().find(is_twin) {
+        match twins.into_iter().next() {
             None => Ok(id),
-            Some(disk) => {
-                let other = Path::new("/dev").join(disk.file_name().unwrap_or_default());
-                Err(ReservationError::Twin { path: self.path.clone(), other })
-            }
+            Some(other) => Err(ReservationError::Twin { path: self.path.clone(), other }),
         }
     }
 
@@ -447,6 +448,22 @@ impl ReservedDisk {
             },
         })
     }
+}
+
+/// The identity of the disk with this number, and the other block devices that have it; none if the
+/// disk has no identity.
+fn twins(disks: &Path, number: u64) -> (String, Vec<PathBuf>) {
+    let numbers = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
+    let entries = std::fs::read_dir(disks).into_iter().flatten().flatten();
+    let (own, others): (Vec<PathBuf>, Vec<PathBuf>) =
+        entries.map(|entry| entry.path()).partition(|disk| line(disk, "dev") == numbers);
+    let id = own.first().map(|disk| wwid(disk)).unwrap_or_default();
+    // The paths below a device of NVMe's own multipath are hidden, and cannot be opened.
+    let is_twin =
+        |disk: &&PathBuf| !id.is_empty() && wwid(disk) == id && line(disk, "hidden") != "1";
+    let device = |disk: &PathBuf| Path::new("/dev").join(disk.file_name().unwrap_or_default());
+    let twins = others.iter().filter(is_twin).map(device).collect();
+    (id, twins)
 }
 
 /// The identity of a disk: NVMe's attribute, or SCSI's.
@@ -623,9 +640,16 @@ mod tests {
         attribute("nvme1n1", "dev", "259:4");
         attribute("nvme1n1", "wwid", "eui.01");
         attribute("nvme1n1", "hidden", "0");
+        let number = rustix::fs::makedev(259, 1);
+        assert_eq!(twins(disks.path(), number).1, [Path::new("/dev/nvme1n1")]);
         let error = of(1).unwrap_err();
         assert!(error.contains("/dev/nvme1n1 is the same disk as /dev/disk"), "{error}");
         assert!(of(9).unwrap_err().contains("no WWID"));
+        // Disks without an identity are not one disk.
+        for (disk, minor) in [("vda", 5), ("vdb", 6)] {
+            attribute(disk, "dev", &format!("259:{minor}"));
+        }
+        assert_eq!(twins(disks.path(), rustix::fs::makedev(259, 5)).1, [""; 0].map(PathBuf::from));
     }
 
     #[test]
