@@ -15,6 +15,8 @@
 //!   Its fence needs evidence: an answered preemption of its registration. A key that is missing is
 //!   none. A disk ends a registration before it aborts commands; drivers send an order again; a
 //!   registration also ends by hand, by a disk that forgets, or never was.
+//! * The disk is reserved before a registration ends, by this host or by another one. Otherwise
+//!   hosts without registration write, also one that was preempted.
 //! * Each answered preemption is [noted](Notes), where all hosts find it, with the key of the host
 //!   that has sent it. A note counts as long as that host has stayed registered, or was itself
 //!   preempted by one that did. Otherwise the reservation may have been ended in between, and a
@@ -144,6 +146,8 @@ enum Phase {
     Searching,
     /// The key that this host had is noted.
     Replaced,
+    /// The disk is reserved before a registration ends.
+    Holding,
     /// The keys are read before one of them is preempted.
     Listing,
     /// The keys that may be registered, without the one that is preempted.
@@ -227,7 +231,7 @@ impl Acquisition {
                 Order::PreemptAndAbort { victim: *victim, mine: key }
             }
             Phase::Recalling => Order::Recall,
-            Phase::Reserving => Order::Reserve { key },
+            Phase::Holding | Phase::Reserving => Order::Reserve { key },
             Phase::Searching | Phase::Listing | Phase::Reading => Order::Read,
             Phase::Ended(_) => return None,
         })
@@ -254,6 +258,8 @@ impl Acquisition {
             (Phase::Forgetting { others }, Reply::Done) => self.register_next(others, false),
             (Phase::Searching, Reply::Read(found)) => self.search(&found.unwrap_or_default()),
             (Phase::Replaced, Reply::Done) => self.begin_preemptions(),
+            // A conflict: another host holds it.
+            (Phase::Holding, Reply::Done | Reply::Conflict) => Phase::Listing,
             (Phase::Listing, Reply::Read(found)) => self.list(found),
             (Phase::Preempting { victim, others }, Reply::Done) => {
                 self.ended.push(victim);
@@ -341,6 +347,7 @@ impl Acquisition {
     fn begin_preemptions(&mut self) -> Phase {
         match self.known.is_empty() {
             true => self.preempt(Vec::new()),
+            false if self.keeps(Neglect::Hold) => Phase::Holding,
             false => Phase::Listing,
         }
     }
@@ -513,6 +520,8 @@ enum Neglect {
     Disk,
     /// No lock outlives a boot.
     Boot,
+    /// The disk is reserved before a registration ends.
+    Hold,
 }
 
 const FENCED: &str = "switch that host off, or cut it from the disk, and wait until the disk has \

@@ -53,7 +53,7 @@ impl Random {
     }
 }
 
-const SEEDS: u64 = 2_000;
+const SEEDS: u64 = 3_000;
 const STEPS: usize = 10_000;
 
 /// The reasons for which a history fails.
@@ -105,7 +105,9 @@ fn a_disk_that_lies_is_found_by_its_own_list() {
 fn each_rule_is_needed() {
     let sound = || Disk { can_read: false, ..Disk::default() };
     fails(Rule::Own(Neglect::Conflict), sound, &[UNRESERVED]);
-    for rule in [Neglect::Evidence, Neglect::Continuity, Neglect::Disk, Neglect::Boot] {
+    let rules =
+        [Neglect::Evidence, Neglect::Continuity, Neglect::Disk, Neglect::Boot, Neglect::Hold];
+    for rule in rules {
         fails(Rule::Own(rule), sound, &[LATE]);
     }
     for rule in [Rule::LocalFirst, Rule::Keep, Rule::Abort] {
@@ -197,7 +199,8 @@ fn a_first_owner_registers_and_reserves() {
     let (orders, error) = acquire(&mut disk, 0, 7, &[5]);
     assert_eq!(error, "");
     assert_eq!(orders[0], register(7, 7));
-    assert_eq!(orders[1..3], [Order::Read, reserve[0].clone()], "5 is not registered");
+    let last = [reserve[0].clone(), Order::Read, reserve[0].clone()];
+    assert_eq!(orders[1..4], last, "5 is not registered");
     // Another start on the same host.
     let (orders, error) = acquire(&mut disk, 0, 8, &[7]);
     assert_eq!(error, "");
@@ -268,11 +271,13 @@ fn a_successor_preempts_suspects_that_are_registered_or_not() {
 
 #[test]
 fn a_holder_that_is_not_known_is_refused_and_left_alone() {
-    let mut disk = Disk::default();
-    acquire(&mut disk, 0, 7, &[]);
-    let (_, error) = acquire(&mut disk, 1, 9, &[5]);
-    assert!(error.contains("neither the last owner") && error.contains("clear"), "{error}");
-    assert!(disk.is_reserved_by(0));
+    for can_read in [true, false] {
+        let mut disk = Disk { can_read, ..Disk::default() };
+        acquire(&mut disk, 0, 7, &[]);
+        let (_, error) = acquire(&mut disk, 1, 9, &[5]);
+        assert!(error.contains("neither the last owner") && error.contains("clear"), "{error}");
+        assert!(disk.is_reserved_by(0));
+    }
 }
 
 #[test]
@@ -458,6 +463,24 @@ fn an_answered_preemption_counts_for_all_hosts_while_the_disk_is_reserved() {
 }
 
 #[test]
+fn an_owner_whose_reservation_was_released_has_no_way_to_write_once_it_is_preempted() {
+    for can_read in [true, false] {
+        let mut disk = Disk { can_read, ..Disk::default() };
+        acquire_as(&mut disk, 0, &far(7), &of(&[]));
+        disk.release();
+        let mut acquisition = Acquisition::new(DISK, &far(9), &of(&[far(7)]), Notes::default());
+        let mut is_preempted = false;
+        while let Some(order) = acquisition.order() {
+            is_preempted |= order == preemption(7, 9);
+            acquisition.replied(disk.carry_out(1, order));
+            assert!(!is_preempted || !disk.lets(0), "it writes after its preemption");
+        }
+        assert_eq!(acquisition.result(), Some(&Ok(())));
+        assert!(is_preempted);
+    }
+}
+
+#[test]
 fn candidates_that_never_opened_the_store_need_no_evidence() {
     let mut disk = Disk { can_read: false, ..Disk::default() };
     acquire_as(&mut disk, 0, &far(7), &of(&[]));
@@ -472,7 +495,7 @@ fn a_kernel_that_shows_keys_shows_them_until_the_end() {
     acquire_as(&mut disk, 0, &far(7), &of(&[]));
     let mut acquisition = Acquisition::new(DISK, &far(9), &of(&[far(7)]), Notes::default());
     while let Some(order) = acquisition.order() {
-        disk.can_read &= !matches!(order, Order::Reserve { .. });
+        disk.can_read &= !matches!(order, Order::PreemptAndAbort { .. });
         acquisition.replied(disk.carry_out(1, order));
     }
     let error = acquisition.result().unwrap().clone().unwrap_err();

@@ -156,6 +156,11 @@ impl Disk {
         }
     }
 
+    /// Ends the reservation, and no registration.
+    pub(super) fn release(&mut self) {
+        self.holder = None;
+    }
+
     /// Ends the reservation and all registrations, and aborts nothing.
     pub(super) fn clear(&mut self) {
         (self.keys, self.holder) = (BTreeMap::new(), None);

@@ -56,11 +56,13 @@ pub(super) enum Step {
     SwitchOff,
     /// An operator, or another program, ends all reservations of a disk.
     Clear,
+    /// One ends the reservation of the last owner, and leaves it registered.
+    Release,
     LosePower,
 }
 
 impl Step {
-    pub(super) const ALL: [Self; 20] = [
+    pub(super) const ALL: [Self; 21] = [
         Self::Claim,
         Self::Order,
         Self::Order,
@@ -80,6 +82,7 @@ impl Step {
         Self::Boot,
         Self::SwitchOff,
         Self::Clear,
+        Self::Release,
         Self::LosePower,
     ];
 }
@@ -196,7 +199,8 @@ impl Hosts {
             Step::SwitchOff if self.is_refused && random.once_in(8) => self.switch_off(),
             Step::SwitchOff => {}
             Step::Clear if random.once_in(CLEARS) => self.clear(random.below(disks)),
-            Step::Clear => {}
+            Step::Release if random.once_in(CLEARS) => self.release(random.below(disks)),
+            Step::Clear | Step::Release => {}
             Step::LosePower if random.once_in(10) => {
                 self.disks.iter_mut().for_each(Disk::lose_power);
             }
@@ -366,17 +370,32 @@ impl Hosts {
         self.former = Some(owner);
     }
 
-    /// All candidates are ended before, and nothing is left of the owners before the last one: the
-    /// reservation kept them out.
     fn clear(&mut self, disk: usize) {
+        if self.all_end() {
+            self.disks[disk].clear();
+        }
+    }
+
+    /// A host that was fenced before would be let in, and leave no evidence: this is not done.
+    fn release(&mut self, disk: usize) {
+        let holder = self.disks[disk].holder;
+        let is_owners = self.owner.as_ref().is_some_and(|(owner, _)| holder == Some(*owner));
+        if is_owners && self.all_end() {
+            self.disks[disk].release();
+        }
+    }
+
+    /// All candidates are ended. False if more is left than the last owner: of those before it,
+    /// which the reservation keeps out.
+    fn all_end(&mut self) -> bool {
         let of_hosts = self.hosts.iter().filter_map(|host| host.daemon);
         let of_writes = self.disks.iter().flat_map(|disk| &disk.writes).map(|write| write.epoch);
         let is_last = of_hosts.chain(of_writes).all(|epoch| epoch == self.serving);
         if is_last {
             self.hosts.iter_mut().for_each(|host| host.attempt = None);
             self.epoch += 1;
-            self.disks[disk].clear();
         }
+        is_last
     }
 
     fn land(&mut self, random: &mut Random) -> Result<(), String> {
