@@ -31,7 +31,7 @@ impl Paths {
     }
 }
 
-/// Of so many times more of the other orders, one is lost, and one has no reply.
+/// Other orders are lost, and have no reply, so many times less often than aborts.
 const ORDERS_PER_ABORT: usize = 5;
 
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +56,8 @@ pub(super) enum Step {
     SwitchOff,
     /// An operator, or another program, ends all reservations of a disk.
     Clear,
-    /// One ends the reservation of the last owner, and leaves it registered.
+    /// An operator, or another program, releases the last owner's reservation. The owner stays
+    /// registered.
     Release,
     LosePower,
 }
@@ -376,7 +377,7 @@ impl Hosts {
         }
     }
 
-    /// A host that was fenced before would be let in, and leave no evidence: this is not done.
+    /// Only of an owner that holds it: a host that was fenced would write, and leave no evidence.
     fn release(&mut self, disk: usize) {
         let holder = self.disks[disk].holder;
         let is_owners = self.owner.as_ref().is_some_and(|(owner, _)| holder == Some(*owner));
