@@ -25,7 +25,7 @@ pub struct ReservationFence {
     pub time_limit: Duration,
     /// For former daemons of this host.
     pub local: LockFence,
-    /// What this host has sent.
+    /// The keys and the answered preemptions of this host.
     pub notes: NotesFile,
     /// The attempt that has not ended, also not in time.
     pub late: LateAttempt,
@@ -47,11 +47,11 @@ pub struct ProbedDisk {
 #[derive(Debug, Default)]
 pub struct LateAttempt(Mutex<Option<(Receiver<()>, Arc<Attempt>)>>);
 
-/// What is known of an attempt while it goes on.
+/// The state of an attempt while it goes on.
 #[derive(Debug)]
 struct Attempt {
     is_given_up: AtomicBool,
-    /// What it waits for, and since when.
+    /// The path that it waits for, and the begin of the wait.
     at: Mutex<(String, Instant)>,
 }
 

@@ -1,4 +1,4 @@
-//! What a host writes down for the next owner, on any host.
+//! The notes of a host for the next owner, on any host.
 
 /// The keys kept of a host: a registration that comes later than so many claims is not its own.
 const KEYS: usize = 16;

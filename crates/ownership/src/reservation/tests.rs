@@ -238,7 +238,7 @@ fn an_owner_of_a_former_boot_is_left_to_other_hosts() {
         let former = Member { host: former, ..member(7) };
         assert_eq!(acquire_as(&mut disk, 0, &former, &of(&[])).1, "");
         let booted = Member { host: booted, ..member(9) };
-        let (_, error) = acquire_as(&mut disk, 0, &booted, &of(&[former.clone()]));
+        let (_, error) = acquire_as(&mut disk, 0, &booted, &of(std::slice::from_ref(&former)));
         assert!(error.contains("a former boot of this host"), "{error:?}");
         assert!(disk.is_reserved_by(0) && disk.keys[&0] == key(7));
         // Another host preempts it, and this one follows.

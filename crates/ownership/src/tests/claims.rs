@@ -71,7 +71,7 @@ fn claims_whose_fences_fail_fill_no_ledger() {
         // A former start of this daemon has opened the store, and is a suspect.
         let former = Member { incarnation: 1_000, ..member("a") };
         let by = if is_recorded { former.clone() } else { member("c") };
-        let settled = is_recorded.then(|| Settled { by, epoch: 6 });
+        let settled = is_recorded.then_some(Settled { by, epoch: 6 });
         let suspects = vec![former.clone(), member("b")];
         rig.ledger = Some((4, Ledger { store: 9, is_recorded, suspects, settled }));
         if is_recorded {
@@ -108,7 +108,7 @@ fn a_ledger_of_an_older_version_keeps_all_suspects() {
 }
 
 #[test]
-fn a_fence_that_lets_nobody_in_leaves_no_suspect_when_it_fails() {
+fn a_fence_that_lets_no_host_in_leaves_no_suspect_when_it_fails() {
     let mut rig = Rig::new();
     let options = Options { fence_admits: false, ..Options::of_lease(3) };
     rig.daemon = Daemon::new(member("a"), options, 5);

@@ -343,7 +343,7 @@ impl Hosts {
         self.disks.iter().all(|disk| disk.is_reserved_by(host))
     }
 
-    /// An owner that has the key is fenced by nobody.
+    /// No host fences an owner that has the key.
     fn check_owner(&self) -> Result<(), String> {
         let serves = |host: &usize| self.hosts[*host].daemon == Some(self.epoch);
         match (0..HOSTS).find(serves).filter(|host| !self.has_disks(*host)) {
