@@ -112,6 +112,14 @@ pub struct Seen {
     pub fault: Option<String>,
 }
 
+impl Seen {
+    /// Whether the holder of the key has fenced all others.
+    pub(crate) fn has_settled(&self, holder: &Held) -> bool {
+        let settled = self.ledger.as_ref().and_then(|(_, ledger)| ledger.settled.as_ref());
+        settled.is_some_and(|settled| settled.by == holder.by && settled.epoch == holder.epoch)
+    }
+}
+
 /// An answer of etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {

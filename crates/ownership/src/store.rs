@@ -292,9 +292,13 @@ impl Store {
                 );
                 // Errors of former attempts are no obstacle while another daemon serves.
                 self.detail = is_namesake.then_some(detail);
-                if held.is_leaving {
-                    // The key that this daemon released has gone to another, which returns it.
+                if held.is_leaving || seen.has_settled(held) {
+                    // The key that this daemon released has gone to another, which returns it; or
+                    // whose fence has succeeded, so that this daemon's may, too.
                     self.not_before = Nanos::ZERO;
+                }
+                if seen.has_settled(held) {
+                    self.vain = 0;
                 }
                 self.phase = Phase::Waiting { holder: Some(held.clone()) };
             }

@@ -119,3 +119,42 @@ fn a_fence_that_lets_no_host_in_leaves_no_suspect_when_it_fails() {
     fail_fences(&mut rig);
     assert_eq!(rig.ledger.unwrap().1.suspects, [member("b")]);
 }
+
+#[test]
+fn an_owner_that_has_settled_ends_the_pauses_of_claims_in_vain() {
+    let mut rig = Rig::new();
+    let pause = |rig: &mut Rig| {
+        rig.run_to(State::Fencing);
+        fail_fences(rig);
+        let released_at = rig.now;
+        rig.run_to(State::Fencing);
+        let waited = Nanos(rig.now.since(released_at).0);
+        fail_fences(rig);
+        waited
+    };
+    let first = pause(&mut rig);
+    assert!(pause(&mut rig) > first);
+    let other = |epoch| Held { by: member("b"), epoch, is_leaving: false };
+    let hold = |rig: &mut Rig, has_settled: bool| {
+        rig.revision += 1;
+        let epoch = rig.revision;
+        let (by, ledger) = (other(epoch).by, &mut rig.ledger.as_mut().unwrap().1);
+        if has_settled {
+            ledger.settled = Some(Settled { by, epoch });
+        }
+        rig.owner = Some(other(epoch));
+        rig.run_to(State::WaitingForKey);
+        rig.owner = None;
+        let since = rig.now;
+        rig.run_to(State::Fencing);
+        Nanos(rig.now.since(since).0)
+    };
+    // One that has the key, and has fenced none yet, ends no pause.
+    assert!(hold(&mut rig, false) > first);
+    fail_fences(&mut rig);
+    assert!(hold(&mut rig, true) < ms(1_000), "the key is claimed at the next look");
+    fail_fences(&mut rig);
+    let released_at = rig.now;
+    rig.run_to(State::Fencing);
+    assert_eq!(Nanos(rig.now.since(released_at).0), first, "as after a first claim");
+}
