@@ -16,7 +16,9 @@
 //!   none. A disk ends a registration before it aborts commands; drivers send an order again; a
 //!   registration also ends by hand, by a disk that forgets, or never was.
 //! * The disk is reserved before a registration ends, by this host or by another one. Otherwise
-//!   hosts without registration write, also one that was preempted.
+//!   hosts without registration write, also one that was preempted. If the disk lists no
+//!   registration to end, it is not: the reservation of a candidate that is refused keeps all
+//!   others out.
 //! * Each answered preemption is [noted](Notes), where all hosts find it, with the key of the host
 //!   that has sent it. A note counts as long as that host has stayed registered, or was itself
 //!   preempted by one that did. Otherwise the reservation may have been ended in between, and a
@@ -146,10 +148,12 @@ enum Phase {
     Searching,
     /// The key that this host had is noted.
     Replaced,
-    /// The disk is reserved before a registration ends.
-    Holding,
     /// The keys are read before one of them is preempted.
     Listing,
+    /// The disk is reserved before a registration ends.
+    Holding {
+        victims: Vec<u64>,
+    },
     /// The keys that may be registered, without the one that is preempted.
     Preempting {
         victim: u64,
@@ -231,7 +235,7 @@ impl Acquisition {
                 Order::PreemptAndAbort { victim: *victim, mine: key }
             }
             Phase::Recalling => Order::Recall,
-            Phase::Holding | Phase::Reserving => Order::Reserve { key },
+            Phase::Holding { .. } | Phase::Reserving => Order::Reserve { key },
             Phase::Searching | Phase::Listing | Phase::Reading => Order::Read,
             Phase::Ended(_) => return None,
         })
@@ -259,7 +263,7 @@ impl Acquisition {
             (Phase::Searching, Reply::Read(found)) => self.search(&found.unwrap_or_default()),
             (Phase::Replaced, Reply::Done) => self.begin_preemptions(),
             // A conflict: another host holds it.
-            (Phase::Holding, Reply::Done | Reply::Conflict) => Phase::Listing,
+            (Phase::Holding { victims }, Reply::Done | Reply::Conflict) => self.preempt(victims),
             (Phase::Listing, Reply::Read(found)) => self.list(found),
             (Phase::Preempting { victim, others }, Reply::Done) => {
                 self.ended.push(victim);
@@ -344,12 +348,8 @@ impl Acquisition {
         Phase::Replaced
     }
 
-    fn begin_preemptions(&mut self) -> Phase {
-        match self.known.is_empty() {
-            true => self.preempt(Vec::new()),
-            false if self.keeps(Neglect::Hold) => Phase::Holding,
-            false => Phase::Listing,
-        }
+    fn begin_preemptions(&self) -> Phase {
+        if self.known.is_empty() { self.preempt(Vec::new()) } else { Phase::Listing }
     }
 
     /// Notes that a registration has ended, and that nothing of its host is in flight.
@@ -367,7 +367,8 @@ impl Acquisition {
         // The evidence comes first: if this attempt fails, it is noted.
         let owner = self.rivals.owner.as_ref().map(Member::reservation_key);
         victims.sort_by_key(|key| Some(*key) == owner);
-        self.preempt(victims)
+        let holds = !victims.is_empty() && self.keeps(Neglect::Hold);
+        if holds { Phase::Holding { victims } } else { self.preempt(victims) }
     }
 
     fn preempt(&self, mut others: Vec<u64>) -> Phase {
