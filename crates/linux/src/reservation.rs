@@ -39,7 +39,7 @@ const DEVICE_ERROR: i32 = 0x2;
 const NVME_CONFLICT: i32 = 0x83;
 const NVME_STATUS: i32 = 0x7ff;
 
-/// The attempts at a command to a disk that has something else to say first.
+/// The attempts at a command to a disk that has something else to say first, and at a list of keys.
 const ATTEMPTS: usize = 4;
 /// The keys for which the first read has room, and the most that the kernel returns.
 const KEYS: u32 = 64;
@@ -186,6 +186,9 @@ pub enum ReservationError {
         /// The number of registrations.
         count: u32,
     },
+    /// The list of keys never fits into the room that the last look asked for.
+    #[error("{0} has more registrations at each read: end the program that makes them")]
+    Growing(PathBuf),
     /// The kernel failed.
     #[error("{path}: {error}: look at the kernel's log, the disk and the path to it")]
     Kernel {
@@ -399,12 +402,18 @@ impl ReservedDisk {
             }
             read => read?,
         };
-        while count as usize > keys.len() {
+        for _ in 0..ATTEMPTS {
+            if count as usize <= keys.len() {
+                break;
+            }
             if count > KEYS_MAX {
                 return Err(ReservationError::TooManyKeys { path: self.path.clone(), count });
             }
             keys.resize(count as usize, 0);
             count = read(&mut keys)?;
+        }
+        if count as usize > keys.len() {
+            return Err(ReservationError::Growing(self.path.clone()));
         }
         keys.truncate(count as usize);
         Ok(Some(keys))
@@ -598,6 +607,15 @@ mod tests {
         assert_eq!(read(Ok(KEYS + 9), Ok(KEYS + 5)).unwrap().unwrap().len(), KEYS as usize + 5);
         let error = read(Ok(KEYS_MAX + 1), Ok(0)).unwrap_err();
         assert!(error.contains("65537 registrations"), "{error}");
+        // A disk that has more of them at each read.
+        let mut count = KEYS;
+        let grows = |_: &mut [u64]| {
+            count += 1;
+            Ok(count)
+        };
+        let error = disk.read_keys(grows).unwrap_err().to_string();
+        assert!(error.contains("more registrations at each read"), "{error}");
+        assert_eq!(count as usize, KEYS as usize + 1 + ATTEMPTS, "the first read, and larger ones");
     }
 
     #[test]

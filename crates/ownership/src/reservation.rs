@@ -47,6 +47,10 @@ pub use notes::{Ended, Notes};
 
 use crate::Member;
 
+/// The times that registrations of late attempts are ended. A disk that lists more of them has
+/// another cause for them.
+const SWEEPS: u32 = 3;
+
 /// The first 16 bits of all keys.
 const MARK: u64 = 0x51de;
 const MARK_SHIFT: u32 = 48;
@@ -186,6 +190,8 @@ pub struct Acquisition {
     confirmed: Vec<u64>,
     /// Whether the kernel reads keys; `None` before it was asked.
     can_read: Option<bool>,
+    /// The times that registrations of late attempts were listed.
+    sweeps: u32,
     notes: Notes,
     phase: Phase,
     #[cfg(test)]
@@ -215,6 +221,7 @@ impl Acquisition {
             ended: Vec::new(),
             confirmed: Vec::new(),
             can_read: None,
+            sweeps: 0,
             phase: Phase::Beginning,
             #[cfg(test)]
             neglected: None,
@@ -437,7 +444,7 @@ impl Acquisition {
             let is_fit = !showed || !self.keeps(Neglect::Verify);
             return Phase::Ended(if is_fit { Ok(()) } else { Err(why) });
         };
-        let Self { disk, key, known, ended, .. } = self;
+        let Self { disk, key, known, ended, sweeps, .. } = self;
         let is_other = |other: &u64| *other != *key;
         let others: Vec<u64> = found.keys.iter().copied().filter(is_other).collect();
         let why = if found.holder != Some(*key)
@@ -458,10 +465,18 @@ impl Acquisition {
                 "{disk} has a registration with key {other:#018x}, which is not Sidecore's, and \
                  whose host could write: {REMEDY}"
             )
+        } else if let Some(other) = others.first().filter(|_| *sweeps >= SWEEPS) {
+            format!(
+                "{disk} lists another registration at each look, the last with key {other:#018x}: \
+                 end the program that makes them, or choose another fence"
+            )
+        } else if others.is_empty() {
+            return Phase::Ended(Ok(()));
         } else {
             // Late attempts have left these. They must be gone at the next look.
             known.extend(&others);
-            return if others.is_empty() { Phase::Ended(Ok(())) } else { self.preempt(others) };
+            *sweeps = sweeps.saturating_add(1);
+            return self.preempt(others);
         };
         Phase::Ended(Err(why))
     }
