@@ -23,6 +23,8 @@
 //!   that has sent it. A note counts as long as that host has stayed registered, or was itself
 //!   preempted by one that did. Otherwise the reservation may have been ended in between, and a
 //!   write of the fenced host taken.
+//! * A host that replaces its own key notes that before the order, so that a crash does not break
+//!   the chain of notes, and takes it back if the host did not have that key.
 //! * By its locks, a daemon of this boot of this host has nothing in flight. No lock outlives one,
 //!   and a disk may still carry out commands of the former one. So the key of an owner of a former
 //!   boot is not replaced: another host can still preempt it.
@@ -138,15 +140,18 @@ pub enum Reply {
 enum Phase {
     /// The key is noted.
     Beginning,
+    /// The notes say what they have to before the next key is tried: that it is replaced, and that
+    /// the last one was not.
+    Intending {
+        old: u64,
+        others: Vec<u64>,
+        has_searched: bool,
+    },
     /// The keys that this host may have, without the one that is tried.
     Registering {
         old: u64,
         others: Vec<u64>,
         has_searched: bool,
-    },
-    /// This host was registered, and is not any more: its notes do not count.
-    Forgetting {
-        others: Vec<u64>,
     },
     /// This host is registered with a key that the ledger, the record and the notes do not name.
     Searching,
@@ -168,6 +173,8 @@ enum Phase {
         others: Vec<u64>,
     },
     Recalling,
+    /// The owner's end is noted as one by this host.
+    Recalled,
     Reserving,
     Reading,
     Ended(Result<(), String>),
@@ -234,9 +241,10 @@ impl Acquisition {
         let key = self.key;
         Some(match &self.phase {
             Phase::Beginning
-            | Phase::Forgetting { .. }
+            | Phase::Intending { .. }
             | Phase::Replaced
-            | Phase::Noting { .. } => Order::Note(self.notes.clone()),
+            | Phase::Noting { .. }
+            | Phase::Recalled => Order::Note(self.notes.clone()),
             Phase::Registering { old, .. } => Order::Register { old: *old, new: key },
             Phase::Preempting { victim, .. } => {
                 Order::PreemptAndAbort { victim: *victim, mine: key }
@@ -258,15 +266,14 @@ impl Acquisition {
             (Phase::Beginning, Reply::Done) => {
                 Phase::Registering { old: self.key, others: self.own(), has_searched: false }
             }
+            (Phase::Intending { old, others, has_searched }, Reply::Done) => {
+                Phase::Registering { old, others, has_searched }
+            }
             (Phase::Registering { old, .. }, Reply::Done) => self.registered(old),
             (Phase::Registering { old, others, has_searched }, Reply::Conflict) => {
-                if old == self.key && self.notes.forget(&self.id, self.key) {
-                    Phase::Forgetting { others }
-                } else {
-                    self.register_next(others, has_searched)
-                }
+                self.not_registered(old);
+                self.register_next(others, has_searched)
             }
-            (Phase::Forgetting { others }, Reply::Done) => self.register_next(others, false),
             (Phase::Searching, Reply::Read(found)) => self.search(&found.unwrap_or_default()),
             (Phase::Replaced, Reply::Done) => self.begin_preemptions(),
             // A conflict: another host holds it.
@@ -285,6 +292,7 @@ impl Acquisition {
             }
             (Phase::Noting { others }, Reply::Done) => self.preempt(others),
             (Phase::Recalling, Reply::Recalled(noted)) => self.recall(&noted),
+            (Phase::Recalled, Reply::Done) => Phase::Reserving,
             (Phase::Reserving, Reply::Done) => Phase::Reading,
             // This host stays registered: the kernel cannot end a registration at NVMe, where it
             // makes one with the key 0 instead. The next owner ends it.
@@ -314,8 +322,11 @@ impl Acquisition {
         let kept = self.rebooted_owner().map(Member::reservation_key);
         let is_mine = |other: &&Member| other.is_same_machine(&self.me);
         let mut own = vec![0];
-        own.extend(self.notes.keys.iter().filter(|noted| **noted != self.key));
-        own.extend(self.rivals.all.iter().filter(is_mine).map(Member::reservation_key));
+        let named = self.rivals.all.iter().filter(is_mine).map(Member::reservation_key);
+        let named: Vec<u64> = named.collect();
+        let is_unnamed = |key: &&u64| **key != self.key && !named.contains(key);
+        own.extend(self.notes.keys.iter().filter(is_unnamed));
+        own.extend(named);
         own.retain(|key| Some(*key) != kept);
         own
     }
@@ -331,14 +342,33 @@ impl Acquisition {
     }
 
     /// Tries the next key that this host may have.
-    fn register_next(&self, mut others: Vec<u64>, has_searched: bool) -> Phase {
+    fn register_next(&mut self, mut others: Vec<u64>, has_searched: bool) -> Phase {
         match others.pop() {
-            Some(old) => Phase::Registering { old, others, has_searched },
+            Some(old) => self.intend(old, others, has_searched),
             None => match self.rebooted_owner() {
                 Some(owner) => Phase::Ended(Err(self.former_boot(owner))),
                 None if has_searched => Phase::Ended(Err(self.foreign_registration())),
                 None => Phase::Searching,
             },
+        }
+    }
+
+    /// Notes that `old` is replaced before it is: a crash between the order and a later note would
+    /// break the chain of evidence. It counts only while this host is registered with its new key.
+    fn intend(&mut self, old: u64, others: Vec<u64>, has_searched: bool) -> Phase {
+        if old != 0 {
+            self.note(old);
+        }
+        Phase::Intending { old, others, has_searched }
+    }
+
+    /// This host is not registered with the key `old`.
+    fn not_registered(&mut self, old: u64) {
+        if old == self.key {
+            // It was, perhaps: its notes do not count any more.
+            self.notes.forget(&self.id, old);
+        } else if self.keeps(Neglect::Withdraw) {
+            self.notes.withdraw(&self.ended(old));
         }
     }
 
@@ -350,8 +380,10 @@ impl Acquisition {
         if old == 0 || old == self.key {
             return self.begin_preemptions();
         }
-        // Nothing of this host was in flight.
-        self.note(old);
+        // Nothing of this host was in flight, and it has been registered all the time.
+        self.confirmed.push(self.key);
+        let owner = self.rivals.owner.as_ref().map(Member::reservation_key);
+        self.notes.replace(&self.id, (old, self.key), owner);
         Phase::Replaced
     }
 
@@ -359,9 +391,14 @@ impl Acquisition {
         if self.known.is_empty() { self.preempt(Vec::new()) } else { Phase::Listing }
     }
 
+    /// The end of a registration by this host.
+    fn ended(&self, key: u64) -> Ended {
+        Ended { disk: self.id.clone(), key, by: self.key }
+    }
+
     /// Notes that a registration has ended, and that nothing of its host is in flight.
     fn note(&mut self, key: u64) {
-        self.notes.note(Ended { disk: self.id.clone(), key, by: self.key });
+        self.notes.note(self.ended(key));
     }
 
     /// Takes the keys that are registered. Others are preempted only if there is no such list.
@@ -417,13 +454,15 @@ impl Acquisition {
         }
         let lasts = |key: &u64| self.confirmed.contains(key) || !self.keeps(Neglect::Continuity);
         if reached.iter().skip(1).any(lasts) {
-            return Phase::Reserving;
+            // The way of many claims becomes one step, which stays the newest.
+            self.note(owner.reservation_key());
+            return Phase::Recalled;
         }
         Phase::Ended(Err(self.unknown_end(&owner)))
     }
 
     /// Chooses the keys that a former attempt of this host may have left.
-    fn search(&self, found: &Found) -> Phase {
+    fn search(&mut self, found: &Found) -> Phase {
         // The owner's, which may be alive: of another host that the disk takes for this one.
         if found.holder.is_some_and(|holder| !self.known.contains(&holder)) {
             return Phase::Ended(Err(self.foreign_registration()));
@@ -431,7 +470,7 @@ impl Acquisition {
         let is_left = |key: &u64| is_marked(*key) && *key != self.key && !self.known.contains(key);
         let mut others: Vec<u64> = found.keys.iter().copied().filter(is_left).collect();
         match others.pop() {
-            Some(old) => Phase::Registering { old, others, has_searched: true },
+            Some(old) => self.intend(old, others, true),
             None => Phase::Ended(Err(self.foreign_registration())),
         }
     }
@@ -538,6 +577,8 @@ enum Neglect {
     Boot,
     /// The disk is reserved before a registration ends.
     Hold,
+    /// A key that this host did not have is not noted as replaced.
+    Withdraw,
 }
 
 const FENCED: &str = "switch that host off, or cut it from the disk, and wait until the disk has \

@@ -2,7 +2,7 @@
 
 /// The keys kept of a host: a registration that comes later than so many claims is not its own.
 const KEYS: usize = 16;
-/// The ends kept of a host. The next owner needs those since the last opening.
+/// The ends kept of a disk. The next owner needs those since the last opening.
 const ENDS: usize = 64;
 
 /// The notes of one host about the disks of one store.
@@ -35,16 +35,51 @@ impl Notes {
     }
 
     pub(super) fn note(&mut self, ended: Ended) {
-        self.ended.retain(|known| *known != ended);
+        self.withdraw(&ended);
+        let disk = ended.disk.clone();
         self.ended.push(ended);
-        keep_newest(&mut self.ended, ENDS);
+        // Those of other disks stay, however often this one fails.
+        let count = self.ended.iter().filter(|known| known.disk == disk).count();
+        let mut surplus = count.saturating_sub(ENDS);
+        self.ended.retain(|known| {
+            let is_surplus = surplus > 0 && known.disk == disk;
+            surplus = surplus.saturating_sub(usize::from(is_surplus));
+            !is_surplus
+        });
     }
 
-    /// Forgets the ends at a disk by a registration that has ended itself. False if there are none.
-    pub(super) fn forget(&mut self, disk: &str, by: u64) -> bool {
-        let before = self.ended.len();
+    /// Takes back what has not come to pass.
+    pub(super) fn withdraw(&mut self, ended: &Ended) {
+        self.ended.retain(|known| known != ended);
+    }
+
+    /// Forgets the ends at a disk by a registration that has ended itself.
+    pub(super) fn forget(&mut self, disk: &str, by: u64) {
         self.ended.retain(|ended| ended.by != by || ended.disk != disk);
-        self.ended.len() != before
+    }
+
+    /// This host's key `old` at a disk has become `new`: what was ended by it, and by those before
+    /// it, counts while `new` is registered. Of the keys between, only the last owner's is needed.
+    pub(super) fn replace(&mut self, disk: &str, (old, new): (u64, u64), owner: Option<u64>) {
+        let all = std::mem::take(&mut self.ended).into_iter();
+        let (mut here, elsewhere): (Vec<Ended>, _) = all.partition(|ended| ended.disk == disk);
+        self.ended = elsewhere;
+        // This host's former keys, from the last one back. All that have ended one were its own.
+        let is_mine = |key| self.keys.contains(&key) || here.iter().any(|ended| ended.by == key);
+        let mut own = vec![old];
+        while let Some(former) = here.iter().find(|ended| {
+            own.contains(&ended.by) && !own.contains(&ended.key) && is_mine(ended.key)
+        }) {
+            own.push(former.key);
+        }
+        let is_needed = |key: u64| !own.contains(&key) || key == old || Some(key) == owner;
+        here.retain(|ended| is_needed(ended.key));
+        for mut ended in here {
+            if own.contains(&ended.by) {
+                ended.by = new;
+            }
+            self.note(ended);
+        }
     }
 }
 
