@@ -208,7 +208,8 @@ impl LockFence {
 impl Fence for LockFence {
     fn fence(&self, claim: &Claim, Others { suspects, .. }: Others<'_>) -> Result<(), String> {
         let me = &claim.me;
-        let is_far = |suspect: &&Member| !suspect.is_same_machine(me);
+        // All candidates run on this host, whose machine ID may have become another one.
+        let is_far = |suspect: &&Member| suspect.host_name() != me.host_name();
         if let Some(far) = suspects.iter().find(is_far) {
             return Err(format!(
                 "{far} is not on this host, and locks fence the processes of one host: choose a \
@@ -232,7 +233,8 @@ impl Fence for CommandFence {
         if let Some(namesake) = mine.iter().find(is_far) {
             return Err(format!(
                 "{namesake} has this daemon's name, and the fence command would end this daemon: \
-                 give each daemon a name of its own"
+                 give each daemon a name of its own; if it is a former boot of this host, whose \
+                 /etc/machine-id has changed, let another candidate take over"
             ));
         }
         if !mine.is_empty() {
@@ -362,9 +364,24 @@ mod tests {
         fence.fence(&claim, of(&[member("b", "h1/0", 2)])).expect("it ended with the former boot");
         let error = fence.fence(&claim, of(&[member("b", "h1/1/77", 2)])).unwrap_err();
         assert!(error.contains("live process"), "with the machine's number: {error}");
+        // A host whose machine ID is another one at each boot, or was made anew.
         let me = Claim::new(member("a", "h1/1/77", 1));
         let error = fence.fence(&me, of(&[member("b", "h1/1/88", 2)])).unwrap_err();
-        assert!(error.contains("not on this host"), "another host of this name: {error}");
+        assert!(error.contains("live process"), "with another machine's number: {error}");
+        fence.fence(&me, of(&[member("b", "h1/0/88", 2)])).expect("it ended with the former boot");
         drop(open);
+    }
+
+    #[test]
+    fn a_command_fences_a_former_start_by_locks_if_it_is_on_this_machine() {
+        let directory = tempfile::tempdir().unwrap();
+        let fence = command("exit 9", LONG, &directory);
+        let claim = Claim::new(member("a", "localhost/1/77", 1));
+        for former in ["localhost/1/88", "localhost/0/77", "localhost/0"] {
+            fence.fence(&claim, of(&[member("a", former, 2)])).expect(former);
+        }
+        let error = fence.fence(&claim, of(&[member("a", "localhost/2/88", 2)])).unwrap_err();
+        assert!(error.contains("a name of its own"), "{error}");
+        assert!(error.contains("/etc/machine-id"), "{error}");
     }
 }

@@ -1,10 +1,12 @@
 //! The thread that drives the ownership of a daemon.
 
 use std::io;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
 use rustix::time::{ClockId, clock_gettime};
 use sidecore_ownership::{Answer, Daemon, Member, Outcome, Record, Status, Task};
 use sidecore_units::Nanos;
@@ -362,14 +364,32 @@ pub fn boot_time() -> Nanos {
 }
 
 /// The identity of this host: its name, the number of its boot, and that of the machine, which
-/// tells hosts of one name apart. A host without `/etc/machine-id` has none.
+/// tells hosts of one name apart. A host whose `/etc/machine-id` is missing or ends with the boot
+/// has none.
 ///
 /// # Errors
 /// `/proc` is not mounted.
 pub fn this_host() -> io::Result<String> {
     let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/kernel/{name}"));
-    let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    let stable = Path::new("/etc/machine-id");
+    let machine = machine_id(stable, "/run/machine-id".as_ref(), is_mounted(stable));
     Ok(identity([&read("hostname")?, &read("random/boot_id")?, &machine]))
+}
+
+/// The machine's number, if it has the same one in its next boot: systemd makes one in /run for an
+/// image that has none or cannot be written, and mounts it over the file (machine-id(5)).
+fn machine_id(file: &Path, transient: &Path, is_mounted: bool) -> String {
+    let [stable, transient] = [file, transient].map(|path| {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        text.trim().to_owned()
+    });
+    if is_mounted || stable == transient { String::new() } else { stable }
+}
+
+/// Whether something is mounted at a path.
+fn is_mounted(path: &Path) -> bool {
+    let found = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS);
+    found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
 fn identity(parts: [&str; 3]) -> String {
@@ -390,5 +410,23 @@ mod tests {
         assert_eq!(host, format!("localhost/b00t/{machine}"));
         assert_eq!(identity(["a/b\n", "b00t\n", "uninitialized\n"]), "a-b/b00t");
         assert_eq!(identity(["io1\n", "b00t\n", ""]), "io1/b00t");
+    }
+
+    #[test]
+    fn a_machine_id_that_ends_with_the_boot_is_not_taken() {
+        let directory = tempfile::tempdir().unwrap();
+        let [stable, transient] = ["etc", "run"].map(|name| directory.path().join(name));
+        let found = || machine_id(&stable, &transient, false);
+        assert_eq!(found(), "");
+        std::fs::write(&stable, "01\n").unwrap();
+        assert_eq!(found(), "01");
+        // An image without one: systemd makes one at each boot.
+        std::fs::write(&transient, "01\n").unwrap();
+        assert_eq!(found(), "");
+        std::fs::write(&transient, "02\n").unwrap();
+        assert_eq!(found(), "01");
+        // It is mounted over the file of an image that is read-only.
+        assert!(is_mounted("/proc".as_ref()) && !is_mounted(&stable));
+        assert_eq!(machine_id(&stable, &transient, true), "");
     }
 }

@@ -37,12 +37,14 @@ impl Member {
         self.host.split('/').nth(index).unwrap_or_default()
     }
 
-    /// Whether both are on one host, in any boot of it.
+    /// Whether both are on one host, in any boot of it. One boot is one machine's, also if the
+    /// machine was given another number since.
     #[must_use]
     pub fn is_same_machine(&self, other: &Self) -> bool {
         let [mine, others] = [self, other].map(Self::machine);
+        let is_same_boot = !self.boot().is_empty() && self.boot() == other.boot();
         self.host_name() == other.host_name()
-            && (mine == others || mine.is_empty() || others.is_empty())
+            && (mine == others || mine.is_empty() || others.is_empty() || is_same_boot)
     }
 }
 
@@ -120,4 +122,25 @@ pub struct Record {
     pub owner: Member,
     /// Whether the owner closed the store in order.
     pub is_closed: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_of_one_name_are_one_machine_by_its_number_or_its_boot() {
+        let is_same = |hosts: [&str; 2]| {
+            let [one, other] =
+                hosts.map(|host| Member { host: host.to_owned(), ..Member::default() });
+            assert_eq!(one.is_same_machine(&other), other.is_same_machine(&one));
+            one.is_same_machine(&other)
+        };
+        for same in [["h/1/7", "h/2/7"], ["h/1/7", "h/2"], ["h/1", "h/2"], ["h/1/7", "h/1/8"]] {
+            assert!(is_same(same), "{same:?}");
+        }
+        for other in [["h/1/7", "h/2/8"], ["g/1/7", "h/1/7"], ["h//7", "h//8"]] {
+            assert!(!is_same(other), "{other:?}");
+        }
+    }
 }
