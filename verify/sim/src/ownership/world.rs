@@ -77,9 +77,10 @@ impl World {
         let mut daemon = DaemonOptions::of_lease(TTL_S);
         daemon.neglect = options.neglect;
         let fence = [Fence::Lock, Fence::Command, Fence::Lie][random.below(3) as usize];
-        daemon.fence_admits = fence != Fence::Command;
+        // As `sidecore own`: neither locks nor a command let a host in.
+        daemon.fence_admits = fence == Fence::Lie;
         if fence == Fence::Lock {
-            // As `sidecore own`: the other candidates see the same locks.
+            // The same: the other candidates see the same locks.
             daemon.fence_attempts = u32::MAX;
         }
         let count = 2 + random.below(2);
