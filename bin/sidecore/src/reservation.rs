@@ -6,6 +6,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use rustix::io::Errno;
 use sidecore_cluster::RecordFile;
 use sidecore_linux::{
     DiskReservation, FileError, FileOptions, FileStore, ReservationError, ReservedDisk,
@@ -111,9 +112,7 @@ fn clear(arguments: &Clear) -> Result<()> {
         disk.display()
     );
     // Kept until the end: no daemon of this host starts meanwhile.
-    let mut devices = reserved.twins()?;
-    devices.push(disk.clone());
-    let _unused = unused(&devices)?;
+    let _unused = unused(disk, &reserved.twins()?, open)?;
     // Marked, so that the next owner ends it if this does not come to its end.
     let me = Member { incarnation: random()?, ..Member::default() };
     end_all(&reserved, me.reservation_key(), *unlisted)?;
@@ -213,16 +212,42 @@ fn fenced(path: &Path, is_sure: bool) -> Result<()> {
 
 /// Fails while a process of this host has one of a disk's devices open to write, or a request in
 /// flight to it. Locks are those of a device.
-fn unused(devices: &[PathBuf]) -> Result<Vec<FileStore>> {
-    let open = |device: &PathBuf| match FileStore::open(&FileOptions::new(device)) {
+fn unused(
+    disk: &Path,
+    twins: &[PathBuf],
+    open: impl Fn(&Path) -> Result<FileStore, FileError>,
+) -> Result<Vec<FileStore>> {
+    let mut locked = vec![lock(disk, open(disk))?];
+    for twin in twins {
+        let opened = open(twin);
+        // A path that has failed: the kernel keeps its device, and opens it no more.
+        if !is_gone(&opened) {
+            let of = || format!("{} is the same disk as {}", twin.display(), disk.display());
+            locked.push(lock(twin, opened).with_context(of)?);
+        }
+    }
+    Ok(locked)
+}
+
+fn open(device: &Path) -> Result<FileStore, FileError> {
+    FileStore::open(&FileOptions::new(device))
+}
+
+fn lock(device: &Path, opened: Result<FileStore, FileError>) -> Result<FileStore> {
+    match opened {
         Err(FileError::Busy { .. } | FileError::Overlaps { .. }) => bail!(
             "a live process of this host has {} open, whose disk the reservation protects: end \
              `sidecore own` of the store on all hosts first",
             device.display()
         ),
         opened => Ok(opened?),
-    };
-    devices.iter().map(open).collect()
+    }
+}
+
+/// Whether nothing can be sent to a device.
+fn is_gone(opened: &Result<FileStore, FileError>) -> bool {
+    let Err(FileError::Kernel { source, .. }) = opened else { return false };
+    matches!(Errno::from_io_error(source), Some(Errno::NXIO | Errno::NODEV))
 }
 
 fn lines(found: &DiskReservation) -> String {
@@ -340,18 +365,45 @@ mod tests {
     }
 
     #[test]
+    fn a_device_whose_path_has_failed_keeps_no_disk_from_being_cleared() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let gone = PathBuf::from("/dev/gone");
+        let fails = |errno: Errno| {
+            move |device: &Path| {
+                if device == Path::new("/dev/gone") {
+                    let path = device.to_owned();
+                    return Err(FileError::Kernel { action: "open", path, source: errno.into() });
+                }
+                open(device)
+            }
+        };
+        let twins = std::slice::from_ref(&gone);
+        for errno in [Errno::NXIO, Errno::NODEV] {
+            assert_eq!(unused(file.path(), twins, fails(errno)).unwrap().len(), 1);
+            unused(&gone, &[], fails(errno)).expect_err("the disk itself has failed");
+        }
+        let error = unused(file.path(), twins, fails(Errno::IO)).unwrap_err();
+        let error = format!("{error:#}");
+        assert!(error.contains("/dev/gone is the same disk as"), "{error}");
+    }
+
+    #[test]
     fn a_disk_that_a_process_has_open_by_one_of_its_devices_is_not_cleared() {
         let files = [(), ()].map(|()| tempfile::NamedTempFile::new().unwrap());
         for file in &files {
             file.as_file().set_len(1 << 20).unwrap();
         }
         let devices = files.each_ref().map(|file| file.path().to_owned());
+        let [disk, twin] = &devices;
+        let twins = std::slice::from_ref(twin);
         for device in &devices {
-            let open = unused(std::slice::from_ref(device)).unwrap();
-            let error = unused(&devices).unwrap_err().to_string();
+            let locked = open(device).unwrap();
+            let error = format!("{:#}", unused(disk, twins, open).unwrap_err());
             assert!(error.contains("end `sidecore own`"), "{error}");
-            drop(open);
-            unused(&devices).unwrap();
+            assert_eq!(error.contains("is the same disk as"), device == twin, "{error}");
+            drop(locked);
+            assert_eq!(unused(disk, twins, open).unwrap().len(), 2);
         }
     }
 }

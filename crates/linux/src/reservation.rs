@@ -470,7 +470,11 @@ fn twins(disks: &Path, number: u64) -> (String, Vec<PathBuf>) {
     // The paths below a device of NVMe's own multipath are hidden, and cannot be opened.
     let is_twin =
         |disk: &&PathBuf| !id.is_empty() && wwid(disk) == id && line(disk, "hidden") != "1";
-    let device = |disk: &PathBuf| Path::new("/dev").join(disk.file_name().unwrap_or_default());
+    let device = |disk: &PathBuf| {
+        // A name in sysfs has '!' for a '/' (`cciss!c0d0`).
+        let name = disk.file_name().unwrap_or_default().to_string_lossy().replace('!', "/");
+        Path::new("/dev").join(name)
+    };
     let twins = others.iter().filter(is_twin).map(device).collect();
     (id, twins)
 }
@@ -660,6 +664,10 @@ mod tests {
         attribute("nvme1n1", "hidden", "0");
         let number = rustix::fs::makedev(259, 1);
         assert_eq!(twins(disks.path(), number).1, [Path::new("/dev/nvme1n1")]);
+        attribute("cciss!c0d0", "dev", "104:0");
+        attribute("cciss!c0d0", "device/wwid", "t10.ATA  DISK 7 ");
+        let device = twins(disks.path(), rustix::fs::makedev(259, 2)).1;
+        assert_eq!(device, [Path::new("/dev/cciss/c0d0")]);
         let error = of(1).unwrap_err();
         assert!(error.contains("/dev/nvme1n1 is the same disk as /dev/disk"), "{error}");
         assert!(of(9).unwrap_err().contains("no WWID"));
