@@ -149,6 +149,8 @@ Signals:
 Environment of COMMAND:
   SIDECORE_EPOCH         the number of this ownership, larger than all before of its series
   SIDECORE_EPOCH_SERIES  the number of the store in its record, in hexadecimal
+  SIDECORE_FENCE         `reservation` with --fence-reservation: a disk that refuses a request by a
+                         reservation has fenced COMMAND; otherwise not set
 
 Exit codes:
   that of COMMAND if it ends by itself; 0 after SIGTERM; 1 on an error

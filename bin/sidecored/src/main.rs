@@ -56,7 +56,7 @@ Environment:
 `warn,sidecore_vhost_user=debug`
   NOTIFY_SOCKET, LISTEN_FDS, LISTEN_FDNAMES, LISTEN_PID
              set by a service manager, systemd or `sidecore keep`: see docs/restart.md
-  SIDECORE_EPOCH, SIDECORE_EPOCH_SERIES
+  SIDECORE_EPOCH, SIDECORE_EPOCH_SERIES, SIDECORE_FENCE
              set by `sidecore own`: see docs/failover.md
 
 Exit codes:
@@ -101,7 +101,7 @@ fn main() -> ExitCode {
     };
     let ended = owner::from_environment().and_then(|owner| {
         config.spec.owner = owner;
-        if owner.is_some() {
+        if owner.is_some() && owner::is_fenced_by_reservations()? {
             on_reservation_conflict(end_fenced);
         }
         run(&config, service)

@@ -7,6 +7,8 @@ use sidecore_assembly::spec::Owner;
 
 const EPOCH: &str = "SIDECORE_EPOCH";
 const SERIES: &str = "SIDECORE_EPOCH_SERIES";
+const FENCE: &str = "SIDECORE_FENCE";
+const RESERVATION: &str = "reservation";
 
 /// The owner of all stores of controllers; `None` if nothing has said that there are others.
 ///
@@ -14,6 +16,15 @@ const SERIES: &str = "SIDECORE_EPOCH_SERIES";
 /// The environment is not one of `sidecore own`.
 pub fn from_environment() -> Result<Option<Owner>> {
     owner(text(EPOCH)?.as_deref(), text(SERIES)?.as_deref())
+}
+
+/// Whether other hosts fence this daemon by reservations of its disks. With another fence, a disk
+/// that refuses a request by a reservation has failed, and no owner was fenced.
+///
+/// # Errors
+/// The environment is not one of `sidecore own`.
+pub fn is_fenced_by_reservations() -> Result<bool> {
+    Ok(text(FENCE)?.as_deref() == Some(RESERVATION))
 }
 
 fn text(name: &str) -> Result<Option<String>> {

@@ -6,8 +6,10 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
+use rustix::io::Errno;
 use rustix::process::Signal;
 use sidecore_control::CreateVolume;
+use sidecore_fuse::SlowDisk;
 use tempfile::TempDir;
 
 use common::{Daemon, config};
@@ -74,6 +76,28 @@ fn a_daemon_ends_when_its_successor_has_written_and_an_older_epoch_is_refused() 
     let begun_anew = start(end(successor), ("1", "bb"));
     begun_anew.client().create_volume("pool", &volume("next")).unwrap();
     drop(end(begun_anew));
+}
+
+#[test]
+fn a_reservation_conflict_ends_an_owner_that_is_fenced_by_reservations_and_no_other() {
+    for (fence, ends) in [("reservation", true), ("", false)] {
+        let Some(disk) = SlowDisk::mount(64 << 20) else { return };
+        let pool = POOL.replace("pool.img", disk.path().to_str().unwrap());
+        let owner = [("SIDECORE_EPOCH", "1"), ("SIDECORE_EPOCH_SERIES", "aa")];
+        let variables = [owner[0], owner[1], ("SIDECORE_FENCE", fence)];
+        let directory = tempfile::tempdir().unwrap();
+        let mut daemon = Daemon::start_with(directory, &(config(1) + &pool), &variables);
+        disk.refuse_writes(Errno::BADE.raw_os_error());
+        daemon.client().create_volume("pool", &volume("root")).unwrap_err();
+        if ends {
+            let (status, log) = daemon.wait();
+            assert_eq!(status.code(), Some(5), "{log}");
+            assert!(log.contains("another host has reserved it"), "{log}");
+        } else {
+            // Another cluster, or a program, has reserved one of its disks: an error of that disk.
+            daemon.client().volumes("pool").expect("it serves its other disks");
+        }
+    }
 }
 
 #[test]

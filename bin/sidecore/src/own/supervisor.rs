@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-use std::process::{Child, ExitStatus};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -142,9 +142,10 @@ impl Supervisor {
             && let Wanted::Start(served, lock) =
                 std::mem::replace(&mut shared.wanted, Wanted::Nothing)
         {
-            let started = Process::start(command, &served, lock);
+            let watch = self.fence.watch(&served.by);
+            let started = Process::start(command, (&served, watch.is_some()), lock);
             let result = started.map(|mut started| {
-                started.guard = self.fence.watch(&served.by).map(Guard::start);
+                started.guard = watch.map(Guard::start);
                 *process = Some(started);
             });
             shared.is_running = result.is_ok();
@@ -255,15 +256,18 @@ struct Process {
 }
 
 impl Process {
-    /// The command inherits the lock.
-    fn start(command: &[OsString], served: &Served, lock: File) -> Result<Self> {
+    /// The command inherits the lock. If its disks are reserved, it was fenced when one refuses it.
+    fn start(
+        command: &[OsString],
+        (served, reserves): (&Served, bool),
+        lock: File,
+    ) -> Result<Self> {
         let (program, arguments) = command.split_first().context("there is no COMMAND")?;
         let program = program.to_str().context("the program's name is no UTF-8")?;
         let mut starter = bound::command(program).context("cannot find this program")?;
         // A Ctrl-C in the terminal goes to this process alone.
         starter.args(arguments).process_group(0);
-        starter.env("SIDECORE_EPOCH", served.epoch.to_string());
-        starter.env("SIDECORE_EPOCH_SERIES", format!("{:016x}", served.number));
+        tell(&mut starter, served, reserves);
         fcntl_setfd(&lock, FdFlags::empty()).context("cannot pass on the host's lock")?;
         let child = starter.spawn().with_context(|| format!("cannot start {program}"))?;
         drop(lock);
@@ -320,6 +324,17 @@ impl Drop for Process {
     }
 }
 
+/// Tells a command about its ownership.
+fn tell(command: &mut Command, served: &Served, reserves: bool) {
+    command.env("SIDECORE_EPOCH", served.epoch.to_string());
+    command.env("SIDECORE_EPOCH_SERIES", format!("{:016x}", served.number));
+    if reserves {
+        command.env("SIDECORE_FENCE", "reservation");
+    } else {
+        command.env_remove("SIDECORE_FENCE");
+    }
+}
+
 /// The exit code for a status, as in shells.
 fn code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| signal.saturating_add(128)));
@@ -328,8 +343,6 @@ fn code(status: ExitStatus) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
-
     use sidecore_cluster::{HostLock, LateAttempt, NotesFile, ReservationFence};
 
     use super::*;
@@ -357,6 +370,22 @@ mod tests {
     #[test]
     fn the_exit_code_is_that_of_the_daemon() {
         assert_eq!(LOST_STORE, i32::from(sidecore_assembly::spec::LOST_STORE));
+    }
+
+    #[test]
+    fn the_command_is_told_its_epoch_and_whether_a_disk_that_refuses_it_is_its_fence() {
+        let served = Served { by: Member::default(), epoch: 7, number: 9 };
+        for (reserves, fence) in [(true, Some("reservation")), (false, None)] {
+            let mut command = Command::new("sidecored");
+            tell(&mut command, &served, reserves);
+            let told = |name: &str| {
+                let found = command.get_envs().find(|(known, _)| *known == name);
+                found.map(|(_, value)| value.and_then(|text| text.to_str()))
+            };
+            assert_eq!(told("SIDECORE_EPOCH"), Some(Some("7")));
+            // Without it, a `sidecore own` around this one has another fence.
+            assert_eq!(told("SIDECORE_FENCE"), Some(fence));
+        }
     }
 
     #[test]
