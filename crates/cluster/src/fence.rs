@@ -39,13 +39,15 @@ pub struct Claim {
     pub me: Member,
     has_ended: Arc<AtomicBool>,
     is_given_up: Arc<AtomicBool>,
+    admits: Arc<AtomicBool>,
 }
 
 impl Claim {
     /// Of a key that this daemon has.
     #[must_use]
     pub fn new(me: Member) -> Self {
-        Self { me, has_ended: Arc::default(), is_given_up: Arc::default() }
+        let flag = Arc::default;
+        Self { me, has_ended: flag(), is_given_up: flag(), admits: flag() }
     }
 
     /// Whether a fence has a copy of it.
@@ -66,6 +68,17 @@ impl Claim {
 
     pub(crate) fn is_given_up(&self) -> bool {
         self.is_given_up.load(Ordering::Relaxed)
+    }
+
+    /// An order that can let this host in is sent next, unless the attempt was given up: that is
+    /// looked at after this call, so that an attempt which is given up without this sends none.
+    pub(crate) fn admit(&self) {
+        self.admits.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether this host may have been let in.
+    pub(crate) fn admits(&self) -> bool {
+        self.admits.load(Ordering::SeqCst)
     }
 
     /// Whether the key is lost, or the lease is over.

@@ -64,7 +64,7 @@ impl Attempt {
     }
 
     fn is_given_up(&self) -> bool {
-        self.is_given_up.load(Ordering::Relaxed)
+        self.is_given_up.load(Ordering::SeqCst)
     }
 
     /// A step begins, which has the whole time limit.
@@ -138,7 +138,7 @@ impl LateAttempt {
                 Ok(result) => return result.map_err(Failure::Failed),
                 Err(RecvTimeoutError::Timeout) if !known.left(limit).is_zero() => {}
                 Err(_) => {
-                    known.is_given_up.store(true, Ordering::Relaxed);
+                    known.is_given_up.store(true, Ordering::SeqCst);
                     let why = known.too_late(limit);
                     *late = Some((end, known));
                     return Err(Failure::Hangs(why));
@@ -281,16 +281,12 @@ impl Work {
             return Err(format!("{name} is another disk now: start `sidecore own` again"));
         }
         let mut acquisition = Acquisition::new((&name, &id), me, &self.rivals, self.notes.read()?);
-        while let Some(order) = acquisition.order() {
-            // An answer that is known is noted, also if nothing else follows.
-            let is_note = matches!(order, Order::Note(_));
-            if !is_note && (attempt.is_given_up() || self.claim.has_ended()) {
-                return Err(format!("the attempt at {name} was given up"));
-            }
+        let carry_out = |order| {
             attempt.waits_for(&probed.path);
-            acquisition.replied(self.carry_out((&disk, probed), order));
-        }
-        acquisition.result().cloned().unwrap_or(Ok(()))
+            self.carry_out((&disk, probed), order)
+        };
+        drive(&mut acquisition, (attempt, &self.claim), carry_out)
+            .unwrap_or_else(|| Err(format!("the attempt at {name} was given up")))
     }
 
     fn carry_out(&self, (disk, probed): (&ReservedDisk, &ProbedDisk), order: Order) -> Reply {
@@ -325,6 +321,32 @@ impl Work {
     }
 }
 
+/// Carries an acquisition out, as long as its attempt is not given up. `None` if it was.
+fn drive(
+    acquisition: &mut Acquisition,
+    (attempt, claim): (&Attempt, &Claim),
+    mut carry_out: impl FnMut(Order) -> Reply,
+) -> Option<Result<(), String>> {
+    while let Some(order) = acquisition.order() {
+        match order {
+            // An answer that is known is noted, also if nothing else follows.
+            Order::Note(_) => {}
+            Order::Recall | Order::Read if attempt.is_given_up() || claim.has_ended() => {
+                return None;
+            }
+            Order::Recall | Order::Read => {}
+            Order::Register { .. } | Order::PreemptAndAbort { .. } | Order::Reserve { .. } => {
+                claim.admit();
+                if attempt.is_given_up() || claim.has_ended() {
+                    return None;
+                }
+            }
+        }
+        acquisition.replied(carry_out(order));
+    }
+    acquisition.result().cloned()
+}
+
 fn found_of(disk: DiskReservation) -> Found {
     let DiskReservation { keys, holder, is_write_exclusive } = disk;
     Found { keys, holder, is_write_exclusive }
@@ -332,6 +354,8 @@ fn found_of(disk: DiskReservation) -> Found {
 
 #[cfg(test)]
 mod tests {
+    use sidecore_ownership::Notes;
+
     use super::*;
 
     const LONG: Duration = Duration::from_secs(60);
@@ -369,6 +393,43 @@ mod tests {
         assert_eq!(attempt.left(LONG), Duration::ZERO);
         attempt.waits_for("/dev/disk".as_ref());
         assert!(attempt.left(LONG) > LONG / 2, "the next step has the whole limit");
+    }
+
+    #[test]
+    fn an_attempt_that_sends_no_order_lets_no_host_in() {
+        // The orders of an attempt that is given up after so many.
+        let orders = |given_up_after: usize| {
+            let (attempt, claim) = (Attempt::new(), Claim::new(Member::default()));
+            let (rivals, notes) = (Rivals::default(), Notes::default());
+            let mut acquisition = Acquisition::new(("disk", "id"), &claim.me, &rivals, notes);
+            let mut sent = Vec::new();
+            let given_up = |sent: &Vec<Order>| {
+                attempt.is_given_up.store(sent.len() >= given_up_after, Ordering::SeqCst);
+            };
+            given_up(&sent);
+            let done = drive(&mut acquisition, (&attempt, &claim), |order| {
+                sent.push(order);
+                given_up(&sent);
+                if matches!(sent.last(), Some(Order::Read)) {
+                    Reply::Read(None)
+                } else {
+                    Reply::Done
+                }
+            });
+            (sent.len(), claim.admits(), done)
+        };
+        let (sent, admits, done) = orders(usize::MAX);
+        assert_eq!((sent, admits, done), (4, true, Some(Ok(()))), "note, register, reserve, read");
+        // A note alone is sent by an attempt that is given up.
+        assert_eq!((orders(0).0, orders(0).2), (1, None));
+        assert_eq!((orders(2).0, orders(2).2), (2, None));
+        assert_eq!((orders(3).0, orders(3).2), (3, None));
+        let (attempt, claim) = (Attempt::new(), Claim::new(Member::default()));
+        let (rivals, notes) = (Rivals::default(), Notes::default());
+        let mut acquisition = Acquisition::new(("disk", "id"), &claim.me, &rivals, notes);
+        let fails = |_| Reply::Failed("the note".to_owned());
+        drive(&mut acquisition, (&attempt, &claim), fails).unwrap().unwrap_err();
+        assert!(!claim.admits());
     }
 
     #[test]

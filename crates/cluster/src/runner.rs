@@ -332,7 +332,8 @@ fn carry_out(
         }
         Task::Fence { suspects, former, owner } => {
             let (former, owner) = (former.as_ref(), owner.as_ref());
-            host.fence(store, claim, Others { suspects, former, owner })
+            let fenced = host.fence(store, claim, Others { suspects, former, owner });
+            return fenced.map_or_else(|why| unfenced(claim, why), |()| Outcome::Done);
         }
         Task::WriteRecord { record } => host.write_record(store, record),
         Task::Open { epoch, number } => {
@@ -349,9 +350,12 @@ fn carry_out(
     };
     match done {
         Ok(()) => Outcome::Done,
-        Err(why) if claim.is_given_up() => Outcome::Hung(why),
         Err(why) => Outcome::Failed(why),
     }
+}
+
+fn unfenced(claim: &Claim, why: String) -> Outcome {
+    Outcome::Unfenced { why, hangs: claim.is_given_up(), admits: claim.admits() }
 }
 
 /// The time on `CLOCK_BOOTTIME`, which counts while the host is suspended.

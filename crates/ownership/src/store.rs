@@ -1,6 +1,10 @@
 //! The way of one store from candidate to owner, and back.
 
+mod fault;
+
 use sidecore_units::Nanos;
+
+use fault::describe;
 
 use crate::rules::Neglected;
 use crate::{
@@ -53,6 +57,8 @@ pub(crate) struct Store {
     ownerships: u64,
     /// The failures of the fence since the claim.
     failures: u32,
+    /// Whether a fence since the claim may have let this host in.
+    has_admitted: bool,
     /// The claims in a row whose fence has failed for good.
     vain: u32,
     phase: Phase,
@@ -89,6 +95,7 @@ impl Store {
             me,
             ownerships: 0,
             failures: 0,
+            has_admitted: false,
             vain: 0,
             phase: Phase::Candidate,
             epoch: 0,
@@ -261,7 +268,8 @@ impl Store {
     /// The ledger of a key that is released after a fence was begun, and before the store was
     /// opened. The suspects are those of before, unless the fence may have let this host in.
     fn unopened(&self) -> Ledger {
-        if self.fence_admits { self.ledger.clone() } else { self.before.clone() }
+        let admitted = self.fence_admits && self.has_admitted;
+        if admitted { self.ledger.clone() } else { self.before.clone() }
     }
 
     /// Takes what etcd has of the store, read while this daemon had the lease.
@@ -420,7 +428,7 @@ impl Store {
         self.epoch = epoch;
         self.ledger = ledger;
         self.detail = None;
-        self.failures = 0;
+        (self.failures, self.has_admitted) = (0, false);
         self.phase = Phase::Reading;
     }
 
@@ -494,13 +502,15 @@ impl Store {
             return;
         }
         let outcome = match (outcome, &self.phase) {
-            (Outcome::Failed(_) | Outcome::Hung(_), Phase::Fencing { .. })
+            (Outcome::Failed(_) | Outcome::Unfenced { .. }, Phase::Fencing { .. })
                 if !self.neglected.keeps(Rule::FenceResult) =>
             {
                 Outcome::Done
             }
             (outcome, _) => outcome,
         };
+        let is_shut = matches!(outcome, Outcome::Unfenced { admits: false, .. });
+        self.has_admitted |= matches!(self.phase, Phase::Fencing { .. }) && !is_shut;
         match (&self.phase, outcome) {
             (Phase::Closing { releases }, Outcome::Done) => {
                 self.is_open = false;
@@ -516,9 +526,9 @@ impl Store {
                 let why = describe(phase, &self.name, &why);
                 self.failed(now, why, options);
             }
-            (phase, Outcome::Hung(why)) => {
+            (phase, Outcome::Unfenced { why, hangs, .. }) => {
                 let why = describe(phase, &self.name, &why);
-                self.failures = options.fence_attempts;
+                self.failures = if hangs { options.fence_attempts } else { self.failures };
                 self.failed(now, why, options);
             }
             _ if self.is_lost => {}
@@ -677,24 +687,5 @@ impl Store {
             let why = format!("daemon {} serves it in epoch {}", record.owner, record.epoch);
             self.lose(&why);
         }
-    }
-}
-
-/// An error of a phase's task.
-fn describe(phase: &Phase, name: &str, why: &str) -> String {
-    match phase {
-        Phase::Fencing { suspects, .. } if suspects.is_empty() => {
-            format!("the fence of store \"{name}\" failed: {why}")
-        }
-        Phase::Fencing { suspects, .. } => {
-            let suspects: Vec<String> = suspects.iter().map(ToString::to_string).collect();
-            format!(
-                "store \"{name}\" may still be written by {}, and the fence failed: {why}",
-                suspects.join(", ")
-            )
-        }
-        Phase::Opening => format!("store \"{name}\" cannot be opened: {why}"),
-        Phase::Closing { .. } => format!("store \"{name}\" cannot be closed: {why}"),
-        _ => format!("the record of store \"{name}\": {why}"),
     }
 }

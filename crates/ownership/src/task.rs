@@ -48,7 +48,14 @@ pub enum Outcome {
     Left,
     /// The task failed, with the reason. A store is not open then.
     Failed(String),
-    /// Of [`Task::Fence`]: the same, and an attempt hangs. Another host may have another path: the
-    /// key is released at once.
-    Hung(String),
+    /// Of [`Task::Fence`]: the same, and more is known.
+    Unfenced {
+        /// The reason.
+        why: String,
+        /// Whether an attempt hangs. Another host may have another path: the key is released at
+        /// once.
+        hangs: bool,
+        /// Whether the attempt may have let this daemon's host in.
+        admits: bool,
+    },
 }

@@ -32,6 +32,10 @@ fn fail_fences_by(rig: &mut Rig, failure: &Outcome) -> usize {
     panic!("the key is kept after {attempts} attempts");
 }
 
+fn unfenced(hangs: bool, admits: bool) -> Outcome {
+    Outcome::Unfenced { why: "no answer".into(), hangs, admits }
+}
+
 #[test]
 fn a_candidate_whose_fence_fails_leaves_the_key_to_others_and_stays_a_suspect() {
     let mut rig = Rig::new();
@@ -59,7 +63,7 @@ fn a_candidate_whose_fence_fails_leaves_the_key_to_others_and_stays_a_suspect() 
 #[test]
 fn a_candidate_whose_fence_hangs_leaves_the_key_to_others_at_once() {
     let mut rig = Rig::new();
-    assert_eq!(fail_fences_by(&mut rig, &Outcome::Hung("no answer".into())), 1);
+    assert_eq!(fail_fences_by(&mut rig, &unfenced(true, true)), 1);
     assert_eq!(rig.owner, None);
     assert!(rig.detail().contains("no answer"), "{}", rig.detail());
 }
@@ -89,6 +93,28 @@ fn claims_whose_fences_fail_fill_no_ledger() {
         let mine = suspects.iter().filter(|suspect| suspect.name == "a" && **suspect != former);
         let mine: Vec<u64> = mine.map(|suspect| suspect.incarnation).collect();
         assert_eq!(mine, (25..=40).collect::<Vec<u64>>());
+    }
+}
+
+#[test]
+fn claims_that_have_sent_no_order_drop_no_key_that_a_disk_may_have() {
+    for hangs in [false, true] {
+        let mut rig = Rig::new();
+        let suspects = vec![member("b")];
+        rig.ledger = Some((4, Ledger { store: 9, suspects, ..Ledger::default() }));
+        rig.run_to(State::Fencing);
+        let holder = rig.daemon.claimant("disk").clone();
+        // One attempt of the claim has sent orders, and those after it have not.
+        for outcome in [Outcome::Recorded(None), unfenced(false, true)] {
+            let (store, _) = rig.daemon.task(rig.now).unwrap();
+            rig.daemon.ended(rig.now, &store, outcome);
+        }
+        fail_fences_by(&mut rig, &unfenced(hangs, false));
+        for _ in 0..40 {
+            rig.run_to(State::Fencing);
+            fail_fences_by(&mut rig, &unfenced(hangs, false));
+        }
+        assert_eq!(rig.ledger.unwrap().1.suspects, [member("b"), holder], "hangs: {hangs}");
     }
 }
 
