@@ -1,6 +1,8 @@
 //! Ways to make sure that other daemons do not write to a store any more.
 
+use std::ffi::OsStr;
 use std::fs::File;
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -108,9 +110,16 @@ pub trait Fence: Send + Sync {
 /// The owner takes the lock, and then looks whether its lease has ended. So a process that was
 /// paused before that look starts nothing after a successor's fence, and one that was paused after
 /// it is seen by the fence, before the command has opened anything.
+///
+/// The file has the number of the boot whose process has taken the lock last: its name changes with
+/// the host's machine ID, and the processes of one boot fence each other whatever the name.
 #[derive(Clone, Debug)]
 pub struct HostLock {
+    record: PathBuf,
     path: PathBuf,
+    /// The lock of a version that knows no machine IDs, and of a host without one.
+    plain: PathBuf,
+    boot: String,
 }
 
 /// A fence for candidates on one host: the locks of the owner's processes.
@@ -142,6 +151,9 @@ pub struct CommandFence {
     pub local: LockFence,
 }
 
+/// The kind of a host's lock.
+const LOCK: &str = "lock";
+
 /// The file of a host beside the record. Each host has files of its own there: a lock on shared
 /// storage can outlive the host that has it.
 pub(crate) fn beside(record: &Path, me: &Member, kind: &str) -> PathBuf {
@@ -152,11 +164,38 @@ pub(crate) fn beside(record: &Path, me: &Member, kind: &str) -> PathBuf {
     record.with_file_name(name)
 }
 
+/// The files of all hosts beside the record.
+pub(crate) fn files_beside(record: &Path, kind: &str) -> Result<Vec<PathBuf>, String> {
+    let directory = record.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let directory = directory.unwrap_or(Path::new("."));
+    let wrong = |error: io::Error| format!("cannot read {}: {error}", directory.display());
+    let of_record = record.file_name().unwrap_or_default().as_encoded_bytes();
+    let is_hosts = |name: &OsStr| {
+        let name = name.as_encoded_bytes().strip_prefix(of_record);
+        let host = name.and_then(|rest| rest.strip_prefix(b"."));
+        host.is_some_and(|host| host.ends_with(format!(".{kind}").as_bytes()))
+    };
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(directory).map_err(wrong)? {
+        let name = entry.map_err(wrong)?.file_name();
+        if is_hosts(&name) {
+            files.push(record.with_file_name(name));
+        }
+    }
+    Ok(files)
+}
+
 impl HostLock {
     /// The lock of a daemon's host, in a file beside the record.
     #[must_use]
     pub fn beside(record: &Path, me: &Member) -> Self {
-        Self { path: beside(record, me, "lock") }
+        let plain = Member { host: me.host_name().to_owned(), ..Member::default() };
+        Self {
+            record: record.to_owned(),
+            path: beside(record, me, LOCK),
+            plain: beside(record, &plain, LOCK),
+            boot: me.boot().to_owned(),
+        }
     }
 
     /// Takes the lock, which ends with the last copy of the descriptor.
@@ -164,28 +203,73 @@ impl HostLock {
     /// # Errors
     /// Another process has it, or the file cannot be locked.
     pub fn take(&self) -> Result<File, String> {
-        let path = self.path.display();
-        let file = File::options().create(true).append(true).open(&self.path);
-        let file = file.map_err(|error| format!("cannot open {path}: {error}"))?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(file),
-            Err(Errno::WOULDBLOCK) => Err(format!(
-                "a live process of an owner has {path} locked; stop it, or wait until it sees that \
-                 its lease has ended"
-            )),
-            Err(error) => Err(format!("cannot lock {path}: {error}")),
+        let lock = lock(&self.path)?;
+        let sign = || -> io::Result<()> {
+            let mut found = String::new();
+            (&lock).read_to_string(&mut found)?;
+            if found != self.boot {
+                lock.set_len(0)?;
+                (&lock).write_all(self.boot.as_bytes())?;
+            }
+            Ok(())
+        };
+        sign().map_err(|error| format!("cannot write {}: {error}", self.path.display()))?;
+        Ok(lock)
+    }
+
+    /// Takes this lock, and each one that a process of this boot can have by another machine ID.
+    fn take_all(&self) -> Result<Vec<File>, String> {
+        let mut locks = vec![self.take()?];
+        for path in files_beside(&self.record, LOCK)? {
+            let is_other = path != self.path;
+            if is_other
+                && (path == self.plain || self.is_namesake(&path) && self.is_signed(&path)?)
+            {
+                locks.push(lock(&path)?);
+            }
         }
+        Ok(locks)
+    }
+
+    /// Whether a lock is that of a host of this name with a machine ID.
+    fn is_namesake(&self, path: &Path) -> bool {
+        let stem = self.plain.with_extension("");
+        let [name, stem] = [path, &stem].map(|path| path.as_os_str().as_encoded_bytes());
+        let id = name.strip_prefix(stem).and_then(|rest| rest.strip_prefix(b"."));
+        let id = id.and_then(|rest| rest.strip_suffix(b".lock"));
+        id.is_some_and(|id| id.len() == 32 && id.iter().all(u8::is_ascii_hexdigit))
+    }
+
+    /// Whether a process of this boot was the last one to take a lock.
+    fn is_signed(&self, path: &Path) -> Result<bool, String> {
+        let boot = std::fs::read_to_string(path);
+        let boot = boot.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        Ok(!boot.is_empty() && boot == self.boot)
+    }
+}
+
+fn lock(path: &Path) -> Result<File, String> {
+    let name = path.display();
+    let file = File::options().create(true).read(true).append(true).open(path);
+    let file = file.map_err(|error| format!("cannot open {name}: {error}"))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(Errno::WOULDBLOCK) => Err(format!(
+            "a live process of an owner has {name} locked; stop it, or wait until it sees that its \
+             lease has ended"
+        )),
+        Err(error) => Err(format!("cannot lock {name}: {error}")),
     }
 }
 
 impl LockFence {
     /// Fails while a process of this host has one of the files open, or a request in flight to it.
-    /// No owner starts its command while the lock is kept.
+    /// No owner starts its command while the locks are kept.
     ///
     /// # Errors
     /// The reason.
-    pub fn quiet(&self) -> Result<File, String> {
-        let lock = self.host_lock.take()?;
+    pub fn quiet(&self) -> Result<Vec<File>, String> {
+        let locks = self.host_lock.take_all()?;
         for path in &self.paths {
             let options = FileOptions {
                 predecessor_timeout: LOCK_PATIENCE,
@@ -214,7 +298,7 @@ impl LockFence {
                 Err(error) => return Err(error.to_string()),
             }
         }
-        Ok(lock)
+        Ok(locks)
     }
 }
 
@@ -383,6 +467,45 @@ mod tests {
         assert!(error.contains("live process"), "with another machine's number: {error}");
         fence.fence(&me, of(&[member("b", "h1/0/88", 2)])).expect("it ended with the former boot");
         drop(open);
+    }
+
+    #[test]
+    fn a_lock_of_this_boot_counts_whatever_the_machine_id() {
+        let directory = tempfile::tempdir().unwrap();
+        let record = directory.path().join("disk.owner");
+        let [first, second] = ["77", "88"].map(|digits| digits.repeat(16));
+        let beside = |host: &str| HostLock::beside(&record, &member("a", host, 1));
+        let fence = |host: &str| LockFence { paths: Vec::new(), host_lock: beside(host) };
+        let of_boot = |boot: &str, machine: &str| format!("h/{boot}/{machine}");
+        let [former, later] = [&first, &second].map(|machine| of_boot("1", machine));
+        let refused = |host: &str| {
+            let me = Claim::new(member("b", host, 2));
+            let suspects = [member("a", &former, 1)];
+            let error = fence(host).fence(&me, of(&suspects)).unwrap_err();
+            assert!(error.contains("live process"), "{host}: {error}");
+            // Also if its daemon was fenced since, and is no suspect any more.
+            fence(host).quiet().expect_err(host);
+        };
+        // Its command has not opened the disk yet.
+        let locked = beside(&former).take().unwrap();
+        refused(&later);
+        refused("h/1");
+        fence(&of_boot("2", &second)).quiet().expect("that of another host of this name");
+        drop(locked);
+        fence(&later).quiet().unwrap();
+        // A host that had no machine ID, and an older version that writes nothing into the file.
+        for has_boot in [true, false] {
+            let locked = beside("h/1").take().unwrap();
+            if !has_boot {
+                locked.set_len(0).unwrap();
+            }
+            refused(&later);
+        }
+        fence(&later).quiet().unwrap();
+        // Another store's.
+        let other = directory.path().join("disk.owner.h");
+        let _locked = HostLock::beside(&other, &member("a", "h/1", 1)).take().unwrap();
+        fence(&later).quiet().unwrap();
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use sidecore_ownership::{Ended, Member, Notes};
 
-use crate::fence::beside;
+use crate::fence::{beside, files_beside};
 
 const KIND: &str = "keys";
 const REGISTERED: &str = "registered";
@@ -54,25 +54,13 @@ impl NotesFile {
     /// # Errors
     /// A file cannot be read, or is damaged.
     pub fn recall(&self) -> Result<Vec<Ended>, String> {
-        let directory = self.record.parent().filter(|parent| !parent.as_os_str().is_empty());
-        let directory = directory.unwrap_or(Path::new("."));
-        let wrong = |error: io::Error| format!("cannot read {}: {error}", directory.display());
         let mut ended = Vec::new();
-        for entry in std::fs::read_dir(directory).map_err(wrong)? {
-            let path = self.record.with_file_name(entry.map_err(wrong)?.file_name());
-            if path != self.path && self.is_notes(&path) {
+        for path in files_beside(&self.record, KIND)? {
+            if path != self.path {
                 ended.extend(read(&path)?.ended);
             }
         }
         Ok(ended)
-    }
-
-    /// Whether the file is some host's.
-    fn is_notes(&self, path: &Path) -> bool {
-        let [name, record] = [path, &self.record]
-            .map(|path| path.file_name().unwrap_or_default().as_encoded_bytes());
-        let host = name.strip_prefix(record).and_then(|rest| rest.strip_prefix(b"."));
-        host.is_some_and(|host| host.ends_with(b".keys"))
     }
 }
 
