@@ -413,7 +413,8 @@ impl Store {
     }
 
     fn released(&mut self, now: Nanos, then: Then, options: &Options) {
-        let doublings = self.vain.min(DOUBLINGS);
+        // Without a suspect that stays behind, a pause that grows only delays a sole candidate.
+        let doublings = if self.fence_admits { self.vain.min(DOUBLINGS) } else { 0 };
         self.not_before =
             now.after(Nanos(options.yields.0.saturating_mul(2_u64.saturating_pow(doublings))));
         self.hands_over = false;

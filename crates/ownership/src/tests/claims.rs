@@ -147,6 +147,23 @@ fn a_fence_that_lets_no_host_in_leaves_no_suspect_when_it_fails() {
 }
 
 #[test]
+fn a_sole_candidate_finds_a_fence_that_works_again_within_a_lease() {
+    let mut rig = Rig::new();
+    let options = Options { fence_admits: false, ..Options::of_lease(3) };
+    rig.daemon = Daemon::new(member("a"), options, 5);
+    rig.daemon.add("disk");
+    let suspects = vec![member("b")];
+    rig.ledger = Some((4, Ledger { store: 9, suspects, ..Ledger::default() }));
+    for claim in 0..10 {
+        fail_fences(&mut rig);
+        let released_at = rig.now;
+        rig.run_to(State::Fencing);
+        let waited = Nanos(rig.now.since(released_at).0);
+        assert!(waited < ms(3_000), "{waited:?} after claim {claim}");
+    }
+}
+
+#[test]
 fn an_owner_that_has_settled_ends_the_pauses_of_claims_in_vain() {
     let mut rig = Rig::new();
     let pause = |rig: &mut Rig| {
