@@ -264,23 +264,35 @@ impl Work {
                 ));
             }
         }
-        let _lock = self.local.quiet()?;
-        self.disks.iter().try_for_each(|disk| {
+        let _locks = self.local.quiet()?;
+        let answers = |disk: &ProbedDisk| {
+            attempt.waits_for(&disk.path);
+            self.open(disk)?.answers(self.claim.me.reservation_key()).map_err(show)
+        };
+        let acquire = |disk: &ProbedDisk| {
             attempt.waits_for(&disk.path);
             self.acquire(disk, attempt)
-        })
+        };
+        let ends = || attempt.is_given_up() || self.claim.has_ended();
+        all_disks(&self.disks, (answers, acquire), ends)
+    }
+
+    fn open(&self, probed: &ProbedDisk) -> Result<ReservedDisk, String> {
+        let disk = ReservedDisk::open(&probed.path).map_err(show)?;
+        // A second device of the disk can have come since.
+        if disk.id().map_err(show)? != probed.id {
+            let name = probed.path.display();
+            return Err(format!("{name} is another disk now: start `sidecore own` again"));
+        }
+        Ok(disk)
     }
 
     /// Gets the reservation of a disk.
     fn acquire(&self, probed: &ProbedDisk, attempt: &Attempt) -> Result<(), String> {
-        let disk = ReservedDisk::open(&probed.path).map_err(|error| error.to_string())?;
+        let disk = self.open(probed)?;
         let (name, me) = (probed.path.display().to_string(), &self.claim.me);
-        // A second device of the disk can have come since.
-        let id = disk.id().map_err(|error| error.to_string())?;
-        if id != probed.id {
-            return Err(format!("{name} is another disk now: start `sidecore own` again"));
-        }
-        let mut acquisition = Acquisition::new((&name, &id), me, &self.rivals, self.notes.read()?);
+        let names = (name.as_str(), probed.id.as_str());
+        let mut acquisition = Acquisition::new(names, me, &self.rivals, self.notes.read()?);
         let carry_out = |order| {
             attempt.waits_for(&probed.path);
             self.carry_out((&disk, probed), order)
@@ -319,6 +331,35 @@ impl Work {
             Err(error) => Reply::Failed(error.to_string()),
         }
     }
+}
+
+fn show(error: ReservationError) -> String {
+    error.to_string()
+}
+
+/// Acquires disks, and returns the first error.
+///
+/// The ledger and the notes have the newest keys of a host, and a disk can be held with an older
+/// one only as long as no claim reaches it. So all disks have to answer before one is changed, and
+/// a disk that is not acquired keeps no other one from getting the key of this claim.
+fn all_disks<T>(
+    disks: &[T],
+    (answers, mut acquire): (
+        impl FnMut(&T) -> Result<(), String>,
+        impl FnMut(&T) -> Result<(), String>,
+    ),
+    ends: impl Fn() -> bool,
+) -> Result<(), String> {
+    disks.iter().try_for_each(answers)?;
+    let mut acquired = Ok(());
+    for disk in disks {
+        if acquired.is_err() && ends() {
+            break;
+        }
+        let result = acquire(disk);
+        acquired = acquired.and(result);
+    }
+    acquired
 }
 
 /// Carries an acquisition out, as long as its attempt is not given up. `None` if it was.
@@ -430,6 +471,29 @@ mod tests {
         let fails = |_| Reply::Failed("the note".to_owned());
         drive(&mut acquisition, (&attempt, &claim), fails).unwrap().unwrap_err();
         assert!(!claim.admits());
+    }
+
+    #[test]
+    fn each_claim_changes_all_disks_or_none() {
+        let run = |silent: Option<usize>, failing: Option<usize>, ends: bool| {
+            let mut acquired = Vec::new();
+            let answers =
+                |disk: &usize| if silent == Some(*disk) { Err("silent".into()) } else { Ok(()) };
+            let acquire = |disk: &usize| {
+                acquired.push(*disk);
+                if failing.is_some_and(|failing| failing <= *disk) {
+                    return Err(format!("disk {disk}"));
+                }
+                Ok(())
+            };
+            let result = all_disks(&[1, 2, 3], (answers, acquire), || ends);
+            (result.err().unwrap_or_default(), acquired)
+        };
+        assert_eq!(run(None, None, false), (String::new(), vec![1, 2, 3]));
+        assert_eq!(run(Some(2), None, false), ("silent".to_owned(), vec![]));
+        assert_eq!(run(None, Some(2), false), ("disk 2".to_owned(), vec![1, 2, 3]));
+        // An attempt that hangs or has lost its key goes on to no further disk.
+        assert_eq!(run(None, Some(2), true), ("disk 2".to_owned(), vec![1, 2]));
     }
 
     #[test]

@@ -300,6 +300,18 @@ impl ReservedDisk {
         }
     }
 
+    /// Fails if the disk does not answer orders. `key` is this host's or no host's, and stays so.
+    ///
+    /// # Errors
+    /// The disk or the kernel failed.
+    pub fn answers(&self, key: u64) -> Result<(), ReservationError> {
+        match self.register(key, key) {
+            // This host does not have the key.
+            Err(ReservationError::Conflict(_)) => Ok(()),
+            registered => registered,
+        }
+    }
+
     /// Registers this host with `new`, in place of the key `old`, or of none if `old` is 0. A key
     /// `new` of 0 ends a registration at a SCSI disk, and at NVMe is a registration.
     ///

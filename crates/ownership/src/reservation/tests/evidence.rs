@@ -39,7 +39,7 @@ fn evidence_outlives_many_claims_that_fail_at_one_of_ten_disks() {
     for incarnation in 100..200 {
         let (me, rivals) = (claim(incarnation), others(&claims));
         for (index, disk) in disks.iter_mut().enumerate() {
-            if index < 9 || claims.is_empty() {
+            if index > 0 || claims.is_empty() {
                 let error = acquire_as(disk, 1, &me, &rivals).1;
                 assert_eq!(error, "", "claim {incarnation} at disk {index}");
             } else {

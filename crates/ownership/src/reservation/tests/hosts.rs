@@ -100,6 +100,8 @@ struct Attempt {
     /// The disk of the acquisition, and all after it follow.
     disk: usize,
     acquisition: Acquisition,
+    /// Whether a disk has failed. The others get the key of this claim all the same.
+    has_failed: bool,
     /// The hosts whose commands a preemption still has to abort before it ends.
     aborts: Option<Vec<usize>>,
 }
@@ -255,8 +257,15 @@ impl Hosts {
         let rivals = Rivals { all, owner };
         self.suspects.push(me.clone());
         let acquisition = self.acquisition(host, 0, (&me, &rivals));
-        let (epoch, aborts) = (self.epoch, None);
-        let attempt = Attempt { epoch, me: me.clone(), rivals, disk: 0, acquisition, aborts };
+        let attempt = Attempt {
+            epoch: self.epoch,
+            me: me.clone(),
+            rivals,
+            disk: 0,
+            acquisition,
+            has_failed: false,
+            aborts: None,
+        };
         self.hosts[host].attempt = Some(attempt);
         self.hosts[host].me = me;
         self.hosts[host].daemon = None;
@@ -312,19 +321,21 @@ impl Hosts {
         let Some(attempt) = &mut self.hosts[host].attempt else { return Ok(()) };
         attempt.acquisition.replied(reply);
         let Some(result) = attempt.acquisition.result() else { return Ok(()) };
-        let (is_done, epoch, me) = (result.is_ok(), attempt.epoch, attempt.me.clone());
+        let has_failed = attempt.has_failed || result.is_err();
+        let (epoch, me) = (attempt.epoch, attempt.me.clone());
         // Until an operator acts, or another candidate needs none.
         self.is_refused |= result.as_ref().is_err_and(|why| why.contains("reservation fenced"));
         let (next, rivals) = (attempt.disk + 1, attempt.rivals.clone());
-        if is_done && next < self.disks.len() {
+        if next < self.disks.len() {
             let acquisition = self.acquisition(host, next, (&me, &rivals));
+            let (disk, aborts) = (next, None);
             self.hosts[host].attempt =
-                Some(Attempt { epoch, me, rivals, disk: next, acquisition, aborts: None });
+                Some(Attempt { epoch, me, rivals, disk, acquisition, has_failed, aborts });
             return Ok(());
         }
         self.hosts[host].attempt = None;
         // The record and the ledger change only while this daemon has the key.
-        if is_done && epoch == self.epoch {
+        if !has_failed && epoch == self.epoch {
             self.suspects = vec![me.clone()];
             self.owner = Some((host, me));
             self.former = None;
