@@ -293,13 +293,12 @@ impl ReservedDisk {
     /// The disk or the kernel has no reservations, or failed.
     pub fn probe(&self, unused: u64) -> Result<(), ReservationError> {
         // Replacing a key that is not registered conflicts, and changes nothing.
-        match self.register(unused, 0) {
-            Ok(()) | Err(ReservationError::Conflict(_)) => Ok(()),
+        match self.answers(unused) {
             // SCSI disks refuse a command that they do not know.
             Err(ReservationError::Device { status: DEVICE_ERROR, path }) => {
                 Err(ReservationError::Unsupported(path))
             }
-            Err(error) => Err(error),
+            answered => answered,
         }
     }
 
@@ -319,9 +318,13 @@ impl ReservedDisk {
     /// `new` of 0 ends a registration at a SCSI disk, and at NVMe is a registration.
     ///
     /// # Errors
-    /// [`ReservationError::Conflict`] if this host has not the key `old`.
+    /// [`ReservationError::Conflict`] if this host has not the key `old`, and had not when this
+    /// was called.
     pub fn register(&self, old: u64, new: u64) -> Result<(), ReservationError> {
-        self.send_registration((old, new), 0)
+        let mut raw = RawRegistration { old_key: old, new_key: new, flags: 0, padding: 0 };
+        // SAFETY: the command reads the structure, which has no pointers, and writes nothing.
+        let attempt = || unsafe { order::<{ REGISTER }, _>(&self.file, &mut raw) };
+        self.judge_registration((old, new), attempt)
     }
 
     /// Registers this host with `new` in place of any key.
@@ -329,7 +332,7 @@ impl ReservedDisk {
     /// # Errors
     /// The disk or the kernel failed.
     pub fn register_in_place_of_any(&self, new: u64) -> Result<(), ReservationError> {
-        match self.register(0, new) {
+        match self.send_registration((0, new), 0) {
             // NVMe replaces a key only if the driver is given one, also if it is ignored.
             Err(ReservationError::Conflict(_)) => {
                 self.send_registration((ANY_KEY, new), IGNORE_KEY)
@@ -449,6 +452,26 @@ impl ReservedDisk {
             judged = self.judge_once(&mut attempt);
         }
         judged
+    }
+
+    /// The result of a registration. An order that has replaced the key conflicts with itself if
+    /// it is sent again: then it has failed, and may have been carried out.
+    fn judge_registration(
+        &self,
+        (old, new): (u64, u64),
+        mut attempt: impl FnMut() -> io::Result<i32>,
+    ) -> Result<(), ReservationError> {
+        let mut sent = 0;
+        let judged = self.judge(|| {
+            sent += 1;
+            attempt()
+        });
+        match judged {
+            Err(ReservationError::Conflict(path)) if sent > 1 && old != new => {
+                Err(ReservationError::Device { path, status: DEVICE_ERROR })
+            }
+            judged => judged,
+        }
     }
 
     fn judge_once(

@@ -50,6 +50,23 @@ fn a_unit_attention_is_tried_again_and_a_conflict_is_not() {
 }
 
 #[test]
+fn a_registration_that_was_sent_twice_and_conflicts_may_have_been_carried_out() {
+    let disk = disk();
+    let judge = |keys, statuses: &[i32]| {
+        let mut left = statuses.iter().copied();
+        disk.judge_registration(keys, || Ok(left.next().unwrap()))
+    };
+    let twice = judge((5, 7), &[DEVICE_ERROR, CONFLICT]);
+    assert!(matches!(twice, Err(ReservationError::Device { .. })), "{twice:?}");
+    assert!(judge((5, 7), &[DEVICE_ERROR, 0]).is_ok());
+    // One that replaces nothing, and one that was sent once.
+    for (keys, statuses) in [((7, 7), &[DEVICE_ERROR, CONFLICT][..]), ((5, 7), &[CONFLICT])] {
+        let judged = judge(keys, statuses);
+        assert!(matches!(judged, Err(ReservationError::Conflict(_))), "{judged:?}");
+    }
+}
+
+#[test]
 fn errors_of_the_kernel_are_told_apart() {
     let disk = disk();
     let error = |number| {
