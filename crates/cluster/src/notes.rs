@@ -1,6 +1,8 @@
 //! The notes of a host about its disks' reservations, in a file beside the record.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use sidecore_ownership::{Ended, Member, Notes};
@@ -48,8 +50,9 @@ impl NotesFile {
             .map_err(|error| format!("cannot write {}: {error}", self.path.display()))
     }
 
-    /// Reads the registrations that other hosts have ended. A file that is not seen, as that of a
-    /// network file system whose list of names is old, is only evidence that lacks.
+    /// Reads the registrations that other hosts have ended. A file that is not seen is no more than
+    /// evidence that lacks. An old one can have a note that was taken back: the storage has to be
+    /// coherent.
     ///
     /// # Errors
     /// A file cannot be read, or is damaged.
@@ -65,10 +68,20 @@ impl NotesFile {
 }
 
 fn read(path: &Path) -> Result<Notes, String> {
-    let text = match std::fs::read_to_string(path) {
+    let wrong = |error: io::Error| format!("cannot read {}: {error}", path.display());
+    let mut file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Notes::default()),
-        read => read.map_err(|error| format!("cannot read {}: {error}", path.display()))?,
+        opened => opened.map_err(wrong)?,
     };
+    if file.metadata().map_err(wrong)?.nlink() == 0 {
+        return Err(format!(
+            "{} was replaced while it was opened; if it is so at each attempt, the storage shows \
+             old files: keep the record on storage that shows all hosts the newest one",
+            path.display()
+        ));
+    }
+    let mut text = String::new();
+    file.read_to_string(&mut text).map_err(wrong)?;
     let mut notes = Notes::default();
     for line in text.lines() {
         match (registered(line), ended(line)) {
@@ -125,6 +138,20 @@ mod tests {
             std::fs::write(directory.path().join("disk.owner.io3.keys"), damaged).unwrap();
             assert!(other.recall().unwrap_err().contains("disk.owner.io3.keys"), "{damaged}");
         }
+    }
+
+    #[test]
+    fn a_file_that_was_replaced_is_not_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk.owner.io1.keys");
+        std::fs::write(&path, "registered 0x5\n").unwrap();
+        let open = File::open(&path).unwrap();
+        let same = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&open));
+        assert_eq!(read(same.as_ref()).unwrap().keys, [5]);
+        std::fs::remove_file(&path).unwrap();
+        let error = read(same.as_ref()).unwrap_err();
+        assert!(error.contains("was replaced while it was opened"), "{error}");
+        assert_eq!(read(&path), Ok(Notes::default()));
     }
 
     #[test]
