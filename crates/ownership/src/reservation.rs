@@ -18,7 +18,8 @@
 //! * The disk is reserved before a registration ends, by this host or by another one. Otherwise
 //!   hosts without registration write, also one that was preempted. If the disk lists no
 //!   registration to end, it is not: the reservation of a candidate that is refused keeps all
-//!   others out.
+//!   others out until one that knows its key preempts it. A candidate that is refused after it has
+//!   ended a rival's registration has the reservation all the same.
 //! * Each answered preemption is [noted](Notes), where all hosts find it, with the key of the host
 //!   that has sent it. A note counts as long as that host has stayed registered, or was itself
 //!   preempted by one that did. Otherwise the reservation may have been ended in between, and a
