@@ -57,7 +57,7 @@ Environment:
   NOTIFY_SOCKET, LISTEN_FDS, LISTEN_FDNAMES, LISTEN_PID
              set by a service manager, systemd or `sidecore keep`: see docs/restart.md
   SIDECORE_EPOCH, SIDECORE_EPOCH_SERIES, SIDECORE_FENCE
-             set by `sidecore own`: see docs/failover.md
+             set by `sidecore own`: see docs/sidecore.md
 
 Exit codes:
   0  ended in order by a signal
