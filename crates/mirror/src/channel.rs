@@ -139,7 +139,7 @@ impl MirrorChannel {
             // The queue's own context is known when it opens only; any other one will do.
             if let Err(error) = self.connect(&CoreContext::default(), leg) {
                 tracing::error!(leg, "a queue cannot open a channel to a leg: {error}");
-                let _ = self.shared.keeper.send(Message::Failed(leg));
+                let _ = self.shared.keeper.send(Message::Failed(leg, BlockError::EIO));
             }
         }
         // From the end on: a part that stays is put behind those that are left.
@@ -209,6 +209,7 @@ impl MirrorChannel {
         let Some(part) = self.parts.get_mut(number) else { return };
         let missed = required.without(part.done);
         let wanted = part.failed.and(required.with(copied));
+        let error = part.error.unwrap_or(BlockError::EIO);
         // The last leg's error is the guest's.
         let is_last = required.len() <= 1 && !missed.is_empty();
         if is_last && !copied.is_empty() && !part.is_flush {
@@ -217,12 +218,12 @@ impl MirrorChannel {
             let _ = self.shared.keeper.send(Message::Differs(first, end));
         }
         for leg in wanted.numbers().filter(|leg| !is_last || copied.has(*leg)) {
-            let _ = self.shared.keeper.send(Message::Failed(leg));
+            let _ = self.shared.keeper.send(Message::Failed(leg, error));
         }
         let goes_on = !self.shared.neglected.keeps(Rule::OutFirst) && !part.done.is_empty();
-        let result = match part.error {
+        let result = match error {
             _ if missed.is_empty() || goes_on => Ok(()),
-            error if is_last => Err(error.unwrap_or(BlockError::EIO)),
+            error if is_last => Err(error),
             _ => {
                 self.parts.held.push(number);
                 return self.gauge.holds(1);

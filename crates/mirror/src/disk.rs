@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -71,6 +72,7 @@ impl Wait for Sleep {
 
 /// See the module. Only the thread that opened it can use it.
 pub(crate) struct LegDisk {
+    device: Arc<dyn BlockDevice>,
     channel: Box<dyn BlockChannel>,
     pages: SharedPages,
     hint: RegionHint,
@@ -85,12 +87,13 @@ pub(crate) struct LegDisk {
 }
 
 impl LegDisk {
-    pub(crate) fn open(device: &dyn BlockDevice, limit: Option<Nanos>) -> io::Result<Self> {
+    pub(crate) fn open(device: &Arc<dyn BlockDevice>, limit: Option<Nanos>) -> io::Result<Self> {
         let len_bytes = usize::try_from(BUFFER_BYTES).unwrap_or(usize::MAX);
         let pages = SharedPages::new("sidecore-mirror-keeper", len_bytes)?;
         let mut channel = device.open_channel(&CoreContext::default(), 1)?;
         channel.attach_memory(pages.memory())?;
         Ok(Self {
+            device: Arc::clone(device),
             channel,
             pages,
             hint: RegionHint::default(),
@@ -100,6 +103,11 @@ impl LegDisk {
             limit,
             is_late: false,
         })
+    }
+
+    /// Whether it is one of this store, as far as can be told from here.
+    pub(crate) fn is_of(&self, device: &Arc<dyn BlockDevice>) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(&self.device), Arc::as_ptr(device))
     }
 
     /// Leaves it to the store to fail requests.

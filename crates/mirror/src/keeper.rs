@@ -47,6 +47,8 @@ struct Leg {
     held: Option<Config>,
     is_clean: bool,
     has_failed: bool,
+    /// The last error, for reports.
+    reason: Option<String>,
 }
 
 /// The copy to a leg that is behind.
@@ -57,7 +59,8 @@ struct Copying {
     next_at: Nanos,
 }
 
-/// Disks with a request that has taken too long, and the legs whose metadata or data it may change.
+/// Disks with a request that has taken too long, and the numbers of the legs that their stores were
+/// then; `None` of a store that was only read.
 pub(crate) type Late = Vec<(Option<usize>, LegDisk)>;
 
 type Reply = Sender<Result<(), MirrorError>>;
@@ -93,6 +96,8 @@ pub struct Keeper {
     next_mark: Nanos,
     next_try: Nanos,
     copied_regions: u64,
+    copied_bytes: u64,
+    failures: u64,
     is_closed: bool,
 }
 
@@ -142,7 +147,8 @@ impl Keeper {
         match message {
             Message::Open(first, end) => self.asked.push((first, end)),
             // Of a leg that was taken out before, there is nothing to decide.
-            Message::Failed(leg) => {
+            Message::Failed(leg, error) => {
+                self.blame(leg, format!("a write or flush of a user: {error}"));
                 let copied = self.copying.as_ref().map_or(LegSet::EMPTY, |it| LegSet::of(it.leg));
                 let used = self.in_sync.with(copied);
                 self.failed = self.failed.with(LegSet::of(leg).and(used));
@@ -182,17 +188,27 @@ impl Keeper {
         self.late.extend(disk.filter(LegDisk::is_late).map(|disk| (Some(number), disk)));
     }
 
+    /// Notes an error of a leg, for reports.
+    fn blame(&mut self, number: usize, reason: String) {
+        if let Some(leg) = self.legs.get_mut(number).filter(|leg| leg.disk.is_some()) {
+            leg.reason = Some(reason);
+        }
+    }
+
     /// Stops the use of a leg that has failed.
     fn drop_leg(&mut self, number: usize) {
         self.give_up(number);
+        let mut reason = "unknown";
         if let Some(leg) = self.legs.get_mut(number) {
             leg.has_failed = true;
+            reason = leg.reason.as_deref().unwrap_or(reason);
         }
+        tracing::warn!(leg = number, "a leg has failed and is not used any more: {reason}");
+        self.failures = self.failures.saturating_add(1);
         self.in_sync = self.in_sync.without(LegSet::of(number));
         if self.copying.as_ref().is_some_and(|copying| copying.leg == number) {
             self.copying = None;
         }
-        tracing::warn!(leg = number, "a leg has failed and is not used any more");
     }
 
     /// Has no request start, and waits until nothing is at a leg.
@@ -249,7 +265,7 @@ impl Keeper {
             if let Some(disk) = self.disk(leg)
                 && let Err(error) = disk.end(wait)
             {
-                tracing::warn!(leg, "metadata of a leg: {error}");
+                self.blame(leg, format!("metadata: {error}"));
                 failed = failed.with(LegSet::of(leg));
             }
         }
@@ -272,6 +288,8 @@ impl Keeper {
         status.dirty_regions = self.map.count();
         status.regions_to_copy = self.copying.as_ref().map_or(0, |copying| copying.left.len());
         status.copied_regions = self.copied_regions;
+        status.copied_bytes = self.copied_bytes;
+        status.failures = self.failures;
         status.read_errors = self.shared.read_errors.load(Ordering::Relaxed);
         for (number, (state, leg)) in status.legs.iter_mut().zip(&self.legs).enumerate() {
             *state = match () {
@@ -282,6 +300,10 @@ impl Keeper {
                 () if copied == Some(number) => LegState::Copying,
                 () => LegState::Behind,
             };
+        }
+        for (reason, leg) in status.reasons.iter_mut().zip(&self.legs) {
+            let why = leg.reason.as_ref().filter(|_| leg.has_failed);
+            reason.clone_from(&why.cloned());
         }
     }
 }

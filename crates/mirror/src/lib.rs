@@ -53,7 +53,7 @@ pub use header::decodes;
 pub use keeper::Keeper;
 pub use layout::Layout;
 pub use legs::{LegSet, MAX_LEGS};
-pub use mirror::{CreateOptions, Mirror, OpenOptions, create};
+pub use mirror::{CreateOptions, End, Mirror, OpenOptions, create};
 pub use rules::Rule;
 pub use status::{LegState, Status};
 pub use witness::{Claim, Granted, Operator, Witness};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use sidecore_block::BlockDevice;
+use sidecore_block::{BlockDevice, BlockError};
 
 use crate::error::MirrorError;
 
@@ -12,7 +12,7 @@ pub(crate) enum Message {
     /// A write waits for these regions, from the first one to that behind the last.
     Open(usize, usize),
     /// A leg has failed a write or a flush.
-    Failed(usize),
+    Failed(usize, BlockError),
     /// A write that failed may have reached the leg that is copied to: these regions are copied
     /// again.
     Differs(usize, usize),
@@ -28,6 +28,8 @@ pub(crate) enum Command {
     Add(usize, Arc<dyn BlockDevice>),
     /// A leg goes for good.
     Remove(usize),
+    /// This leg is read while it is in sync.
+    Prefer(usize),
     /// Bytes of one leg are written to another.
     Repair { from: usize, to: usize, offset_bytes: u64, len_bytes: u64 },
     /// The last one: no queue is open any more.

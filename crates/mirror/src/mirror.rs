@@ -1,8 +1,8 @@
 //! The device, and how it is made and opened.
 
 use std::io;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use sidecore_block::{BlockChannel, BlockDevice, Geometry};
@@ -42,6 +42,8 @@ pub struct CreateOptions {
 /// How a mirror is opened.
 #[derive(Clone)]
 pub struct OpenOptions {
+    /// The mirror's name in the log.
+    pub name: String,
     /// The leg that is read while it is in sync; otherwise the one with the lowest number.
     pub read: Option<usize>,
     /// The rate of copies to a leg that is behind.
@@ -63,6 +65,7 @@ impl OpenOptions {
     #[must_use]
     pub fn new(witness: Arc<dyn Witness>) -> Self {
         Self {
+            name: String::new(),
             read: None,
             copy_bytes_per_s: 64 << 20,
             clear_after: Nanos::from_millis(5000),
@@ -84,7 +87,7 @@ impl OpenOptions {
 /// Opens a store, and reads the header that it may have. With a limit of time, a disk that is late
 /// is put into `late`.
 pub(crate) fn probe(
-    device: &dyn BlockDevice,
+    device: &Arc<dyn BlockDevice>,
     limit: Option<(Nanos, &mut Late)>,
     wait: &mut dyn Wait,
 ) -> Result<(LegDisk, Result<Header, LegError>), LegError> {
@@ -125,7 +128,7 @@ pub fn create(
     for (store, device) in devices.iter().enumerate() {
         let at = |error| MirrorError::Leg { store, error };
         layout.takes(&device.geometry()).map_err(at)?;
-        let (disk, header) = probe(&**device, None, wait).map_err(at)?;
+        let (disk, header) = probe(device, None, wait).map_err(at)?;
         if !options.force && header != Err(LegError::NoHeader) {
             return Err(at(LegError::HasHeader));
         }
@@ -182,13 +185,36 @@ const END: Duration = Duration::from_secs(10);
 /// The keeper's thread, which ends with the last user.
 pub(crate) struct Life {
     shared: Arc<Shared>,
-    /// Is disconnected when the thread has ended; `None` if there is no thread.
-    end: Mutex<Option<Receiver<()>>>,
+    end: End,
 }
 
-impl Life {
-    fn end(&self) -> MutexGuard<'_, Option<Receiver<()>>> {
-        self.end.lock().unwrap_or_else(PoisonError::into_inner)
+/// The end of a mirror's keeper. Until then it uses the legs.
+#[derive(Clone, Default)]
+pub struct End(Arc<(Mutex<bool>, Condvar)>);
+
+impl End {
+    /// Waits for the end, at most for this time. False if the keeper has not ended by then.
+    #[must_use]
+    pub fn wait(&self, limit: Duration) -> bool {
+        let (has_ended, changed) = &*self.0;
+        let guard = has_ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = changed.wait_timeout_while(guard, limit, |has_ended| !*has_ended);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn set(&self) {
+        let (has_ended, changed) = &*self.0;
+        *has_ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        changed.notify_all();
+    }
+}
+
+/// Says that the keeper has ended, also if it has panicked.
+struct Ending(End);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.set();
     }
 }
 
@@ -205,11 +231,9 @@ impl Drop for Mirror {
     fn drop(&mut self) {
         // Channels that are open end it later.
         let Some(life) = self.life.take().and_then(Arc::into_inner) else { return };
-        let end = life.end().take();
+        let end = life.end.clone();
         drop(life);
-        if let Some(end) = end
-            && end.recv_timeout(END) == Err(RecvTimeoutError::Timeout)
-        {
+        if !end.wait(END) {
             tracing::error!("a mirror does not close; at its next start its legs are copied to");
         }
     }
@@ -226,12 +250,15 @@ impl Mirror {
         options: OpenOptions,
     ) -> Result<Self, MirrorError> {
         let (sender, opened) = mpsc::sync_channel(1);
-        let (is_alive, end) = mpsc::channel();
+        let end = End::default();
+        let ending = Ending(end.clone());
         let devices = devices.to_vec();
         std::thread::Builder::new().name("mirror".to_owned()).spawn(move || {
-            let _is_alive: mpsc::Sender<()> = is_alive;
+            let _ending = ending;
+            let _span = tracing::info_span!("mirror", store = options.name).entered();
             let mut wait = Sleep::default();
-            let (mirror, mut keeper) = match Self::without_threads(&devices, options, &mut wait) {
+            let opened = Self::open_here(&devices, options, end, &mut wait);
+            let (mirror, mut keeper) = match opened {
                 Ok(opened) => opened,
                 Err(error) => return drop(sender.send(Err(error))),
             };
@@ -242,11 +269,7 @@ impl Mirror {
                 keeper.rest(time);
             }
         })?;
-        let mirror = opened.recv().map_err(|_| MirrorError::Closed)??;
-        if let Some(life) = &mirror.life {
-            *life.end() = Some(end);
-        }
-        Ok(mirror)
+        opened.recv().map_err(|_| MirrorError::Closed)?
     }
 
     fn tell(&self, command: Command) -> Result<(), MirrorError> {
@@ -263,6 +286,18 @@ impl Mirror {
     pub fn without_threads(
         devices: &[Arc<dyn BlockDevice>],
         options: OpenOptions,
+        wait: &mut dyn Wait,
+    ) -> Result<(Self, Keeper), MirrorError> {
+        let end = End::default();
+        // Nothing waits for a keeper on this thread.
+        end.set();
+        Self::open_here(devices, options, end, wait)
+    }
+
+    fn open_here(
+        devices: &[Arc<dyn BlockDevice>],
+        options: OpenOptions,
+        end: End,
         wait: &mut dyn Wait,
     ) -> Result<(Self, Keeper), MirrorError> {
         if devices.is_empty() || devices.len() > MAX_LEGS {
@@ -282,7 +317,7 @@ impl Mirror {
         let shared = Arc::new(Shared::new(layout, zeroes, options.neglected(), sender));
         let kept = Arc::clone(&shared);
         let keeper = Keeper::open(found, identity, kept, inbox, options, wait)?;
-        let life = Arc::new(Life { shared: Arc::clone(&shared), end: Mutex::new(None) });
+        let life = Arc::new(Life { shared: Arc::clone(&shared), end });
         Ok((Self { shared, geometry, life: Some(life) }, keeper))
     }
 
@@ -290,6 +325,32 @@ impl Mirror {
     #[must_use]
     pub fn status(&self) -> Status {
         self.shared.status().clone()
+    }
+
+    /// The sizes of the mirror.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.shared.layout
+    }
+
+    /// The end of the keeper, which comes when this and all channels are dropped.
+    #[must_use]
+    pub fn end(&self) -> End {
+        self.life.as_ref().map(|life| life.end.clone()).unwrap_or_default()
+    }
+
+    /// The store of a leg, also if it has failed; `None` if it is missing.
+    #[must_use]
+    pub fn store(&self, leg: usize) -> Option<Arc<dyn BlockDevice>> {
+        self.shared.devices().get(leg).and_then(|(_, device)| device.clone())
+    }
+
+    /// Has reads go to this leg while it is in sync.
+    ///
+    /// # Errors
+    /// The mirror is closed.
+    pub fn prefer(&self, leg: usize) -> Result<(), MirrorError> {
+        self.tell(Command::Prefer(leg))
     }
 
     /// Uses the store of a leg that was missing or has failed. What it missed is copied to it.
@@ -333,7 +394,7 @@ impl Mirror {
     /// # Errors
     /// The leg has no store.
     pub fn leg(&self, leg: usize) -> Result<Arc<dyn BlockDevice>, MirrorError> {
-        let device = self.shared.devices().get(leg).and_then(|(_, device)| device.clone());
+        let device = self.store(leg);
         let reason = "it has no store; attach it";
         let device = device.ok_or(MirrorError::State { leg, reason })?;
         Ok(Arc::new(LegView::new(device, self.shared.layout.data_bytes, self.geometry)))
@@ -376,6 +437,9 @@ impl BlockDevice for Mirror {
     }
 
     fn fallback(&self) -> Option<String> {
+        if let Some(problem) = self.status().problem() {
+            return Some(format!("{problem}; `sidecore mirror list` says more"));
+        }
         let devices: Vec<_> = self.shared.devices().iter().cloned().collect();
         devices.iter().filter_map(|(_, device)| device.as_ref()).find_map(|it| it.fallback())
     }

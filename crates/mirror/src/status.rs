@@ -30,6 +30,8 @@ pub struct Status {
     pub members: LegSet,
     /// By number.
     pub legs: [LegState; MAX_LEGS],
+    /// Why a leg has failed, by number.
+    pub reasons: [Option<String>; MAX_LEGS],
     /// The leg that is read.
     pub read: Option<usize>,
     /// Why requests wait, if they do.
@@ -40,6 +42,27 @@ pub struct Status {
     pub regions_to_copy: usize,
     /// Regions copied since the mirror was opened.
     pub copied_regions: u64,
+    /// Bytes of these regions.
+    pub copied_bytes: u64,
+    /// Failures of legs since the mirror was opened.
+    pub failures: u64,
     /// Reads that one leg has failed and another one answered.
     pub read_errors: u64,
+}
+
+impl Status {
+    /// Why the mirror is not as it should be; `None` if all of its legs are in sync.
+    #[must_use]
+    pub fn problem(&self) -> Option<String> {
+        if let Some(waits) = &self.waits {
+            return Some(format!("the mirror waits: {waits}"));
+        }
+        let is_behind =
+            |leg: &usize| self.legs.get(*leg).is_some_and(|state| *state != LegState::InSync);
+        let behind = self.members.numbers().filter(is_behind);
+        let behind = behind.map(LegSet::of).fold(LegSet::EMPTY, LegSet::with);
+        let are = if behind.len() == 1 { "is" } else { "are" };
+        let text = || format!("{behind} of the mirror {are} not in sync");
+        (!behind.is_empty()).then(text)
+    }
 }

@@ -172,6 +172,29 @@ fn a_store_that_hangs_is_no_leg_and_holds_no_request_up() {
 }
 
 #[test]
+fn a_late_request_keeps_its_store_out_and_not_another_one_with_its_number() {
+    let gate = Gate::new();
+    let late = Arc::clone(&gate) as Arc<dyn BlockDevice>;
+    let legs = [ram(), ram()];
+    create(&legs, &creation(), &mut Sleep::default()).unwrap();
+    let options = OpenOptions { patience: Nanos::from_millis(50), ..options() };
+    let mirror = Mirror::open(&legs, options).unwrap();
+    // Its header as leg 2 is in flight, and the store has none that could say so.
+    gate.set(NO_WRITE_PASSES);
+    mirror.add(2, Arc::clone(&late)).unwrap_err();
+    let error = mirror.add(3, Arc::clone(&late)).unwrap_err();
+    assert!(matches!(error, MirrorError::Leg { error: LegError::Late { leg: 2 }, .. }), "{error}");
+    mirror.add(2, ram()).unwrap();
+    until_in_sync(&mirror, &[0, 1, 2]);
+    // It arrives: the store says now that it is the leg that another one is.
+    gate.set(OPEN);
+    until(&mirror, "quiet", |_| {
+        let error = mirror.add(3, Arc::clone(&late)).unwrap_err();
+        matches!(error, MirrorError::Leg { error: LegError::Twice { leg: 2 }, .. })
+    });
+}
+
+#[test]
 fn an_idle_queue_closes_its_channel_to_a_leg_that_was_removed() {
     let gate = Gate::new();
     let mirror = mirror(&[ram(), Arc::clone(&gate) as Arc<dyn BlockDevice>]);

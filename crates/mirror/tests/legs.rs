@@ -84,7 +84,10 @@ fn a_leg_that_failed_comes_back_with_all_that_it_missed() {
     is_broken.store(true, Ordering::SeqCst);
     guest.store(70 << 10, &after);
     let status = until(&mirror, "failed", |status| status.legs[1] == LegState::Failed);
-    assert_eq!((status.read, status.waits), (Some(0), None));
+    assert_eq!((status.read, status.waits, status.failures), (Some(0), None, 1));
+    let reason = status.reasons[1].clone().unwrap();
+    assert!(reason.starts_with("a write or flush of a user"), "{reason}");
+    assert!(Arc::ptr_eq(&mirror.store(1).unwrap(), &second));
     assert!(guest.load(70 << 10, after.len()) == after);
     let error = mirror.attach(ram()).unwrap_err();
     assert!(matches!(error, MirrorError::Leg { error: LegError::NoHeader, .. }), "{error}");
@@ -295,4 +298,12 @@ fn a_copy_keeps_its_rate_and_writes_go_on_meanwhile() {
     let status = mirror.status();
     assert!(status.regions_to_copy > 10, "{status:?}");
     assert_eq!(status.legs[1], LegState::Copying);
+}
+
+#[test]
+fn reads_go_to_the_leg_that_is_preferred() {
+    let mirror = mirror(&[ram(), ram()]);
+    assert_eq!(mirror.status().read, Some(0));
+    mirror.prefer(1).unwrap();
+    until(&mirror, "read from leg 1", |status| status.read == Some(1));
 }

@@ -29,6 +29,13 @@ impl Keeper {
             Command::Attach(device) => self.attach(&device, wait),
             Command::Add(leg, device) => self.add(leg, device, wait),
             Command::Remove(leg) => self.remove(leg, wait),
+            Command::Prefer(leg) => {
+                self.options.read = Some(leg);
+                if self.has_run && self.waits.is_none() {
+                    self.publish();
+                }
+                Ok(())
+            }
             Command::Repair { from, to, offset_bytes, len_bytes } => {
                 self.repair((from, to), (offset_bytes, len_bytes), wait)
             }
@@ -60,7 +67,7 @@ impl Keeper {
         if self.present().has(number) {
             return Err(refused(LegError::Twice { leg: number }));
         }
-        self.must_be_quiet(number, wait)?;
+        self.must_be_quiet(device, Some(number), wait)?;
         // A leg that failed may have requests of its old store in flight.
         self.pause(wait);
         if self.has_run {
@@ -148,9 +155,9 @@ impl Keeper {
             return Err(refused(LegError::Zeroes));
         }
         let layout = self.identity.layout;
-        self.must_be_quiet(leg, wait)?;
+        self.must_be_quiet(&device, None, wait)?;
         let limit = Some((self.options.patience, &mut self.late));
-        let (disk, header) = probe(&*device, limit, wait).map_err(refused)?;
+        let (disk, header) = probe(&device, limit, wait).map_err(refused)?;
         layout.takes(&device.geometry()).map_err(refused)?;
         // A former leg of this mirror may come back. Its old headers must not outlive the new ones.
         let tried = match header {
@@ -159,7 +166,7 @@ impl Keeper {
                 if self.config.members.has(header.leg) {
                     return Err(refused(LegError::Twice { leg: header.leg }));
                 }
-                self.must_be_quiet(header.leg, wait)?;
+                self.must_be_quiet(&device, Some(header.leg), wait)?;
                 self.highest = self.highest.max(header.config.epoch);
                 header.generation
             }
@@ -277,6 +284,7 @@ impl Keeper {
                 Err(refused(LegError::Io(format!("leg {from} cannot be read: {error}"))))
             }
             Err(Broken::To(error)) => {
+                self.blame(to, format!("a repair of it: {error}"));
                 self.failed = self.failed.with(LegSet::of(to));
                 Err(refused(LegError::Io(format!("leg {to} cannot be written: {error}"))))
             }
@@ -308,13 +316,20 @@ impl Keeper {
         self.report();
     }
 
-    /// A late write must not come after those that the leg gets now.
-    fn must_be_quiet(&mut self, leg: usize, wait: &mut dyn Wait) -> Result<(), MirrorError> {
+    /// A late write must not come after those that a store gets now. The same store may have been
+    /// opened anew since, so the number in its header counts, too.
+    fn must_be_quiet(
+        &mut self,
+        device: &Arc<dyn BlockDevice>,
+        number: Option<usize>,
+        wait: &mut dyn Wait,
+    ) -> Result<(), MirrorError> {
         self.look_for_late(wait.now());
-        match self.late.iter().any(|(of, _)| *of == Some(leg)) {
-            true => Err(refused(LegError::Late { leg })),
-            false => Ok(()),
-        }
+        let late = self.late.iter().find_map(|(leg, disk)| {
+            let may_be_it = disk.is_of(device) || number == *leg;
+            leg.filter(|_| may_be_it)
+        });
+        late.map_or(Ok(()), |leg| Err(refused(LegError::Late { leg })))
     }
 
     fn must_run(&self) -> Result<(), MirrorError> {

@@ -39,11 +39,12 @@ impl Keeper {
             }
             Ok(true) => {
                 self.copied_regions = self.copied_regions.saturating_add(1);
+                self.copied_bytes = self.copied_bytes.saturating_add(len_bytes);
                 let per_s = self.options.copy_bytes_per_s.max(1);
                 Nanos(len_bytes.saturating_mul(1_000_000_000).checked_div(per_s).unwrap_or(0))
             }
             Err(Broken::To(error)) => {
-                tracing::warn!(leg, "a leg that is copied to has failed: {error}");
+                self.blame(leg, format!("a copy to it: {error}"));
                 self.failed = self.failed.with(LegSet::of(leg));
                 return Duration::ZERO;
             }

@@ -36,7 +36,7 @@ pub(crate) fn read_leg(
     limit: Option<(Nanos, &mut Late)>,
     wait: &mut dyn Wait,
 ) -> Result<Found, LegError> {
-    let (disk, header) = probe(&**device, limit, wait)?;
+    let (disk, header) = probe(device, limit, wait)?;
     let header = header?;
     header.identity.layout.takes(&device.geometry())?;
     Ok(Found { device: Arc::clone(device), disk, header })
@@ -106,6 +106,8 @@ impl Keeper {
             next_mark: Nanos::ZERO,
             next_try: Nanos::ZERO,
             copied_regions: 0,
+            copied_bytes: 0,
+            failures: 0,
             is_closed: false,
         };
         for found in found {
@@ -129,7 +131,7 @@ impl Keeper {
                 is_only_read: true,
                 held: Some(header.config),
                 is_clean: header.is_clean,
-                has_failed: false,
+                ..Leg::default()
             };
         }
         self.set_device(header.leg, Some(device));
@@ -152,7 +154,7 @@ impl Keeper {
                     usable = usable.with(LegSet::of(leg));
                 }
                 Err(error) => {
-                    tracing::warn!(leg, "the map of a leg cannot be read: {error}");
+                    self.blame(leg, format!("the map of dirty regions: {error}"));
                     self.drop_leg(leg);
                 }
             }
