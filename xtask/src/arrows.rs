@@ -96,6 +96,7 @@ const ARROWS: &[(&str, Uses)] = &[
             "link",
             "vrio",
             "linux",
+            "mirror",
             "controller",
             "volume",
             "schedule",

@@ -1,6 +1,7 @@
 //! The running graph: started from its specification, changed, reported and drained.
 
 mod end;
+mod mirrors;
 mod parts;
 mod patterns;
 mod schedules;
@@ -280,7 +281,7 @@ impl Assembly {
         let names: BTreeSet<String> = unneeded.iter().map(|(name, _)| name.clone()).collect();
         drop(graph);
         // Other changes go on meanwhile: the IOhost of a store may go away.
-        flush_all(unneeded, &self.lists.remote);
+        flush_all(unneeded, (&self.lists.remote, &self.lists.mirrors));
         let mut graph = self.graph();
         if !graph.ends {
             // A store that another device has used meanwhile is flushed when that one is removed.

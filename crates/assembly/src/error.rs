@@ -135,6 +135,14 @@ pub enum AssemblyError {
         /// The name of the store.
         name: String,
     },
+    /// The legs of a mirror cannot be its legs.
+    #[error("store \"{name}\": {why}")]
+    Mirror {
+        /// The name of the mirror.
+        name: String,
+        /// The reason and the remedy.
+        why: String,
+    },
     /// A device has no sidecore, or an impossible number of queues.
     #[error("device \"{name}\": {why}")]
     Device {
@@ -309,7 +317,7 @@ impl AssemblyError {
     pub(crate) fn is_of_a_store(&self) -> bool {
         match self {
             Self::Controller { error, .. } => error.kind == ErrorKind::Failed,
-            Self::Stage { .. } => true,
+            Self::Stage { .. } | Self::Mirror { .. } => true,
             Self::File { error, .. } => matches!(error, FileError::Predecessor { .. }),
             Self::HostFile { error, .. } => {
                 matches!(error, HostFileError::InUse { may_have_ended: true, .. })
@@ -339,6 +347,7 @@ impl AssemblyError {
             Self::HostFile { error: HostFileError::InUse { .. }, .. } => ErrorKind::Conflict,
             Self::Unknown { .. }
             | Self::Cycle { .. }
+            | Self::Mirror { .. }
             | Self::Device { .. }
             | Self::Account { .. } => ErrorKind::Invalid,
             Self::NoPhysicalFunction { .. } | Self::Server { .. } | Self::File { .. } => {

@@ -9,6 +9,7 @@ use sidecore_block::{Batch, BlockDevice, BlockRequest, Operation, Tag};
 use sidecore_linux::Clock;
 use sidecore_reactor::CoreContext;
 
+use crate::mirrors::Mirrors;
 use crate::remote::Remote;
 use crate::stores::Unflushed;
 
@@ -34,8 +35,12 @@ pub(crate) fn flush(name: &str, device: &dyn BlockDevice) -> bool {
 }
 
 /// Flushes stores side by side. Returns the names of those that may have lost writes. A store
-/// whose IOhost is away is given up after a while, so that this ends.
-pub(crate) fn flush_all(stores: Vec<Unflushed>, remote: &Remote) -> Vec<String> {
+/// whose IOhost is away, or a mirror that waits for legs, is given up after a while, so that this
+/// ends.
+pub(crate) fn flush_all(
+    stores: Vec<Unflushed>,
+    (remote, mirrors): (&Remote, &Mirrors),
+) -> Vec<String> {
     let (sender, flushed) = channel();
     // Each with the time since when its IOhost is away.
     let (mut running, mut lost) = (BTreeMap::<String, Option<Instant>>::new(), Vec::new());
@@ -66,20 +71,30 @@ pub(crate) fn flush_all(stores: Vec<Unflushed>, remote: &Remote) -> Vec<String> 
                 lost.extend(std::mem::take(&mut running).into_keys());
             }
             Err(RecvTimeoutError::Timeout) => {
-                running.iter_mut().for_each(|(name, away)| give_up(name, away, remote));
+                running.retain(|name, away| {
+                    let is_left = give_up(name, away, (remote, mirrors));
+                    lost.extend(is_left.then(|| name.clone()));
+                    !is_left
+                });
             }
         }
     }
     lost
 }
 
-/// Fails the flush of a store whose IOhost is away for too long.
-fn give_up(name: &str, away: &mut Option<Instant>, remote: &Remote) {
-    if remote.is_ready(name) {
+/// Fails the flush of a store whose IOhost is away for too long. True if it is that of a mirror
+/// that waits: it may never end, and is left alone.
+fn give_up(name: &str, away: &mut Option<Instant>, (remote, mirrors): (&Remote, &Mirrors)) -> bool {
+    let is_mirror = mirrors.waits(name).is_some();
+    if !is_mirror && remote.is_ready(name) {
         *away = None;
-    } else if away.get_or_insert_with(Instant::now).elapsed() >= AWAY_PATIENCE {
-        remote.abandon(name);
+        return false;
     }
+    if away.get_or_insert_with(Instant::now).elapsed() < AWAY_PATIENCE {
+        return false;
+    }
+    remote.abandon(name);
+    is_mirror
 }
 
 /// Flushes a store and waits for the completion.

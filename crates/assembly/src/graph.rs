@@ -24,6 +24,7 @@ use crate::disk::Disk;
 use crate::flush::flush_all;
 use crate::front_end::{NvmeParts, NvmeThreads};
 use crate::left::LeftDevice;
+use crate::mirrors::Mirrors;
 use crate::operation::{ErrorKind, OperationError};
 use crate::plan::{Action, Part, Parts, Phase, State, Verb, bottom, plan, subject};
 use crate::remote::{Remote, RemoteParts};
@@ -40,6 +41,9 @@ pub(crate) use writers::Writers;
 /// The time that a start, or the addition of a device, waits for stores that do not answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// The time that the end of mirrors may take.
+const KEEPERS_PATIENCE: Duration = Duration::from_secs(10);
+
 /// The lists that stay readable while the graph is locked for a change.
 #[derive(Clone)]
 pub(crate) struct Lists {
@@ -50,6 +54,7 @@ pub(crate) struct Lists {
     pub(crate) subsystems: Arc<Subsystems>,
     /// Links, clients and IOhosts.
     pub(crate) remote: Arc<Remote>,
+    pub(crate) mirrors: Arc<Mirrors>,
     pub(crate) switches: Arc<Switches>,
 }
 
@@ -60,6 +65,7 @@ impl Lists {
             wanted: Arc::new(Mutex::new(Wanted::new(spec))),
             controllers: Arc::new(Controllers::new(&spec.controllers, spec.owner)),
             subsystems: Arc::default(),
+            mirrors: Arc::default(),
             switches: Arc::new(Switches::new(clock.clone())),
             remote: Arc::new(Remote::new(
                 clock.clone(),
@@ -90,6 +96,11 @@ impl Lists {
     pub(crate) fn waits_for(&self, store: &str) -> Option<String> {
         let bottom = bottom(&self.wanted().spec, store)?.name.clone();
         self.remote.waits_for(&bottom)
+    }
+
+    /// Whether the requests of a device of an IOhost, or of a mirror, are carried out now.
+    pub(crate) fn is_ready(&self, store: &str) -> bool {
+        self.remote.is_ready(store) && self.mirrors.waits(store).is_none()
     }
 
     pub(crate) fn wanted(&self) -> MutexGuard<'_, Wanted> {
@@ -323,7 +334,7 @@ impl Graph {
         let closes = actions.iter().filter(|action| action.verb == Verb::CloseStore);
         let mut stores =
             self.stores.unflushed(&closes.map(|action| action.name.as_str()).collect::<Vec<_>>());
-        stores.retain(|(name, _)| self.lists.remote.is_ready(name));
+        stores.retain(|(name, _)| self.lists.is_ready(name));
         stores
     }
 
@@ -374,7 +385,7 @@ impl Graph {
                 }
                 Verb::OpenStore => {
                     for spec in names.iter().filter_map(|name| next.store(name)) {
-                        if !self.open_store(spec, occasion)? {
+                        if !self.open_store(spec, next, occasion)? {
                             return Ok(unflushed);
                         }
                     }
@@ -401,11 +412,13 @@ impl Graph {
 
     /// Flushes stores and closes them. Returns the names of those that may have lost writes.
     fn close_stores(&mut self, names: &[&str]) -> Vec<String> {
-        let remote = &self.lists.remote;
+        let Lists { remote, mirrors, .. } = &self.lists;
         let mut closed = self.stores.close(names);
         // One that cannot be flushed now is closed without.
-        closed.retain(|(name, _)| !self.flushed.contains(name) && remote.is_ready(name));
-        let unflushed = flush_all(closed, remote);
+        closed.retain(|(name, _)| !self.flushed.contains(name) && self.lists.is_ready(name));
+        let unflushed = flush_all(closed, (remote, mirrors));
+        // Before the devices of IOhosts are closed, which may be legs.
+        mirrors.close(names, KEEPERS_PATIENCE);
         names.iter().for_each(|name| remote.close_store(name));
         unflushed
     }

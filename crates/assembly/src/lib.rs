@@ -52,6 +52,7 @@ mod graph;
 mod host;
 mod left;
 pub mod machine;
+mod mirrors;
 pub mod offline;
 mod operation;
 mod plan;

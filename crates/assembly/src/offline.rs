@@ -2,6 +2,7 @@
 //! claim as a store's, so that no other program uses it meanwhile.
 
 mod export;
+mod mirror;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use crate::report::{CheckReport, LossReport, RepairReport};
 
 pub use crate::spec::FormatSpec;
 pub use export::{EncryptedImage, OfflineVolume, ReadOptions, Unlock};
+pub use mirror::{MirrorOptions, NewMirror, create_mirror};
 
 /// Why a store could not be formatted, checked or repaired.
 #[derive(Debug, thiserror::Error)]
@@ -143,6 +145,14 @@ pub enum OfflineError {
         volume: String,
         /// The reason.
         error: VolumeError,
+    },
+    /// A mirror cannot be made.
+    #[error("store \"{name}\": {why}")]
+    Mirror {
+        /// The name of the mirror.
+        name: String,
+        /// The reason and the remedy.
+        why: String,
     },
     /// The file holds no volumes that could be checked or exported.
     #[error("{}: {error}", path.display())]

@@ -6,6 +6,7 @@
 //! other actions. A plan is empty when no action is possible.
 
 mod check;
+mod mirrors;
 mod parts;
 mod planner;
 mod stale;
@@ -21,6 +22,7 @@ use crate::spec::{
 };
 
 pub(crate) use check::check;
+pub(crate) use mirrors::is_leg;
 pub(crate) use parts::Parts;
 use planner::Planner;
 
@@ -167,7 +169,9 @@ pub(crate) fn bottom<'a>(spec: &'a Spec, name: &str) -> Option<&'a StoreSpec> {
 
 /// Whether a store is opened on a thread of its own, because it may not answer.
 pub(crate) fn may_not_answer(store: &StoreSpec) -> bool {
-    has_far_bottom(store) || store.stages.iter().any(StageSpec::may_not_answer)
+    has_far_bottom(store)
+        || store.kind.mirror().is_some()
+        || store.stages.iter().any(StageSpec::may_not_answer)
 }
 
 /// Whether the bottom of a store may not answer: a file, or a device of an IOhost.
@@ -267,13 +271,11 @@ pub(crate) fn needed<'a>(next: &Parts<'a>, counts: impl Fn(&str) -> bool) -> BTr
     let devices = spec.devices.iter().filter(|device| counts(&device.name));
     let tops = devices.map(|device| device.store.as_str());
     let mut needed = BTreeSet::new();
-    for top in tops.chain(spec.controllers.iter().map(|controller| controller.store.as_str())) {
-        let mut name = Some(top);
-        while let Some(spec) =
-            name.and_then(|name| next.store(name)).filter(|spec| needed.insert(&*spec.name))
-        {
-            name = spec.kind.inner();
-        }
+    let controllers = spec.controllers.iter().map(|controller| controller.store.as_str());
+    let mut names: Vec<&str> = tops.chain(controllers).collect();
+    while let Some(name) = names.pop() {
+        let store = next.store(name).filter(|store| needed.insert(&*store.name));
+        names.extend(store.into_iter().flat_map(|store| store.kind.stores_below()));
     }
     needed
 }

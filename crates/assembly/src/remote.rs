@@ -27,7 +27,7 @@ use crate::operation::{ErrorKind, OperationError};
 use crate::report::RemoteReport;
 use crate::spec::{ClientSpec, IohostSpec, LinkSpec, RemoteSpec};
 pub use away::GivenUp;
-pub(crate) use away::remote_below;
+pub(crate) use away::waiting_below;
 use hosting::{Loads, OpenLink, ServedClient};
 use promises::Promises;
 use status::Watch;

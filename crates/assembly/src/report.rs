@@ -7,6 +7,7 @@ mod closed;
 mod controller;
 mod dedup;
 mod meter;
+mod mirror;
 mod net;
 mod remote;
 mod repair;
@@ -30,6 +31,7 @@ pub use controller::{
 };
 pub use dedup::{DedupPhase, DedupReport};
 pub use meter::MeterReport;
+pub use mirror::{LegReport, LegWord, MirrorReport, MirrorState};
 pub use net::{
     CaptureReport, FirewallReport, PortReport, RuleReport, StageFailureReport, StationReport,
     SwitchReport, WireReport,

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 mod controller;
 mod device;
 mod link;
+mod mirror;
 mod net;
 mod remote;
 mod rules;
@@ -24,6 +25,7 @@ pub use device::{
 pub use link::{
     LINK, LinkKind, LinkSpec, MemoryLinkSpec, PacketLinkSpec, REMOTE_PORT, UdpLinkSpec, XdpLinkSpec,
 };
+pub use mirror::{MirrorSpec, unfit_number_of_legs, used_twice, waits_for_iohost};
 pub use net::{
     EthernetSpec, QUEUE_PAIRS_MAX, RemoteNetSpec, SWITCH, SwitchSpec, TapSpec, VirtioNetSpec,
     VrioNetSpec,

@@ -146,7 +146,10 @@ impl Stores {
             StoreKind::Null { size_bytes, block_bytes } => {
                 Arc::new(NullStore::new(Geometry::new(*size_bytes, *block_bytes)))
             }
-            StoreKind::File(_) | StoreKind::HostFile(_) | StoreKind::Remote(_) => {
+            StoreKind::File(_)
+            | StoreKind::HostFile(_)
+            | StoreKind::Remote(_)
+            | StoreKind::Mirror(_) => {
                 return open_bottom_file(spec);
             }
         })
@@ -158,7 +161,8 @@ pub(crate) type Unflushed = (String, Arc<dyn BlockDevice>);
 
 fn unflushed(spec: &StoreSpec, progress: &Progress<Arc<dyn BlockDevice>>) -> Option<Unflushed> {
     let Progress::Open(store) = progress else { return None };
-    let has_cache = has_far_bottom(spec) && !store.geometry().read_only;
+    let is_far = has_far_bottom(spec) || spec.kind.mirror().is_some();
+    let has_cache = is_far && !store.geometry().read_only;
     has_cache.then(|| (spec.name.clone(), Arc::clone(store)))
 }
 

@@ -7,6 +7,7 @@ mod functions;
 pub(crate) mod json;
 pub mod keys;
 mod machine;
+mod mirrors;
 mod nearest;
 mod problem;
 mod remote;

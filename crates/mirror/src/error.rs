@@ -74,7 +74,7 @@ pub enum LegError {
         needs_bytes: u32,
     },
     /// The store is in use by the mirror, or was before it was made.
-    #[error("it has the header of a mirror already; nothing is overwritten without `force`")]
+    #[error("it has the header of a mirror already, which is not overwritten")]
     HasHeader,
     /// The store does not answer.
     #[error("it has not answered for {limit:?}; see why, and try again")]

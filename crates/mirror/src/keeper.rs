@@ -283,6 +283,9 @@ impl Keeper {
         let mut status = self.shared.status();
         status.epoch = self.config.epoch;
         status.members = self.config.members;
+        let known = (0..MAX_LEGS).zip(self.config.seen).filter(|(_, epoch)| *epoch > 0);
+        let known = known.map(|(leg, _)| LegSet::of(leg)).fold(LegSet::EMPTY, LegSet::with);
+        status.former = known.without(self.config.members);
         status.read = self.waits.is_none().then(|| self.shared.plan().read);
         status.waits.clone_from(&self.waits);
         status.dirty_regions = self.map.count();

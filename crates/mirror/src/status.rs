@@ -28,6 +28,8 @@ pub struct Status {
     pub epoch: u64,
     /// The legs of the mirror.
     pub members: LegSet,
+    /// Numbers that were those of legs once: headers of former legs have them.
+    pub former: LegSet,
     /// By number.
     pub legs: [LegState; MAX_LEGS],
     /// Why a leg has failed, by number.

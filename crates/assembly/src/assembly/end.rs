@@ -11,7 +11,7 @@ use crate::flush::{AWAY_PATIENCE, flush};
 use crate::graph::{Graph, Occasion};
 use crate::left::LeftDevice;
 use crate::plan::{Action, Parts, Verb, find_store, plan};
-use crate::remote::{GivenUp, remote_below};
+use crate::remote::{GivenUp, waiting_below};
 use crate::spec::Spec;
 
 /// The time between two looks at devices that have not stopped.
@@ -82,6 +82,7 @@ impl Assembly {
         let mut unflushed = self.flush_remote(&mut graph, &mut held, deadline);
         let given_up = self.give_up(&held);
         unflushed.extend(given_up.iter().map(|store| store.store.clone()));
+        unflushed.extend(self.mirrors_that_wait(&held));
         // Drained devices stay in the reports.
         actions.retain(|action| action.verb != Verb::StopDevice && self.can_end(action, &held));
         graph.close_devices(&stuck);
@@ -211,6 +212,18 @@ impl Assembly {
         given_up
     }
 
+    /// Those of the stores that are mirrors whose requests wait, for the log.
+    fn mirrors_that_wait(&self, held: &BTreeSet<String>) -> Vec<String> {
+        let waits = |name: &String| Some((name.clone(), self.lists.mirrors.waits(name)?));
+        let waiting = held.iter().filter_map(waits);
+        waiting
+            .map(|(store, why)| {
+                tracing::error!(store, "given up with requests that have no answer: {why}");
+                store
+            })
+            .collect()
+    }
+
     fn tell_of_iohosts(&self) {
         for store in self.lists.remote.away() {
             let seconds = AWAY_PATIENCE.as_secs();
@@ -218,30 +231,31 @@ impl Assembly {
         }
     }
 
-    /// Whether a device's store waits for an IOhost.
+    /// Whether a device's store waits for an IOhost, or for legs of a mirror.
     fn is_away(&self, disk: &Disk) -> bool {
         let wanted = self.lists.wanted();
-        let below = remote_below(&wanted.spec, &disk.spec.store);
-        below.is_some_and(|store| !self.lists.remote.is_ready(store))
+        let below = waiting_below(&wanted.spec, &disk.spec.store);
+        below.is_some_and(|store| !self.lists.is_ready(store))
     }
 
-    /// The stores that wait for their IOhosts and cannot be closed before: those below devices that
-    /// have not stopped, and below open controllers.
+    /// The stores that wait for their IOhosts or legs, and cannot be closed before: those below
+    /// devices that have not stopped, and below open controllers.
     fn held(&self, stuck: &[Arc<Disk>]) -> BTreeSet<String> {
         let wanted = self.lists.wanted();
         let is_open = |name: &&String| self.lists.controllers.get(name).is_some();
         let controllers = wanted.spec.controllers.iter();
         let controllers = controllers.filter(|spec| is_open(&&spec.name)).map(|spec| &spec.store);
         let tops = stuck.iter().map(|disk| &disk.spec.store).chain(controllers);
-        let below = tops.filter_map(|store| remote_below(&wanted.spec, store));
-        below.filter(|store| !self.lists.remote.is_ready(store)).map(str::to_owned).collect()
+        let below = tops.filter_map(|store| waiting_below(&wanted.spec, store));
+        below.filter(|store| !self.lists.is_ready(store)).map(str::to_owned).collect()
     }
 
     /// Whether an action can be applied while these stores cannot be closed.
     fn can_end(&self, action: &Action, held: &BTreeSet<String>) -> bool {
         let wanted = self.lists.wanted();
         let spec = &wanted.spec;
-        let leads = |store: &str| remote_below(spec, store).is_some_and(|name| held.contains(name));
+        let leads =
+            |store: &str| waiting_below(spec, store).is_some_and(|name| held.contains(name));
         match action.verb {
             Verb::CloseStore => !leads(&action.name),
             Verb::CloseController => {

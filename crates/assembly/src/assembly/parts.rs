@@ -74,7 +74,7 @@ impl Assembly {
                 let stores: BTreeSet<String> =
                     next.stores.iter().map(|store| store.name.clone()).collect();
                 next.stores
-                    .retain(|store| store.kind.inner().is_none_or(|inner| stores.contains(inner)));
+                    .retain(|store| store.kind.stores_below().all(|below| stores.contains(below)));
             }
         }
         check(&next)?;

@@ -9,11 +9,13 @@ use crate::AssemblyError;
 use crate::plan::bottom;
 use crate::spec::{DeviceSpec, Spec};
 
-/// Whether a device is served to a VMM from a store that is a device of an IOhost, which may come
-/// much later.
+/// Whether a device is added although its store is not open: that is a mirror, or a device of an
+/// IOhost, which may come much later while a VMM waits.
 pub(crate) fn may_come_late(device: &DeviceSpec, spec: &Spec) -> bool {
-    device.front_end.has_socket()
-        && bottom(spec, &device.store).is_some_and(|bottom| bottom.kind.remote().is_some())
+    bottom(spec, &device.store).is_some_and(|bottom| {
+        let is_remote = bottom.kind.remote().is_some();
+        bottom.kind.mirror().is_some() || is_remote && device.front_end.has_socket()
+    })
 }
 
 /// Makes the sockets of devices that wait for their IOhosts: their VMMs can connect, and wait for
@@ -39,7 +41,7 @@ pub(crate) fn listen_early(graph: &Mutex<Graph>) -> Result<(), AssemblyError> {
         }
         let listening = Listening::new(&device.socket, access)
             .map_err(|error| AssemblyError::Server { name: name.clone(), error })?;
-        tracing::info!(device = name, "its VMM can connect, and waits for the IOhost");
+        tracing::info!(device = name, "its VMM can connect, and waits for the store");
         graph.listening.insert(name.clone(), listening);
     }
     Ok(())
@@ -50,7 +52,8 @@ impl Graph {
     fn waiting_for_iohosts(&self) -> Vec<DeviceSpec> {
         let wanted = self.lists.wanted();
         let waits = |device: &&DeviceSpec| {
-            may_come_late(device, &wanted.spec)
+            device.front_end.has_socket()
+                && may_come_late(device, &wanted.spec)
                 && !wanted.refused.contains_key(&device.name)
                 && self.has_no_socket(&device.name)
         };

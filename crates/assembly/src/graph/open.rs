@@ -1,5 +1,6 @@
 //! Opens stores and controllers, on threads of their own where they may not answer.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Instant;
@@ -9,8 +10,9 @@ use sidecore_block::BlockDevice;
 use super::{Graph, Occasion, Opened, PATIENCE};
 use crate::AssemblyError;
 use crate::controllers::ControllerHandle;
-use crate::plan::{Part, Parts, Phase, bottom, find_store, has_far_bottom, may_not_answer};
-use crate::spec::{ControllerSpec, DeviceSpec, Spec, StoreSpec};
+use crate::mirrors::MirrorInUse;
+use crate::plan::{Part, Parts, Phase, bottom, find_store, has_far_bottom, is_leg, may_not_answer};
+use crate::spec::{ControllerSpec, DeviceSpec, MirrorSpec, Spec, StoreSpec};
 use crate::stores::{Progress, behind, open_file};
 
 /// The call that opens a store while the graph is not locked.
@@ -41,6 +43,9 @@ impl Graph {
             return Some(far).filter(is_file).filter(is_closed);
         }
         let top = find_store(next, &device.store).filter(is_closed)?;
+        if top.kind.mirror().is_some() {
+            return None;
+        }
         let is_below = top.kind.inner().is_none_or(|inner| self.stores.get(inner).is_some());
         Some(top).filter(|top| may_not_answer(top) && is_below)
     }
@@ -62,8 +67,16 @@ impl Graph {
     fn opening(
         &self,
         spec: &StoreSpec,
+        next: &Parts<'_>,
     ) -> Result<Box<dyn FnOnce() -> Opened + Send>, AssemblyError> {
         let spec = spec.clone();
+        if let Some(mirror) = spec.kind.mirror() {
+            let mirror = self.mirror(&spec.name, mirror, next);
+            return Ok(Box::new(move || {
+                let opened = mirror.open().and_then(|bottom| behind(&spec, bottom));
+                Opened::Store(spec, opened)
+            }));
+        }
         if let Some(remote) = spec.kind.remote() {
             let opening = self.lists.remote.open_store(&spec.name, remote)?;
             return Ok(Box::new(move || match opening.wait() {
@@ -87,26 +100,57 @@ impl Graph {
         }))
     }
 
+    /// A mirror that is to be opened, with the legs that are open by now.
+    fn mirror(&self, name: &str, mirror: &MirrorSpec, next: &Parts<'_>) -> Arc<MirrorInUse> {
+        let (mut stores, mut devices) = (BTreeMap::new(), BTreeMap::new());
+        for leg in &mirror.legs {
+            let refusal = self.refusal(leg, next);
+            if let Some(store) = self.stores.get(leg) {
+                stores.insert(leg.clone(), Ok(Arc::clone(store)));
+            } else if !refusal.is_empty() {
+                stores.insert(leg.clone(), Err(refusal));
+            }
+            let remote = next.bottom(leg).filter(|bottom| bottom.kind.remote().is_some());
+            devices.extend(remote.map(|bottom| (leg.clone(), bottom.name.clone())));
+        }
+        let remote = (devices, &self.lists.remote);
+        self.lists.mirrors.begin(name, mirror, stores, remote)
+    }
+
+    /// Tells the mirror whose leg a store is that the store was opened or refused.
+    fn tell_mirror(&self, store: &str) {
+        if let Some(opened) = self.stores.get(store) {
+            self.lists.mirrors.came(store, Ok(Arc::clone(opened)));
+        } else if let Some(why) = self.stores.refusal(store) {
+            self.lists.mirrors.came(store, Err(why.to_owned()));
+        }
+    }
+
     /// Opens a store, or starts a thread that opens one that may not answer. The caller who adds a
     /// device waits for its stages. False if the store was refused.
     pub(super) fn open_store(
         &mut self,
         spec: &StoreSpec,
+        next: &Parts<'_>,
         occasion: Occasion,
     ) -> Result<bool, AssemblyError> {
-        let waits = occasion == Occasion::Addition && !has_far_bottom(spec);
+        let is_mirror = spec.kind.mirror().is_some();
+        let waits = occasion == Occasion::Addition && !has_far_bottom(spec) && !is_mirror;
         let opened = if may_not_answer(spec) && !waits {
-            let spawned = self.opening(spec).and_then(|open| self.spawn(&spec.name, open));
+            let spawned = self.opening(spec, next).and_then(|open| self.spawn(&spec.name, open));
             spawned.map(|()| Progress::Opening)
         } else {
             self.stores.open(spec, &self.lists.controllers).map(Progress::Open)
         };
         let progress = match opened {
-            Err(error) if occasion.tolerates(&error) => Progress::Refused(error.to_string()),
+            Err(error) if occasion.tolerates(&error) || is_leg(&spec.name, next) => {
+                Progress::Refused(error.to_string())
+            }
             opened => opened?,
         };
         let is_refused = progress.phase() == Phase::Refused;
         self.stores.set(spec, progress);
+        self.tell_mirror(&spec.name);
         Ok(!is_refused)
     }
 
@@ -186,8 +230,16 @@ impl Graph {
         };
         match opened {
             Opened::GivenUp => {}
-            Opened::Store(spec, Ok(store)) => self.stores.answered(&spec, Ok(store)),
-            Opened::Store(spec, Err(error)) => self.stores.answered(&spec, Err(refused(error)?)),
+            Opened::Store(spec, opened) => {
+                let is_leg = || is_leg(&spec.name, &Parts::of(&self.lists.wanted().spec));
+                let opened = match opened {
+                    Err(error) if is_leg() => Err(error.to_string()),
+                    Err(error) => Err(refused(error)?),
+                    Ok(store) => Ok(store),
+                };
+                self.stores.answered(&spec, opened);
+                self.tell_mirror(&spec.name);
+            }
             Opened::Controller(name, Ok(controller)) => {
                 let controller = Arc::new(controller);
                 self.follow_volumes(&controller);

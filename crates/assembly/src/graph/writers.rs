@@ -11,7 +11,7 @@ use crate::spec::{StoreKind, StoreSpec};
 /// their contents end with the daemon anyway.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Contents {
-    /// A file or a remote device, by its store.
+    /// A file, a remote device or a mirror, by its store.
     Store(String),
     Volume {
         controller: String,
@@ -22,9 +22,10 @@ enum Contents {
 impl Contents {
     fn of(bottom: &StoreSpec) -> Option<Self> {
         match &bottom.kind {
-            StoreKind::File(_) | StoreKind::HostFile(_) | StoreKind::Remote(_) => {
-                Some(Self::Store(bottom.name.clone()))
-            }
+            StoreKind::File(_)
+            | StoreKind::HostFile(_)
+            | StoreKind::Remote(_)
+            | StoreKind::Mirror(_) => Some(Self::Store(bottom.name.clone())),
             StoreKind::Volume(of) => {
                 let (controller, volume) = (of.controller.clone(), of.volume.clone());
                 Some(Self::Volume { controller, volume })

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use super::mirrors::check_mirrors;
 use super::{Parts, subject};
 use crate::AssemblyError;
 use crate::spec::{DeviceSpec, QUEUE_PAIRS_MAX, QUEUES_MAX, Spec};
@@ -29,6 +30,7 @@ impl<'a> Checker<'a> {
         self.check_duplicates(next)?;
         self.check_links(next)?;
         self.check_switches(next)?;
+        check_mirrors(self.parts)?;
         next.devices.iter().try_for_each(|device| self.check_queues(device))?;
         for device in next.devices.iter().filter(|device| device.front_end.switch().is_none()) {
             self.check_below(subject(device), &device.store)?;
@@ -142,9 +144,19 @@ impl<'a> Checker<'a> {
     }
 
     /// Follows a store to its bottom, through the controllers whose functions lie on the way.
-    fn check_below(&mut self, mut user: String, store: &'a str) -> Result<(), AssemblyError> {
+    fn check_below(&mut self, user: String, store: &'a str) -> Result<(), AssemblyError> {
+        self.check_chain(user, store, BTreeSet::new())
+    }
+
+    /// As [`check_below`](Self::check_below), with the stores that lead to this one. The legs of a
+    /// mirror end in no other mirror, so this calls itself once at most.
+    fn check_chain(
+        &mut self,
+        mut user: String,
+        store: &'a str,
+        mut above: BTreeSet<&'a str>,
+    ) -> Result<(), AssemblyError> {
         let mut name = store;
-        let mut above = BTreeSet::new();
         loop {
             self.parts.step();
             if self.sound.contains(name) {
@@ -161,6 +173,10 @@ impl<'a> Checker<'a> {
                 && self.parts.iohost(&remote.iohost).is_none()
             {
                 return Err(unknown(user, "iohost", &remote.iohost));
+            }
+            let legs = store.kind.mirror().map_or(&[][..], |mirror| &mirror.legs);
+            for leg in legs {
+                self.check_chain(user.clone(), leg, above.clone())?;
             }
             name = match (store.kind.inner(), store.kind.controller()) {
                 (Some(inner), _) => inner,
@@ -179,7 +195,7 @@ impl<'a> Checker<'a> {
     }
 }
 
-fn unknown(user: String, kind: &'static str, name: &str) -> AssemblyError {
+pub(super) fn unknown(user: String, kind: &'static str, name: &str) -> AssemblyError {
     AssemblyError::Unknown { user, kind, name: name.to_owned() }
 }
 

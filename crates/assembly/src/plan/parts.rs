@@ -100,7 +100,7 @@ impl<'a> Parts<'a> {
 
     /// The store of this name, and those below it in their order. Each is a new one, unless the
     /// stores form a cycle, which ends after as many steps as there are stores.
-    fn down(&self, name: &str) -> impl Iterator<Item = &'a StoreSpec> {
+    pub(crate) fn down(&self, name: &str) -> impl Iterator<Item = &'a StoreSpec> {
         let inner = |store: &&'a StoreSpec| store.kind.inner().and_then(|name| self.store(name));
         std::iter::successors(self.store(name), inner).take(self.spec.stores.len())
     }

@@ -33,7 +33,7 @@ impl<'a> Planner<'a> {
         let mut above = BTreeMap::<_, Vec<_>>::new();
         let spec = next.spec();
         for (index, store) in spec.stores.iter().enumerate() {
-            if let Some(below) = below(store) {
+            for below in below(store) {
                 above.entry(below).or_default().push(Place::Store(index));
             }
         }
@@ -96,12 +96,12 @@ impl<'a> Planner<'a> {
     /// Closes stale stores and controllers, each after its users. Of those without users, the first
     /// one by name is closed next, and stores before controllers.
     fn close(&mut self, stale: &Stale) {
-        let (mut users, mut below) = (BTreeMap::<_, usize>::new(), BTreeMap::new());
+        let (mut users, mut below) = (BTreeMap::<_, usize>::new(), BTreeMap::<_, Vec<_>>::new());
         for each in uses(self.now).filter(|each| each.is_open) {
             self.next.step();
             if !matches!(each.above, Name::Device(name) if stale.devices.contains(name)) {
                 *users.entry(each.below).or_default() += 1;
-                below.insert(each.above, each.below);
+                below.entry(each.above).or_default().push(each.below);
             }
         }
         let stores = self.now.stores.keys().filter(|name| stale.stores.contains(*name));
@@ -120,13 +120,14 @@ impl<'a> Planner<'a> {
                 Name::Controller(name) => self.act(Verb::CloseController, name),
                 Name::Device(_) => {}
             }
-            let Some(below) = below.remove(&part) else { continue };
-            let left = users.get_mut(&below).map(|users| {
-                *users = users.saturating_sub(1);
-                *users
-            });
-            if left == Some(0) && closable.contains(&below) {
-                unused.insert(below);
+            for below in below.remove(&part).unwrap_or_default() {
+                let left = users.get_mut(&below).map(|users| {
+                    *users = users.saturating_sub(1);
+                    *users
+                });
+                if left == Some(0) && closable.contains(&below) {
+                    unused.insert(below);
+                }
             }
         }
     }
@@ -174,6 +175,16 @@ impl<'a> Planner<'a> {
         store.kind.inner().is_none_or(is_open)
             && store.kind.controller().is_none_or(controls)
             && store.kind.remote().is_none_or(|remote| leads(&remote.iohost))
+            && store.kind.mirror().is_none_or(|mirror| self.has_tried(&mirror.legs))
+    }
+
+    /// Whether each leg of a mirror is open or refused, or is a device of an IOhost, which may come
+    /// much later.
+    fn has_tried(&self, legs: &[String]) -> bool {
+        let is_remote = |leg| self.next.bottom(leg).is_some_and(|it| it.kind.remote().is_some());
+        let is_stale = |leg: &String| self.stale.stores.contains(leg);
+        legs.iter()
+            .all(|leg| !is_stale(leg) && (self.phase(leg) != Phase::Opening || is_remote(leg)))
     }
 
     /// Starts sidecores, and the links on them with their users.
@@ -245,6 +256,10 @@ impl<'a> Planner<'a> {
                     continue;
                 };
                 let Some(store) = self.next.spec().stores.get(*index) else { continue };
+                // A mirror opens without some of its legs, or says why not.
+                if store.kind.mirror().is_some() {
+                    continue;
+                }
                 if self.store_phase(&store.name).is_none() && self.refused.insert(&store.name) {
                     parts.push(Name::Store(&store.name));
                 }

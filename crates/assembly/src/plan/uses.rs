@@ -22,9 +22,9 @@ pub(super) struct Use<'a> {
 
 /// The uses in a state. A device that is refused or detached uses no store.
 pub(super) fn uses(state: &State) -> impl Iterator<Item = Use<'_>> {
-    let stores = state.stores.iter().filter_map(|(name, Part { spec, phase })| {
-        let (below, above) = (below(spec)?, Name::Store(name));
-        Some(Use { below, above, is_open: *phase != Phase::Refused })
+    let stores = state.stores.iter().flat_map(|(name, Part { spec, phase })| {
+        let is_open = *phase != Phase::Refused;
+        below(spec).map(move |below| Use { below, above: Name::Store(name), is_open })
     });
     let controllers = state.controllers.iter().map(|(name, Part { spec, phase })| {
         let (below, above) = (Name::Store(&spec.store), Name::Controller(name));
@@ -39,8 +39,8 @@ pub(super) fn uses(state: &State) -> impl Iterator<Item = Use<'_>> {
     stores.chain(controllers).chain(devices)
 }
 
-/// The store or controller below a store.
-pub(super) fn below(store: &StoreSpec) -> Option<Name<'_>> {
-    let inner = store.kind.inner().map(Name::Store);
-    inner.or_else(|| store.kind.controller().map(Name::Controller))
+/// The stores, or the controller, directly below a store.
+pub(super) fn below(store: &StoreSpec) -> impl Iterator<Item = Name<'_>> {
+    let controller = store.kind.controller().map(Name::Controller);
+    store.kind.stores_below().map(Name::Store).chain(controller)
 }

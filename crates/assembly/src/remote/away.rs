@@ -98,12 +98,13 @@ impl Remote {
     }
 }
 
-/// The remote store below another store, also through controllers; `None` if there is none.
-pub(crate) fn remote_below<'a>(spec: &'a Spec, store: &str) -> Option<&'a str> {
+/// The store below another one, also through controllers, whose requests may wait for long: a
+/// device of an IOhost, or a mirror. `None` if there is none.
+pub(crate) fn waiting_below<'a>(spec: &'a Spec, store: &str) -> Option<&'a str> {
     let mut store = find_store(spec, store)?;
     // Each step reaches a new part, unless the parts form a cycle.
     for _ in 0..=spec.stores.len() {
-        if store.kind.remote().is_some() {
+        if store.kind.remote().is_some() || store.kind.mirror().is_some() {
             return Some(&store.name);
         }
         let controller = store.kind.controller();

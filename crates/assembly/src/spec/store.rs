@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use sidecore_keys::{Key, Kind, Values};
 
+use super::mirror::{MIRROR, MirrorSpec};
 use super::remote::{REMOTE, RemoteSpec};
 use super::rules::{NAME, is_block_size, is_positive, is_volume_name, is_volume_size};
 use super::stage::{STAGE, StageSpec};
@@ -56,9 +57,12 @@ pub const STORE: &[Key] = &[
     NAME,
     Key::required(
         "type",
-        Kind::Word(&["null", "ram", "file", "delay", "fault", "volume", "pf", "remote", "store"]),
+        Kind::Word(&[
+            "null", "ram", "file", "delay", "fault", "volume", "pf", "remote", "mirror", "store",
+        ]),
         "\"file\"",
-        "`null`, `ram`, `file`, `volume`, `pf`, `remote` or `store`; the other keys depend on it",
+        "`null`, `ram`, `file`, `volume`, `pf`, `remote`, `mirror` or `store`; the other keys \
+         depend on it",
     ),
     STAGE,
 ];
@@ -165,6 +169,8 @@ pub enum StoreKind {
     },
     /// A device of an IOhost.
     Remote(RemoteSpec),
+    /// Several other stores that hold the same bytes.
+    Mirror(MirrorSpec),
 }
 
 impl StoreKind {
@@ -177,6 +183,7 @@ impl StoreKind {
             "volume" => VOLUME,
             "pf" => &[CONTROLLER],
             "remote" => REMOTE,
+            "mirror" => MIRROR,
             _ => OTHER,
         }
     }
@@ -195,6 +202,7 @@ impl StoreKind {
             "volume" => Self::Volume(VolumeSpec::from_values(values)?),
             "pf" => Self::PhysicalFunction { controller: values.get("controller")? },
             "remote" => Self::Remote(RemoteSpec::from_values(values)?),
+            "mirror" => Self::Mirror(MirrorSpec::from_values(values)?),
             _ => Self::Store { store: values.get("store")? },
         })
     }
@@ -224,6 +232,7 @@ impl StoreKind {
             Self::Volume(_) => "volume",
             Self::PhysicalFunction { .. } => "pf",
             Self::Remote(_) => "remote",
+            Self::Mirror(_) => "mirror",
         }
     }
 
@@ -243,6 +252,21 @@ impl StoreKind {
             Self::Store { store } => Some(store),
             _ => None,
         }
+    }
+
+    /// The mirror that it is.
+    #[must_use]
+    pub fn mirror(&self) -> Option<&MirrorSpec> {
+        match self {
+            Self::Mirror(mirror) => Some(mirror),
+            _ => None,
+        }
+    }
+
+    /// The stores directly below this one: that which it is put in front of, or its legs.
+    pub fn stores_below(&self) -> impl Iterator<Item = &str> {
+        let legs = self.mirror().into_iter().flat_map(|mirror| &mirror.legs);
+        self.inner().into_iter().chain(legs.map(String::as_str))
     }
 
     /// The controller that it is a function of.

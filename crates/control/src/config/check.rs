@@ -8,6 +8,7 @@ use sidecore_assembly::spec::{DeviceSpec, QUEUE_PAIRS_MAX, StoreKind};
 
 use super::draft::{Draft, Part, StoreDraft};
 use super::functions;
+use super::mirrors;
 use super::nearest;
 use super::problem::Collector;
 use super::remote;
@@ -38,6 +39,7 @@ pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
     switches(draft, problems);
     sockets(draft, problems);
     writers(draft, problems);
+    mirrors::check(draft, problems);
     functions::check(draft, problems);
     remote::check(draft, problems);
 }
@@ -221,7 +223,7 @@ impl<'a> Contents<'a> {
             StoreKind::File(options) => options.read_only,
             StoreKind::HostFile(options) => options.read_only,
             StoreKind::Volume(volume) => volume.read_only,
-            StoreKind::Remote(_) => false,
+            StoreKind::Remote(_) | StoreKind::Mirror(_) => false,
             _ => return None,
         };
         if is_read_only {
@@ -234,6 +236,7 @@ impl<'a> Contents<'a> {
         };
         Some(match bottom.spec.kind.as_ref()? {
             StoreKind::Remote(_) => store("remote device"),
+            StoreKind::Mirror(_) => store("mirror"),
             StoreKind::Volume(of) => Self {
                 key: (&of.controller, &of.volume),
                 text: format!("volume \"{}\"", of.volume),

@@ -15,6 +15,7 @@ use sidecore_assembly::spec::{
 
 use super::draft::{Draft, Part, StoreDraft};
 use super::functions;
+use super::mirrors;
 use super::problem::Collector;
 use super::section::Head;
 use super::{Depth, size};
@@ -199,6 +200,7 @@ fn file_of(store: &Part<StoreDraft>) -> Option<FileOptions> {
 
 /// Looks at all files at the same time, because a filesystem may not answer.
 fn files(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
+    let legs = mirrors::below_mirrors(draft);
     let files = draft.stores.iter().filter_map(|store| Some((store, file_of(store)?)));
     let files: Vec<(&Part<StoreDraft>, FileOptions)> = files.collect();
     let looks = files.iter().map(|(_, options)| {
@@ -208,12 +210,18 @@ fn files(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
         })
     });
     let looks = machine::in_time(PATIENCE, looks.collect());
+    // A daemon starts with mirrors that lack a leg.
+    let is_spared = |store: &Part<StoreDraft>| {
+        let is_leg = store.head.name().is_some_and(|name| legs.contains(name));
+        is_leg && depth == Depth::Start
+    };
     // By device and inode, because a file can have many paths.
     let mut seen: HashMap<(u64, u64), (&Part<StoreDraft>, bool)> = HashMap::new();
     let mut tries = Vec::new();
     for ((store, options), found) in files.into_iter().zip(looks) {
         let metadata = match found {
             Some(Ok(metadata)) => metadata,
+            Some(Err(_)) if is_spared(store) => continue,
             Some(Err(message)) => {
                 complain(store, "path", message, problems);
                 continue;
@@ -263,6 +271,7 @@ fn files(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
     for ((store, options, _), tried) in tries.into_iter().zip(tried) {
         match tried {
             Some(Ok(())) => {}
+            Some(Err(_)) if is_spared(store) => {}
             Some(Err(message)) => complain(store, "path", message, problems),
             None => no_answer(store, &options, depth, problems),
         }

@@ -1,0 +1,291 @@
+//! The mirrors in use: opened with the legs that are there, and followed until they are closed.
+
+mod change;
+mod follow;
+mod report;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use sidecore_block::BlockDevice;
+use sidecore_mirror::{Claim, End, LegError, Mirror, MirrorError, OpenOptions, Operator, Witness};
+
+use crate::AssemblyError;
+use crate::graph::lock;
+use crate::remote::Remote;
+use crate::spec::MirrorSpec;
+
+/// How long a mirror that is opened waits for its legs that are devices of IOhosts. Later ones are
+/// attached when they come.
+const REMOTE_PATIENCE: Duration = Duration::from_secs(3);
+
+/// A leg's store, when that has been opened or refused.
+pub(crate) type Opened = Result<Arc<dyn BlockDevice>, String>;
+
+/// The mirrors of the stores that are open or being opened, by the stores' names.
+#[derive(Default)]
+pub(crate) struct Mirrors(Mutex<BTreeMap<String, Arc<MirrorInUse>>>);
+
+impl Mirrors {
+    fn get(&self, name: &str) -> Option<Arc<MirrorInUse>> {
+        lock(&self.0).get(name).cloned()
+    }
+
+    fn all(&self) -> Vec<Arc<MirrorInUse>> {
+        lock(&self.0).values().cloned().collect()
+    }
+
+    /// Adds a mirror that is to be [opened](MirrorInUse::open). `stores`: the legs' stores that are
+    /// open or refused already. `devices`: of each leg that is a device of an IOhost, the store at
+    /// its bottom.
+    pub(crate) fn begin(
+        &self,
+        name: &str,
+        spec: &MirrorSpec,
+        stores: BTreeMap<String, Opened>,
+        (devices, remote): (BTreeMap<String, String>, &Arc<Remote>),
+    ) -> Arc<MirrorInUse> {
+        let mirror = Arc::new(MirrorInUse {
+            name: name.to_owned(),
+            spec: spec.clone(),
+            operator: spec.asks_operator.then(Arc::default),
+            devices,
+            remote: Arc::clone(remote),
+            state: Mutex::new(State { stores, ..State::default() }),
+            changed: Condvar::new(),
+        });
+        lock(&self.0).insert(name.to_owned(), Arc::clone(&mirror));
+        mirror
+    }
+
+    /// Passes a store on that was opened or refused, to the mirror whose leg it is.
+    pub(crate) fn came(&self, store: &str, opened: Opened) {
+        let is_leg = |mirror: &&Arc<MirrorInUse>| mirror.spec.legs.iter().any(|leg| leg == store);
+        if let Some(mirror) = self.all().iter().find(is_leg) {
+            let mut state = mirror.state();
+            state.to_attach.push(store.to_owned());
+            state.stores.insert(store.to_owned(), opened);
+            mirror.changed.notify_all();
+        }
+    }
+
+    /// Why the requests of a mirror wait; `None` if they do not, or it is no mirror.
+    pub(crate) fn waits(&self, name: &str) -> Option<String> {
+        let mirror = self.get(name)?.state().mirror.clone()?;
+        Some(mirror.status().waits?.to_string())
+    }
+
+    /// Takes a mirror out of the list, unless it could not be opened: then the reason stays.
+    fn take(&self, name: &str) -> Option<Arc<MirrorInUse>> {
+        let mirror = self.get(name)?;
+        if mirror.state().failure.is_none() {
+            lock(&self.0).remove(name);
+        }
+        Some(mirror)
+    }
+
+    /// Lets go of mirrors whose stores are closed, and waits until their keepers have ended, for
+    /// `limit` in all: then their legs are unused, and need no copy at the next start.
+    pub(crate) fn close(&self, names: &[&str], limit: Duration) {
+        let deadline = std::time::Instant::now() + limit;
+        let closed: Vec<_> = names.iter().filter_map(|name| self.take(name)).collect();
+        let ends: Vec<(String, End)> = closed.iter().filter_map(|mirror| mirror.close()).collect();
+        for (store, end) in ends {
+            if !end.wait(deadline.saturating_duration_since(std::time::Instant::now())) {
+                tracing::error!(
+                    store,
+                    "the mirror does not close: its next start may copy to its legs"
+                );
+            }
+        }
+    }
+}
+
+/// A mirror, and the stores that may be its legs.
+pub(crate) struct MirrorInUse {
+    name: String,
+    spec: MirrorSpec,
+    operator: Option<Arc<Operator>>,
+    devices: BTreeMap<String, String>,
+    remote: Arc<Remote>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// By their names; absent while they are being opened.
+    stores: BTreeMap<String, Opened>,
+    /// Why stores that are open are no legs, by their names.
+    refused: BTreeMap<String, String>,
+    /// Stores that came after the mirror was opened.
+    to_attach: Vec<String>,
+    mirror: Option<Arc<Mirror>>,
+    /// Why the mirror is not open.
+    failure: Option<String>,
+    is_closed: bool,
+}
+
+/// Refuses each claim.
+struct NoWitness;
+
+impl Witness for NoWitness {
+    fn may_go_on_alone(&self, _: &Claim) -> Result<(), String> {
+        Err("the mirror has no `witness`".to_owned())
+    }
+}
+
+/// The text of an error about a store that is to be a leg.
+fn about(store: &str, error: MirrorError) -> String {
+    match error {
+        MirrorError::Leg { error, .. } => format!("store \"{store}\": {error}"),
+        error => error.to_string(),
+    }
+}
+
+fn is_same(one: &Arc<dyn BlockDevice>, other: &Arc<dyn BlockDevice>) -> bool {
+    std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
+}
+
+/// Whether a mirror is opened without a store that has this error: the store then counts as a leg
+/// that is missing. After other errors nobody can tell which stores are the right ones.
+const fn leaves_others(error: &LegError) -> bool {
+    matches!(
+        error,
+        LegError::NoHeader
+            | LegError::Damaged
+            | LegError::Removed { .. }
+            | LegError::TooOld { .. }
+            | LegError::Io(_)
+    )
+}
+
+impl MirrorInUse {
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Opens the mirror with the legs that are there, on a thread that may wait for IOhosts and for
+    /// the stores.
+    pub(crate) fn open(self: Arc<Self>) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
+        let opened = self.open_with(self.stores_that_are_there());
+        let refused = |why: String| {
+            self.state().failure = Some(why.clone());
+            AssemblyError::Mirror { name: self.name.clone(), why }
+        };
+        let (mirror, left_out) = opened.map_err(refused)?;
+        let mirror = Arc::new(mirror);
+        let mut state = self.state();
+        for (store, why) in &left_out {
+            tracing::warn!(store = self.name, leg = store, "not used as a leg: {why}");
+        }
+        state.refused.extend(left_out);
+        if state.is_closed {
+            drop(state);
+            return Err(AssemblyError::Ending);
+        }
+        state.mirror = Some(Arc::clone(&mirror));
+        drop(state);
+        self.read_preferred();
+        let following = Arc::clone(&self);
+        let thread = std::thread::Builder::new().name(format!("legs-{}", self.name));
+        thread.spawn(move || following.follow()).map_err(AssemblyError::Threads)?;
+        Ok(mirror)
+    }
+
+    /// The stores that are open, when all legs have been tried, or IOhosts were waited for.
+    fn stores_that_are_there(&self) -> Vec<(String, Arc<dyn BlockDevice>)> {
+        let is_missing = |state: &mut State| {
+            !state.is_closed && self.spec.legs.iter().any(|leg| !state.stores.contains_key(leg))
+        };
+        let waited = self.changed.wait_timeout_while(self.state(), REMOTE_PATIENCE, is_missing);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        // Those that are there are not attached later.
+        state.to_attach.clear();
+        let device = |leg: &String| Some((leg.clone(), state.stores.get(leg)?.clone().ok()?));
+        self.spec.legs.iter().filter_map(device).collect()
+    }
+
+    /// Opens the mirror of those stores that fit. Returns the others, too, with the reasons.
+    fn open_with(
+        &self,
+        mut stores: Vec<(String, Arc<dyn BlockDevice>)>,
+    ) -> Result<(Mirror, BTreeMap<String, String>), String> {
+        let witness: Arc<dyn Witness> = match &self.operator {
+            Some(operator) => Arc::clone(operator) as _,
+            None => Arc::new(NoWitness),
+        };
+        let options = OpenOptions {
+            name: self.name.clone(),
+            copy_bytes_per_s: self.spec.copy_bytes_per_s,
+            ..OpenOptions::new(witness)
+        };
+        let mut left_out = BTreeMap::new();
+        loop {
+            let devices: Vec<_> = stores.iter().map(|(_, device)| Arc::clone(device)).collect();
+            let (store, error) = match Mirror::open(&devices, options.clone()) {
+                Ok(mirror) => return Ok((mirror, left_out)),
+                Err(MirrorError::Leg { store, error }) if store < stores.len() => (store, error),
+                Err(MirrorError::Count(0)) => return Err(self.no_leg()),
+                Err(error) => return Err(error.to_string()),
+            };
+            let (name, _) = stores.remove(store);
+            if !leaves_others(&error) {
+                return Err(format!("leg \"{name}\": {error}"));
+            }
+            left_out.insert(name, error.to_string());
+            if stores.is_empty() {
+                let list: Vec<String> =
+                    left_out.iter().map(|(leg, why)| format!("leg \"{leg}\": {why}")).collect();
+                return Err(list.join("; "));
+            }
+        }
+    }
+
+    /// Why there is no store to open the mirror with.
+    fn no_leg(&self) -> String {
+        let state = self.state();
+        let why = |leg: &String| match state.stores.get(leg) {
+            Some(Err(why)) => format!("leg \"{leg}\": {why}"),
+            _ => format!("leg \"{leg}\" does not answer"),
+        };
+        self.spec.legs.iter().map(why).collect::<Vec<_>>().join("; ")
+    }
+
+    /// Has reads go to the leg that the specification names, if its store is one.
+    fn read_preferred(&self) {
+        let Some(store) = &self.spec.read else { return };
+        let state = self.state();
+        let Some(mirror) = state.mirror.clone() else { return };
+        let number = self.number_of(store, &state, &mirror);
+        drop(state);
+        if let Some(number) = number {
+            // A mirror that is closed is not read.
+            let _ = mirror.prefer(number);
+        }
+    }
+
+    /// The number of the leg that a store is; `None` if it is none.
+    fn number_of(&self, store: &str, state: &State, mirror: &Mirror) -> Option<usize> {
+        let device = state.stores.get(store)?.as_ref().ok()?;
+        let is_it = |leg: &usize| mirror.store(*leg).is_some_and(|other| is_same(&other, device));
+        mirror.status().members.numbers().find(is_it)
+    }
+
+    /// Lets go of the mirror. Returns the end of its keeper.
+    fn close(&self) -> Option<(String, End)> {
+        let mut state = self.state();
+        state.is_closed = true;
+        state.stores.clear();
+        let mirror = state.mirror.take();
+        self.changed.notify_all();
+        drop(state);
+        let mirror = mirror?;
+        let end = mirror.end();
+        // The last one that drops it waits for the keeper.
+        let thread = std::thread::Builder::new().name(format!("close-{}", self.name));
+        let _ = thread.spawn(move || drop(mirror));
+        Some((self.name.clone(), end))
+    }
+}
