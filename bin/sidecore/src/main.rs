@@ -1,5 +1,5 @@
 //! The command line: `sidecore list|stats|top|device|stage|volume|schedule|controller|remote|net|
-//! integrity|luks|check|plan|keep|own|replay`. See docs/sidecore.md.
+//! mirror|integrity|luks|check|plan|keep|own|replay`. See docs/sidecore.md.
 #![forbid(unsafe_code)]
 
 mod bound;
@@ -16,6 +16,7 @@ mod interrupt;
 mod keep;
 mod list;
 mod luks;
+mod mirror;
 mod net;
 mod own;
 mod pick;
@@ -122,6 +123,8 @@ enum Command {
     Remote(remote::Arguments),
     /// Show switches, their ports, and the addresses that they know.
     Net(net::Arguments),
+    /// Show mirrors and their legs, make mirrors, and change their legs.
+    Mirror(mirror::Arguments),
     /// Make stores with checksums.
     Integrity(integrity::Arguments),
     /// Make and check headers of encrypted disks.
@@ -172,6 +175,7 @@ fn main() -> ExitCode {
         }
         Command::Integrity(arguments) => integrity::run(&arguments),
         Command::Luks(arguments) => luks::run(&arguments),
+        Command::Mirror(mirror) => mirror::run(&arguments.socket, mirror),
         Command::Plan(arguments) => plan::run(&arguments),
         Command::Reservation(arguments) => reservation::run(&arguments),
         Command::Replay(arguments) => match replay::run(&arguments) {

@@ -7,6 +7,7 @@ mod capture;
 mod connections;
 mod dedup;
 mod document;
+mod mirrors;
 mod new_device;
 mod ports;
 mod remote;
@@ -48,6 +49,7 @@ use answer::{Refusal, body, off_thread};
 use connections::Limits;
 
 pub use dedup::Dedup;
+pub use mirrors::{Mirrors, NewLeg, RepairOfLeg};
 pub use new_device::NewDevice;
 pub use ports::{LimitsOfPort, PortFaults, PortRules};
 pub use remote::{Invitation, NewClient, NewIohost, NewLink, NewServe, ToLink};
@@ -112,6 +114,7 @@ pub(crate) const PORTS_PATH: &str = "/v1/ports";
 pub(crate) const STATS_PATH: &str = "/v1/stats";
 pub(crate) const CONTROLLERS_PATH: &str = "/v1/controllers";
 pub(crate) const SCHEDULES_PATH: &str = "/v1/schedules";
+pub(crate) const MIRRORS_PATH: &str = "/v1/mirrors";
 pub(crate) const REMOTE_PATH: &str = "/v1/remote";
 pub(crate) const OPENAPI_PATH: &str = "/openapi.json";
 pub(crate) const METRICS_PATH: &str = "/metrics";
@@ -333,7 +336,7 @@ async fn prometheus(
         &source.devices(),
         &controllers,
         &source.remote(),
-        (&source.switches(false), &source.schedules()),
+        (&source.switches(false), &source.schedules(), &source.mirrors()),
         query.per_queue == 1,
     );
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], page))
@@ -347,6 +350,7 @@ async fn unknown(uri: Uri) -> Refusal {
         STATS_PATH,
         CONTROLLERS_PATH,
         SCHEDULES_PATH,
+        MIRRORS_PATH,
         REMOTE_PATH,
         METRICS_PATH,
         OPENAPI_PATH,

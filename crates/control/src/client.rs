@@ -1,5 +1,6 @@
 //! A client of the control API of a running daemon. Blocking, for command lines and tests.
 
+mod mirrors;
 mod schedules;
 mod stages;
 mod stream;

@@ -41,9 +41,10 @@ mod source;
 
 pub use api::{
     Api, BindError, CaptureQuery, Controllers, CreateVolume, Dedup, Devices, ExtentsQuery,
-    Invitation, LimitsOfPort, MetricsQuery, Named, NewClient, NewDevice, NewIohost, NewLink,
-    NewSchedule, NewSchedules, NewServe, NewStage, Place, PortFaults, PortRules, Prune, Quota,
-    Resize, Schedules, Share, Sidecores, Socket, ToLink, TraceQuery, Volumes,
+    Invitation, LimitsOfPort, MetricsQuery, Mirrors, Named, NewClient, NewDevice, NewIohost,
+    NewLeg, NewLink, NewSchedule, NewSchedules, NewServe, NewStage, Place, PortFaults, PortRules,
+    Prune, Quota, RepairOfLeg, Resize, Schedules, Share, Sidecores, Socket, ToLink, TraceQuery,
+    Volumes,
 };
 pub use client::{Client, ClientError};
 pub use config::{Config, Depth, Problem, Problems};

@@ -4,6 +4,7 @@
 //! `cargo xtask metrics` rewrites them.
 
 mod controllers;
+mod mirrors;
 mod remote;
 mod schedules;
 mod switches;
@@ -11,8 +12,8 @@ mod switches;
 use std::fmt::{self, Write as _};
 
 use sidecore_assembly::report::{
-    ControllerReport, DeviceReport, DeviceState, QueueCounters, RecordingReport, RemoteReport,
-    ScheduleReport, SidecoreReport, StageStats, Stats, SwitchReport,
+    ControllerReport, DeviceReport, DeviceState, MirrorReport, QueueCounters, RecordingReport,
+    RemoteReport, ScheduleReport, SidecoreReport, StageStats, Stats, SwitchReport,
 };
 use sidecore_telemetry::{Counts, HistogramMetric, Kind, Metric, Value};
 
@@ -110,7 +111,7 @@ pub(crate) fn render(
     devices: &[DeviceReport],
     controllers: &[ControllerReport],
     remote: &RemoteReport,
-    (switches, schedules): (&[SwitchReport], &[ScheduleReport]),
+    (switches, schedules, mirrors): (&[SwitchReport], &[ScheduleReport], &[MirrorReport]),
     per_queue: bool,
 ) -> String {
     let mut page = Page(String::new());
@@ -140,6 +141,7 @@ pub(crate) fn render(
     page.remote(remote);
     page.switches(switches);
     page.schedules(schedules);
+    page.mirrors(mirrors);
     page.0
 }
 

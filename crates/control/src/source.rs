@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use sidecore_assembly::report::{
-    ClosedControllerReport, DeviceReport, LinkMove, RemoteReport, ScheduleReport, StageChange,
-    StagesReport, Stats, SwitchReport,
+    ClosedControllerReport, DeviceReport, LinkMove, MirrorReport, RemoteReport, ScheduleReport,
+    StageChange, StagesReport, Stats, SwitchReport,
 };
 use sidecore_assembly::spec::{DeviceSpec, RemoteKind, RemotePart, ScheduleSpec, StoreSpec};
 use sidecore_assembly::{
@@ -43,6 +43,44 @@ pub trait Source: Send + Sync + 'static {
 
     /// Makes the snapshots that are due now, and deletes those that have expired.
     fn run_schedules(&self) -> Vec<ScheduleReport>;
+
+    /// Returns the mirrors in use.
+    fn mirrors(&self) -> Vec<MirrorReport>;
+
+    /// Makes a store a new leg of a mirror. Returns its number.
+    ///
+    /// # Errors
+    /// The store cannot be a leg, or the mirror waits.
+    fn add_leg(&self, mirror: &str, store: &str) -> Result<usize, OperationError>;
+
+    /// Lets a leg of a mirror go for good, by its store or its number.
+    ///
+    /// # Errors
+    /// There is no such leg, it is the only one in sync, or the mirror waits.
+    fn remove_leg(&self, mirror: &str, leg: &str) -> Result<(), OperationError>;
+
+    /// Uses a store that is a leg of a mirror, and was missing or has failed.
+    ///
+    /// # Errors
+    /// It is no leg of this mirror, or cannot be used with the others.
+    fn attach_leg(&self, mirror: &str, store: &str) -> Result<(), OperationError>;
+
+    /// Writes bytes of one leg of a mirror to another, to the end unless there is a length.
+    ///
+    /// # Errors
+    /// One of them is not in sync, or fails.
+    fn repair_leg(
+        &self,
+        mirror: &str,
+        legs: (&str, &str),
+        range: (u64, Option<u64>),
+    ) -> Result<(), OperationError>;
+
+    /// Lets half of a mirror's legs go on without the others, once.
+    ///
+    /// # Errors
+    /// The mirror asks no operator, or waits for no permission.
+    fn permit_mirror(&self, mirror: &str) -> Result<(), OperationError>;
 
     /// Returns the switches with the counters of their ports; with `asks` also what only their
     /// sidecores know, which waits for them.
@@ -212,6 +250,35 @@ impl Source for Assembly {
 
     fn run_schedules(&self) -> Vec<ScheduleReport> {
         Self::run_schedules(self)
+    }
+
+    fn mirrors(&self) -> Vec<MirrorReport> {
+        Self::mirrors(self)
+    }
+
+    fn add_leg(&self, mirror: &str, store: &str) -> Result<usize, OperationError> {
+        Self::add_leg(self, mirror, store)
+    }
+
+    fn remove_leg(&self, mirror: &str, leg: &str) -> Result<(), OperationError> {
+        Self::remove_leg(self, mirror, leg)
+    }
+
+    fn attach_leg(&self, mirror: &str, store: &str) -> Result<(), OperationError> {
+        Self::attach_leg(self, mirror, store)
+    }
+
+    fn repair_leg(
+        &self,
+        mirror: &str,
+        legs: (&str, &str),
+        range: (u64, Option<u64>),
+    ) -> Result<(), OperationError> {
+        Self::repair_leg(self, mirror, legs, range)
+    }
+
+    fn permit_mirror(&self, mirror: &str) -> Result<(), OperationError> {
+        Self::permit_mirror(self, mirror)
     }
 
     fn switches(&self, asks: bool) -> Vec<SwitchReport> {

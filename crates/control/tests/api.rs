@@ -13,13 +13,14 @@ use sidecore_assembly::{
     AddedStage, AssemblyError, Capture, ControllerHandle, ErrorKind, OperationError, Trace,
 };
 use sidecore_control::report::{
-    ClosedControllerReport, DeviceReport, DeviceState, DeviceStats, LinkMove, QueueCounters,
-    QueueCounts, ReactorCounts, RemoteReport, ScheduleReport, ScheduledVolumeReport,
-    SidecoreReport, StageChange, StageReport, StagesReport, Stats, SwitchReport,
+    ClosedControllerReport, DeviceReport, DeviceState, DeviceStats, LegReport, LinkMove,
+    MirrorReport, QueueCounters, QueueCounts, ReactorCounts, RemoteReport, ScheduleReport,
+    ScheduledVolumeReport, SidecoreReport, StageChange, StageReport, StagesReport, Stats,
+    SwitchReport,
 };
 use sidecore_control::{
-    Api, BindError, CaptureQuery, Client, ClientError, NewSchedule, NewSchedules, NewStage, Socket,
-    Source, TraceQuery,
+    Api, BindError, CaptureQuery, Client, ClientError, NewSchedule, NewSchedules, NewStage,
+    RepairOfLeg, Socket, Source, TraceQuery,
 };
 
 struct StandIn;
@@ -106,6 +107,40 @@ impl Source for StandIn {
         let mut schedules = self.schedules();
         schedules[0].made = 1;
         schedules
+    }
+
+    fn mirrors(&self) -> Vec<MirrorReport> {
+        let leg = LegReport { store: Some("a".to_owned()), ..LegReport::default() };
+        vec![MirrorReport { name: "m".to_owned(), legs: vec![leg], ..MirrorReport::default() }]
+    }
+
+    fn add_leg(&self, mirror: &str, store: &str) -> Result<usize, OperationError> {
+        assert_eq!(store, "b");
+        self.permit_mirror(mirror).map(|()| 1)
+    }
+
+    fn remove_leg(&self, mirror: &str, leg: &str) -> Result<(), OperationError> {
+        assert_eq!(leg, "1");
+        self.permit_mirror(mirror)
+    }
+
+    fn attach_leg(&self, mirror: &str, store: &str) -> Result<(), OperationError> {
+        assert_eq!(store, "b");
+        self.permit_mirror(mirror)
+    }
+
+    fn repair_leg(
+        &self,
+        mirror: &str,
+        legs: (&str, &str),
+        range: (u64, Option<u64>),
+    ) -> Result<(), OperationError> {
+        assert_eq!((legs, range), (("0", "b"), (4096, None)));
+        self.permit_mirror(mirror)
+    }
+
+    fn permit_mirror(&self, mirror: &str) -> Result<(), OperationError> {
+        if mirror == "m" { Ok(()) } else { self.revoke(mirror) }
     }
 
     fn switches(&self, _: bool) -> Vec<SwitchReport> {
@@ -287,6 +322,27 @@ fn the_client_reads_the_reports_of_the_source() {
     assert!(client.metrics(true).unwrap().contains(of_queue));
     drop(api);
     assert!(!path.exists());
+}
+
+#[test]
+fn mirrors_are_shown_and_changed() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control.sock");
+    let _api = serve(&path);
+    let client = Client::new(&path).unwrap();
+    assert_eq!(client.mirrors().unwrap(), StandIn.mirrors());
+    client.add_leg("m", "b").unwrap();
+    client.attach_leg("m", "b").unwrap();
+    client.remove_leg("m", "1").unwrap();
+    let repair = RepairOfLeg {
+        from: "0".to_owned(),
+        to: "b".to_owned(),
+        offset_bytes: 4096,
+        len_bytes: None,
+    };
+    client.repair_leg("m", &repair).unwrap();
+    client.permit_mirror("m").unwrap();
+    assert!(client.permit_mirror("x").is_err());
 }
 
 #[test]

@@ -16,9 +16,10 @@ use super::requests::{
     TraceQuery,
 };
 use super::{
-    Controllers, Dedup, Devices, Invitation, LimitsOfPort, NewClient, NewDevice, NewIohost,
-    NewLink, NewSchedules, NewServe, NewStage, PortFaults, PortRules, Schedules, Sidecores,
-    Switches, ToLink, Volumes, capture, dedup, ports, remote, schedules, stages, trace, volumes,
+    Controllers, Dedup, Devices, Invitation, LimitsOfPort, Mirrors, NewClient, NewDevice,
+    NewIohost, NewLeg, NewLink, NewSchedules, NewServe, NewStage, PortFaults, PortRules,
+    RepairOfLeg, Schedules, Sidecores, Switches, ToLink, Volumes, capture, dedup, mirrors, ports,
+    remote, schedules, stages, trace, volumes,
 };
 use crate::Source;
 
@@ -169,6 +170,17 @@ routes! {
     post "/v1/schedules/run" => schedules::run,
         "Make the snapshots that are due, and delete those that have expired",
         json!(200, Schedules);
+    get "/v1/mirrors" => mirrors::list, "The mirrors in use, and their legs", json!(200, Mirrors);
+    post "/v1/mirrors/{mirror}/legs" => mirrors::add,
+        "Make a store a new leg, and copy everything to it", Nothing, body NewLeg;
+    delete "/v1/mirrors/{mirror}/legs/{leg}" => mirrors::remove,
+        "Let a leg go for good, by its store or its number", Nothing;
+    post "/v1/mirrors/{mirror}/legs/{leg}/attach" => mirrors::attach,
+        "Use a leg that was missing or has failed, by its store", Nothing;
+    post "/v1/mirrors/{mirror}/repair" => mirrors::repair,
+        "Write bytes of one leg to another", Nothing, body RepairOfLeg;
+    post "/v1/mirrors/{mirror}/permit" => mirrors::permit,
+        "Let half of the legs go on without the others, once", Nothing;
     get "/v1/controllers" => volumes::list, "The controllers", json!(200, Controllers);
     get "/v1/controllers/{controller}" => volumes::show,
         "A controller", json!(200, ControllerReport);

@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 
 use sidecore_assembly::report::{
     ClientReport, DeviceStats, ExecutorReport, FindingsReport, FirewallReport, FunctionReport,
-    FunctionStats, HeldReport, HypervisorCounts, IohostReport, Latency, LatencyCounts, LinkReport,
-    MeterReport, PortReport, QueueCounts, ReactorCounts, RecordingReport, RemoteDeviceReport,
-    RuleReport, ScheduledVolumeReport, ServeReport, SpaceReport, TranslationCounts,
-    TreeMemoryReport, TreeReport, WireReport,
+    FunctionStats, HeldReport, HypervisorCounts, IohostReport, Latency, LatencyCounts, LegReport,
+    LegWord, LinkReport, MeterReport, MirrorState, PortReport, QueueCounts, ReactorCounts,
+    RecordingReport, RemoteDeviceReport, RuleReport, ScheduledVolumeReport, ServeReport,
+    SpaceReport, TranslationCounts, TreeMemoryReport, TreeReport, WireReport,
 };
 
 use super::*;
@@ -134,10 +134,45 @@ fn schedules() -> Vec<ScheduleReport> {
     }]
 }
 
+/// A mirror whose second leg is copied to, and whose third one has failed.
+fn mirrors() -> Vec<MirrorReport> {
+    let leg = |state| LegReport { state, ..LegReport::default() };
+    let copying = LegReport { to_copy_bytes: 99, ..leg(LegWord::Copying) };
+    vec![MirrorReport {
+        name: "m".to_owned(),
+        state: MirrorState::Waiting,
+        dirty_regions: 98,
+        copied_bytes: 97,
+        leg_failures: 96,
+        retried_reads: 95,
+        legs: vec![leg(LegWord::InSync), copying, leg(LegWord::Failed)],
+        ..MirrorReport::default()
+    }]
+}
+
+#[test]
+fn mirrors_tell_the_states_of_their_legs() {
+    let stats = Stats::default();
+    let page = render(&stats, &[], &[], &RemoteReport::default(), (&[], &[], &mirrors()), false);
+    for line in [
+        "sidecore_mirror_legs{mirror=\"m\",state=\"in-sync\"} 1",
+        "sidecore_mirror_legs{mirror=\"m\",state=\"failed\"} 1",
+        "sidecore_mirror_legs{mirror=\"m\",state=\"missing\"} 0",
+        "sidecore_mirror_waiting{mirror=\"m\"} 1",
+        "sidecore_mirror_dirty_regions{mirror=\"m\"} 98",
+        "sidecore_mirror_to_copy_bytes{mirror=\"m\"} 99",
+        "sidecore_mirror_copied_bytes_total{mirror=\"m\"} 97",
+        "sidecore_mirror_leg_failures_total{mirror=\"m\"} 96",
+        "sidecore_mirror_retried_reads_total{mirror=\"m\"} 95",
+    ] {
+        assert!(page.lines().any(|found| found == line), "{line} is not in\n{page}");
+    }
+}
+
 #[test]
 fn schedules_tell_their_last_success_and_their_failures() {
     let stats = Stats::default();
-    let page = render(&stats, &[], &[], &RemoteReport::default(), (&[], &schedules()), false);
+    let page = render(&stats, &[], &[], &RemoteReport::default(), (&[], &schedules(), &[]), false);
     for (name, value) in [
         ("last_success_timestamp_seconds", 100),
         ("next_timestamp_seconds", 101),
@@ -257,8 +292,14 @@ fn controllers() -> Vec<ControllerReport> {
 #[test]
 fn numbers_carry_their_labels_and_units() {
     let (stats, devices) = example();
-    let page =
-        render(&stats, &devices, &controllers(), &remote(), (&switches(), &schedules()), true);
+    let page = render(
+        &stats,
+        &devices,
+        &controllers(),
+        &remote(),
+        (&switches(), &schedules(), &mirrors()),
+        true,
+    );
     for line in [
         "sidecore_uptime_seconds 2",
         "sidecore_reactor_turns_total{sidecore=\"sc0\"} 16",
@@ -300,7 +341,7 @@ fn a_page_is_valid_whatever_names_are_in_it() {
             &devices,
             &controllers(),
             &remote(),
-            (&switches(), &schedules()),
+            (&switches(), &schedules(), &mirrors()),
             per_queue,
         );
         let families = exposition::parse(&page).unwrap();
@@ -314,7 +355,7 @@ fn a_page_is_valid_whatever_names_are_in_it() {
         &devices,
         &[],
         &RemoteReport::default(),
-        (&[], &[]),
+        (&[], &[], &[]),
         true,
     ))
     .unwrap();
@@ -326,9 +367,9 @@ fn a_page_is_valid_whatever_names_are_in_it() {
 fn queues_have_series_on_request_only() {
     let (stats, devices) = example();
     let series = |page: &str| page.lines().filter(|line| !line.starts_with('#')).count();
-    let page = render(&stats, &devices, &[], &RemoteReport::default(), (&[], &[]), false);
+    let page = render(&stats, &devices, &[], &RemoteReport::default(), (&[], &[], &[]), false);
     assert!(!page.contains("sidecore_queue_"), "{page}");
-    let each = render(&stats, &devices, &[], &RemoteReport::default(), (&[], &[]), true);
+    let each = render(&stats, &devices, &[], &RemoteReport::default(), (&[], &[], &[]), true);
     let lines: BTreeSet<&str> = each.lines().collect();
     assert!(page.lines().all(|line| lines.contains(line)), "the rest stays the same");
     // The counters, and of the latency the maximum and a histogram of 28 buckets, sum and count.
@@ -338,8 +379,14 @@ fn queues_have_series_on_request_only() {
 #[test]
 fn the_documented_metrics_are_those_there_are() {
     let (stats, devices) = example();
-    let page =
-        render(&stats, &devices, &controllers(), &remote(), (&switches(), &schedules()), true);
+    let page = render(
+        &stats,
+        &devices,
+        &controllers(),
+        &remote(),
+        (&switches(), &schedules(), &mirrors()),
+        true,
+    );
     let rendered: BTreeSet<(&str, &str)> =
         page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
     // The manual says of a queue's metrics that they are the device's by another name.
@@ -371,7 +418,7 @@ fn every_counter_of_a_queue_shows_its_own_value() {
     let counts: serde_json::Map<_, _> =
         numbered.clone().map(|(field, number)| (field.to_owned(), number.into())).collect();
     stats.devices[0].queues[0].counts = serde_json::from_value(counts.into()).unwrap();
-    let page = render(&stats, &[], &[], &RemoteReport::default(), (&[], &[]), true);
+    let page = render(&stats, &[], &[], &RemoteReport::default(), (&[], &[], &[]), true);
     for (metric, (field, number)) in QueueCounts::METRICS.iter().zip(numbered) {
         let name = metric.name.unwrap();
         for line in [

@@ -105,7 +105,7 @@ fn the_tables_of_the_manual_are_those_of_the_keys() {
         std::fs::write(FILE, right).unwrap();
         return;
     }
-    assert_eq!(right.matches(BEGIN).count(), 24 + FrontEndSpec::KINDS.len());
+    assert_eq!(right.matches(BEGIN).count(), 25 + FrontEndSpec::KINDS.len());
     assert!(manual == right, "run `cargo xtask keys`: docs/config.md is not as the keys are");
 }
 
@@ -136,6 +136,7 @@ fn the_manual_lists_the_keys_that_there_are_and_its_example_is_good() {
         ("### type = \"volume\"", "[[store]]\ntype = \"volume\""),
         ("### type = \"pf\"", "[[store]]\ntype = \"pf\""),
         ("### type = \"remote\"", "[[store]]\ntype = \"remote\""),
+        ("### type = \"mirror\"", "[[store]]\ntype = \"mirror\""),
         ("## [[controller]]", "[[controller]]"),
         ("## [[schedule]]", "[[schedule]]"),
         ("### type = \"packet\"", "[[link]]\ntype = \"packet\""),

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{controllers, example, remote, render, schedules, switches};
+use super::{controllers, example, mirrors, remote, render, schedules, switches};
 
 /// The line before a table has the prefixes of its metrics.
 const BEGIN: &str = "<!-- metrics: ";
@@ -86,7 +86,7 @@ fn the_tables_of_the_manual_are_those_of_the_page() {
         &devices,
         &controllers(),
         &remote(),
-        (&switches(), &schedules()),
+        (&switches(), &schedules(), &mirrors()),
         true,
     ));
     let manual = std::fs::read_to_string(FILE).unwrap();
