@@ -40,12 +40,12 @@ enum Command {
         /// Make it of this leg only, and others that are named. By default all legs are made.
         #[arg(long = "leg", value_name = "STORE")]
         legs: Vec<String>,
-        /// The unit in which legs are compared and copied, a power of two. By default 1MiB, and more
-        /// if there were too many.
+        /// The unit in which legs are compared and copied, a power of two. By default 1MiB, and
+        /// more if there were too many.
         #[arg(long, value_name = "SIZE", value_parser = size::parse)]
         region_size: Option<u64>,
-        /// The stores hold the same bytes already, for instance because all are blank files: nothing
-        /// is copied.
+        /// The stores hold the same bytes already, for instance because all are blank files:
+        /// nothing is copied.
         #[arg(long)]
         equal: bool,
         /// Overwrite headers of mirrors.

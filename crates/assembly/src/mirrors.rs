@@ -64,6 +64,10 @@ impl Mirrors {
         let is_leg = |mirror: &&Arc<MirrorInUse>| mirror.spec.legs.iter().any(|leg| leg == store);
         if let Some(mirror) = self.all().iter().find(is_leg) {
             let mut state = mirror.state();
+            // One that could not be opened stays in the list, and must not keep stores open.
+            if state.is_closed {
+                return;
+            }
             state.to_attach.push(store.to_owned());
             state.stores.insert(store.to_owned(), opened);
             mirror.changed.notify_all();

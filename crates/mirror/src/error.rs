@@ -12,7 +12,10 @@ pub enum LegError {
     #[error("it has no header of a mirror; name the right store, or make a mirror of it")]
     NoHeader,
     /// Both copies of the header are damaged.
-    #[error("its header is damaged in both copies; remove the leg, and add the store again")]
+    #[error(
+        "its header is damaged in both copies; remove the leg, overwrite the first 8192 bytes of \
+         the store with zeros, and add it again"
+    )]
     Damaged,
     /// The header is of a later format.
     #[error("its header has version {0}, and this program knows version 1; use a newer program")]
