@@ -161,6 +161,7 @@ const fn leaves_others(error: &LegError) -> bool {
             | LegError::Damaged
             | LegError::Removed { .. }
             | LegError::TooOld { .. }
+            | LegError::Zeroes
             | LegError::Io(_)
     )
 }

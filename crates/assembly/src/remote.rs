@@ -400,7 +400,7 @@ fn key_error(error: sidecore_trust::KeyError) -> OperationError {
 }
 
 /// Random numbers of the kernel's.
-fn random<const COUNT: usize>() -> io::Result<[u64; COUNT]> {
+pub(crate) fn random<const COUNT: usize>() -> io::Result<[u64; COUNT]> {
     let mut bytes = vec![0; COUNT * size_of::<u64>()];
     let mut filled = 0;
     while filled < bytes.len() {

@@ -27,11 +27,17 @@ pub struct Config {
     pub in_sync: LegSet,
     /// The last epoch in which each leg was in sync.
     pub seen: [u64; MAX_LEGS],
+    /// The store that each number is, or was last; 0 if none was.
+    pub stores: [StoreId; MAX_LEGS],
 }
+
+/// A random number that tells a store from others that have its leg's number at other times. It is
+/// never 0.
+pub type StoreId = u64;
 
 impl Config {
     /// The first epoch.
-    pub(crate) fn first(members: LegSet, in_sync: LegSet) -> Self {
+    pub(crate) fn first(members: LegSet, in_sync: LegSet, stores: [StoreId; MAX_LEGS]) -> Self {
         let seen = std::array::from_fn(|leg| u64::from(in_sync.has(leg)));
         Self {
             epoch: 1,
@@ -42,7 +48,21 @@ impl Config {
             is_permitted: false,
             in_sync,
             seen,
+            stores,
         }
+    }
+
+    /// This epoch, if a store has this number from now on.
+    pub(crate) fn joined_by(mut self, leg: usize, store: StoreId) -> Self {
+        if let (Some(place), Some(seen)) = (self.stores.get_mut(leg), self.seen.get_mut(leg)) {
+            (*place, *seen) = (store, 0);
+        }
+        self
+    }
+
+    /// The store that a number is, or was last.
+    pub(crate) fn store(&self, leg: usize) -> StoreId {
+        self.stores.get(leg).copied().unwrap_or(0)
     }
 
     /// The epoch `epoch` after this one.
@@ -51,9 +71,9 @@ impl Config {
             if in_sync.has(leg) { epoch } else { self.seen.get(leg).copied().unwrap_or(0) }
         });
         let covered_from = self.covered_from;
-        let (parent, former) = (self.epoch, self.members);
+        let (parent, former, stores) = (self.epoch, self.members, self.stores);
         let is_permitted = false;
-        Self { epoch, parent, covered_from, members, former, is_permitted, in_sync, seen }
+        Self { epoch, parent, covered_from, members, former, is_permitted, in_sync, seen, stores }
     }
 
     /// The epoch that the map reaches back to after this one, which has been in force. Marks are
@@ -87,8 +107,17 @@ pub(crate) enum Quorum {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Holder {
     pub(crate) leg: usize,
+    /// `None` if stores are told apart by their numbers only, as simulations can ask for.
+    pub(crate) store: Option<StoreId>,
     pub(crate) config: Config,
     pub(crate) is_clean: bool,
+}
+
+impl Holder {
+    /// Whether it is the store that an epoch means by its number.
+    fn is_of(&self, config: &Config) -> bool {
+        self.store.is_none_or(|store| store == config.store(self.leg))
+    }
 }
 
 /// The state of legs that are opened together.
@@ -109,11 +138,12 @@ pub(crate) struct Assembled {
 /// it, and its legs have the bytes of its parent.
 ///
 /// # Errors
-/// A leg is of another history, was removed, or has missed more than the map knows.
+/// A leg is of another history, was removed, or has missed more than the map knows. The number is
+/// its place among the holders.
 pub(crate) fn assemble(holders: &[Holder]) -> Result<Assembled, (usize, LegError)> {
-    let diverged = |holder: &Holder, newest: &Config| {
+    let diverged = |(place, holder): (usize, &Holder), newest: &Config| {
         let since = newest.seen.get(holder.leg).copied().unwrap_or(0);
-        (holder.leg, LegError::Diverged { epoch: holder.config.epoch, since })
+        (place, LegError::Diverged { epoch: holder.config.epoch, since })
     };
     let is_void = |holder: &Holder| is_void(&holder.config, holders, LegSet::EMPTY);
     // An older one is that of a leg that is behind.
@@ -130,7 +160,7 @@ pub(crate) fn assemble(holders: &[Holder]) -> Result<Assembled, (usize, LegError
     let attempt = attempts.max_by_key(|at| (at.config.in_sync.has(at.leg), at.config.epoch));
     let config = newest.or(attempt).ok_or((0, LegError::NoHeader))?.config;
     // Both began with what was known before, and each may have been in force.
-    let rival = holders.iter().find(|holder| {
+    let rival = holders.iter().enumerate().find(|(_, holder)| {
         holder.config != config && holder.config.epoch > config.parent && !is_void(holder)
     });
     if let Some(rival) = rival {
@@ -141,8 +171,8 @@ pub(crate) fn assemble(holders: &[Holder]) -> Result<Assembled, (usize, LegError
         legs.fold(LegSet::EMPTY, |set, holder| set.with(LegSet::of(holder.leg)))
     };
     let current = legs_of(&|holder| holder.config == config);
-    for holder in holders {
-        check(holder, &config, holders).map_err(|error| (holder.leg, error))?;
+    for (place, holder) in holders.iter().enumerate() {
+        check(holder, &config, holders).map_err(|error| (place, error))?;
     }
     // A leg whose next epoch was never in force has the bytes of this one.
     let torn = legs_of(&|holder| {
@@ -158,7 +188,9 @@ pub(crate) fn assemble(holders: &[Holder]) -> Result<Assembled, (usize, LegError
 /// known not to have held it, or to have shown that it was never in force.
 fn is_void(config: &Config, holders: &[Holder], others: LegSet) -> bool {
     let mut never = others;
-    for holder in holders.iter().filter(|holder| holder.config != *config) {
+    // A store that had the number of another one says nothing about that one.
+    let is_other = |holder: &&Holder| holder.config != *config && holder.is_of(config);
+    for holder in holders.iter().filter(is_other) {
         let Config { epoch, parent, .. } = holder.config;
         // The epochs of a leg grow, so it never held this one; and it may know of a rival. One that
         // has missed the parent, too, knows of none.
@@ -180,7 +212,7 @@ fn is_void(config: &Config, holders: &[Holder], others: LegSet) -> bool {
 /// Whether a leg belongs to the history of `newest`, which some of `holders` hold.
 pub(crate) fn check(holder: &Holder, newest: &Config, holders: &[Holder]) -> Result<(), LegError> {
     let Holder { leg, config, .. } = holder;
-    if !newest.members.has(*leg) {
+    if !newest.members.has(*leg) || !holder.is_of(newest) {
         return Err(LegError::Removed { leg: *leg });
     }
     if config == newest {
@@ -189,7 +221,8 @@ pub(crate) fn check(holder: &Holder, newest: &Config, holders: &[Holder]) -> Res
     let since = newest.seen.get(*leg).copied().unwrap_or(0);
     if config.in_sync.has(*leg) && config.epoch > since {
         // Then the newest epoch does not descend from it.
-        let current = holders.iter().filter(|holder| holder.config == *newest);
+        let is_current = |holder: &&Holder| holder.config == *newest && holder.is_of(newest);
+        let current = holders.iter().filter(is_current);
         let current = current.fold(LegSet::EMPTY, |set, at| set.with(LegSet::of(at.leg)));
         if !is_void(config, holders, current) {
             return Err(LegError::Diverged { epoch: config.epoch, since });
@@ -211,13 +244,17 @@ mod tests {
     const C: LegSet = LegSet::from_bits(4);
 
     fn holder(leg: usize, config: Config) -> Holder {
-        Holder { leg, config, is_clean: true }
+        Holder { leg, store: Some(config.store(leg)), config, is_clean: true }
+    }
+
+    fn first(members: LegSet, in_sync: LegSet) -> Config {
+        Config::first(members, in_sync, std::array::from_fn(|leg| 100 + leg as u64))
     }
 
     /// An epoch with both of two legs in sync, and the one before it.
     fn both() -> Config {
         let two = A.with(B);
-        Config::first(two, two).next(5, two, two)
+        first(two, two).next(5, two, two)
     }
 
     /// An epoch that half of the members may begin.
@@ -260,7 +297,7 @@ mod tests {
     #[test]
     fn an_epoch_that_needed_a_leg_of_the_newest_one_was_never_in_force() {
         let all = A.with(B).with(C);
-        let before = Config::first(all, all).next(5, all, all);
+        let before = first(all, all).next(5, all, all);
         let torn = before.next(6, all, A.with(B));
         for epoch in [6, 9] {
             let newest = before.next(epoch, all, B.with(C));
@@ -272,7 +309,7 @@ mod tests {
     #[test]
     fn an_epoch_that_too_few_legs_hold_was_never_in_force() {
         let all = A.with(B).with(C);
-        let before = Config::first(all, all).next(5, all, all);
+        let before = first(all, all).next(5, all, all);
         // The last header that a leg got before it failed, and the epochs of the others since.
         for epoch in [6, 9] {
             let torn = before.next(epoch, all, A);
@@ -291,13 +328,13 @@ mod tests {
     #[test]
     fn attempts_that_all_failed_leave_the_bytes_of_the_epoch_before_them() {
         let all = A.with(B).with(C);
-        let before = Config::first(all, all).next(5, all, all);
+        let before = first(all, all).next(5, all, all);
         // One leg failed the first attempt, and one of the others got the second one.
         let (one, other) = (before.next(6, all, all), before.next(7, all, A.with(B)));
         let found = assemble(&[holder(0, one), holder(1, other)]).unwrap();
         assert_eq!((found.config, found.in_sync), (other, B));
         // A leg that was away for long is not newer than they are.
-        let old = Config::first(all, all);
+        let old = first(all, all);
         let found = assemble(&[holder(0, one), holder(1, other), holder(2, old)]).unwrap();
         assert_eq!((found.config, found.in_sync), (other, B));
     }
@@ -305,7 +342,7 @@ mod tests {
     #[test]
     fn answered_writes_outweigh_a_larger_number() {
         let all = A.with(B).with(C);
-        let before = Config::first(all, all).next(5, all, all);
+        let before = first(all, all).next(5, all, all);
         // Its second attempt reached the first leg only, which was away later.
         let torn = before.next(7, all, A.with(B));
         let newest = before.next(6, all, B);
@@ -314,7 +351,7 @@ mod tests {
         assert_eq!((found.config, found.in_sync), (newest, B));
         // Without the leg in the middle nothing shows which one was in force.
         let found = assemble(&[holder(0, torn), holder(2, newest)]);
-        assert!(matches!(found, Err((2, LegError::Diverged { epoch: 6, .. }))), "{found:?}");
+        assert!(matches!(found, Err((1, LegError::Diverged { epoch: 6, .. }))), "{found:?}");
     }
 
     #[test]
@@ -328,6 +365,22 @@ mod tests {
         let later = removed.next(7, A, A);
         let found = assemble(&[holder(0, later), holder(1, both())]);
         assert_eq!(found, Err((1, LegError::Removed { leg: 1 })));
+    }
+
+    #[test]
+    fn a_store_is_not_taken_for_the_one_that_has_its_number_now() {
+        let (two, all) = (A.with(B), A.with(B).with(C));
+        let before = both().next(6, all, two).next(7, all, two);
+        let removed = before.next(8, two, two).next(9, two, two);
+        let joined = removed.next(10, all, two).joined_by(2, 200);
+        let now = joined.next(11, all, two).next(12, all, all);
+        let store = |config| Holder { store: Some(200), ..holder(2, config) };
+        let old = holder(2, before);
+        let expected = Err((1, LegError::Removed { leg: 2 }));
+        assert_eq!(assemble(&[holder(0, now), old]), expected);
+        assert_eq!(assemble(&[holder(0, now), old, store(now)]), expected);
+        let legs = [holder(0, now), holder(1, now), store(now)];
+        assert_eq!(assemble(&legs).unwrap().in_sync, all);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use crate::header::VERSION;
 use crate::legs::{LegSet, MAX_LEGS};
 
 /// Why a store is not used as a leg. Nothing on it was changed.
@@ -17,8 +18,8 @@ pub enum LegError {
          the store with zeros, and add it again"
     )]
     Damaged,
-    /// The header is of a later format.
-    #[error("its header has version {0}, and this program knows version 1; use a newer program")]
+    /// The header is of another format.
+    #[error("its header has version {0}, and this program knows version {VERSION} only")]
     Version(u32),
     /// The header is of another mirror.
     #[error("it is a leg of another mirror; name the right store")]
@@ -94,7 +95,10 @@ pub enum LegError {
         leg: usize,
     },
     /// The store cannot write zeros, and the mirror's users were told that they can.
-    #[error("it cannot write zeros, and the other legs can; open the mirror anew with this leg")]
+    #[error(
+        "it cannot write zeros, and the mirror was made of stores that can; name a store that can, \
+         or make the mirror again with this one"
+    )]
     Zeroes,
     /// It cannot be read or written.
     #[error("{0}")]

@@ -5,7 +5,7 @@
 //! | offset | size | field |
 //! | --- | --- | --- |
 //! | 0 | 8 | magic, `SCMIRROR` |
-//! | 8 | 4 | version, 1 |
+//! | 8 | 4 | version, 2 |
 //! | 12 | 4 | bytes of a block |
 //! | 16 | 16 | UUID of the mirror |
 //! | 32 | 8 | generation: the slot is its lowest bit |
@@ -20,20 +20,26 @@
 //! | 83 | 1 | 1: closed in good order |
 //! | 84 | 1 | members of the epoch before, a bit each |
 //! | 85 | 1 | 1: half of the members suffices, as a witness has permitted |
+//! | 86 | 1 | 1: users were told that zeros can be written |
 //! | 88 | 8 × 8 | the last epoch in which each leg was in sync |
 //! | 152 | 8 | the newest epoch that was known when this one began |
+//! | 160 | 8 | the store's own random number |
+//! | 168 | 8 × 8 | that of the store which each leg's number is, or was last; 0: none |
 //! | 4088 | 8 | checksum, XXH3 |
 
+use sidecore_block::Geometry;
 use twox_hash::XxHash3_64;
 
-use crate::epoch::Config;
+use crate::epoch::{Config, Holder, StoreId};
 use crate::error::LegError;
 use crate::layout::{BLOCK_BYTES, Layout, SLOTS};
 use crate::legs::{LegSet, MAX_LEGS};
 
 const MAGIC: [u8; 8] = *b"SCMIRROR";
-const VERSION: u32 = 1;
+/// The version that this program writes and knows.
+pub(crate) const VERSION: u32 = 2;
 const SEEN_AT: usize = 88;
+const STORES_AT: usize = 168;
 const CHECKSUM_AT: usize = 4088;
 /// Epochs and generations that no mirror reaches by use.
 const MAX_NUMBER: u64 = 1 << 63;
@@ -43,6 +49,26 @@ const MAX_NUMBER: u64 = 1 << 63;
 pub(crate) struct Identity {
     pub(crate) uuid: [u8; 16],
     pub(crate) layout: Layout,
+    /// Whether users were told that zeros can be written: each leg can do it.
+    pub(crate) writes_zeroes: bool,
+}
+
+impl Identity {
+    /// Whether a store of this geometry can be a leg.
+    pub(crate) fn takes(&self, geometry: &Geometry) -> Result<(), LegError> {
+        if self.writes_zeroes && !geometry.write_zeroes {
+            return Err(LegError::Zeroes);
+        }
+        self.layout.takes(geometry)
+    }
+
+    /// The stores of a new mirror, by the numbers of its legs. The identity is random.
+    pub(crate) fn first_stores(&self, members: LegSet) -> [StoreId; MAX_LEGS] {
+        std::array::from_fn(|leg| match members.has(leg) {
+            true => XxHash3_64::oneshot_with_seed(leg as u64, &self.uuid).max(1),
+            false => 0,
+        })
+    }
 }
 
 /// The fields of a slot.
@@ -50,6 +76,7 @@ pub(crate) struct Identity {
 pub(crate) struct Header {
     pub(crate) identity: Identity,
     pub(crate) leg: usize,
+    pub(crate) store: StoreId,
     pub(crate) generation: u64,
     pub(crate) config: Config,
     pub(crate) is_clean: bool,
@@ -75,36 +102,46 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(array_at(bytes, at))
 }
 
-fn seen_at(leg: usize) -> usize {
-    SEEN_AT.saturating_add(leg.saturating_mul(8))
+/// The place of a leg's number in a table.
+fn in_table(start: usize, leg: usize) -> usize {
+    start.saturating_add(leg.saturating_mul(8))
+}
+
+fn table_at(bytes: &[u8], start: usize) -> [u64; MAX_LEGS] {
+    std::array::from_fn(|leg| u64_at(bytes, in_table(start, leg)))
 }
 
 impl Header {
     pub(crate) fn encode(&self) -> [u8; BLOCK_BYTES] {
         let mut bytes = [0; BLOCK_BYTES];
-        let Identity { uuid, layout } = &self.identity;
+        let Identity { uuid, layout, writes_zeroes } = &self.identity;
         put(&mut bytes, 0, &MAGIC);
         put(&mut bytes, 8, &VERSION.to_le_bytes());
         put(&mut bytes, 12, &layout.block_bytes.to_le_bytes());
         put(&mut bytes, 16, uuid);
-        let Config { epoch, parent, covered_from, members, former, is_permitted, in_sync, seen } =
-            &self.config;
+        let config = &self.config;
         for (at, number) in [
             (32, self.generation),
             (40, layout.capacity_bytes),
             (48, layout.region_bytes),
             (56, layout.data_bytes),
-            (64, *epoch),
-            (72, *covered_from),
-            (152, *parent),
+            (64, config.epoch),
+            (72, config.covered_from),
+            (152, config.parent),
+            (160, self.store),
         ] {
             put(&mut bytes, at, &number.to_le_bytes());
         }
         let leg = u8::try_from(self.leg).unwrap_or(u8::MAX);
-        put(&mut bytes, 80, &[leg, members.bits(), in_sync.bits(), u8::from(self.is_clean)]);
-        put(&mut bytes, 84, &[former.bits(), u8::from(*is_permitted)]);
-        for (leg, epoch) in seen.iter().enumerate() {
-            put(&mut bytes, seen_at(leg), &epoch.to_le_bytes());
+        let (members, in_sync) = (config.members.bits(), config.in_sync.bits());
+        put(&mut bytes, 80, &[leg, members, in_sync, u8::from(self.is_clean)]);
+        let flags = [config.is_permitted, *writes_zeroes].map(u8::from);
+        put(&mut bytes, 84, &[config.former.bits()]);
+        put(&mut bytes, 85, &flags);
+        for (start, table) in [(SEEN_AT, &config.seen), (STORES_AT, &config.stores)] {
+            for (leg, number) in table.iter().enumerate() {
+                put(&mut bytes, in_table(start, leg), &number.to_le_bytes());
+            }
         }
         let sum = XxHash3_64::oneshot(bytes.get(..CHECKSUM_AT).unwrap_or_default());
         put(&mut bytes, CHECKSUM_AT, &sum.to_le_bytes());
@@ -141,7 +178,7 @@ impl Header {
         if version != VERSION {
             return Err(LegError::Version(version));
         }
-        let [leg, members, in_sync, clean, former, permitted] = array_at(bytes, 80);
+        let [leg, members, in_sync, clean, former, permitted, zeroes] = array_at(bytes, 80);
         let layout = Layout {
             capacity_bytes: u64_at(bytes, 40),
             block_bytes: u32::from_le_bytes(array_at(bytes, 12)),
@@ -149,8 +186,9 @@ impl Header {
             data_bytes: u64_at(bytes, 56),
         };
         let header = Self {
-            identity: Identity { uuid: array_at(bytes, 16), layout },
+            identity: Identity { uuid: array_at(bytes, 16), layout, writes_zeroes: zeroes == 1 },
             leg: usize::from(leg),
+            store: u64_at(bytes, 160),
             generation: u64_at(bytes, 32),
             config: Config {
                 epoch: u64_at(bytes, 64),
@@ -160,7 +198,8 @@ impl Header {
                 former: LegSet::from_bits(former),
                 is_permitted: permitted == 1,
                 in_sync: LegSet::from_bits(in_sync),
-                seen: std::array::from_fn(|leg| u64_at(bytes, seen_at(leg))),
+                seen: table_at(bytes, SEEN_AT),
+                stores: table_at(bytes, STORES_AT),
             },
             is_clean: clean == 1,
         };
@@ -181,6 +220,19 @@ impl Header {
             && config.covered_from <= config.epoch
             && config.parent < config.epoch
             && config.seen.iter().all(|seen| *seen <= config.epoch)
+            && self.store > 0
+            && config.members.numbers().all(|leg| config.store(leg) > 0)
+    }
+
+    /// Whether another store, of the same mirror, is a copy of this one.
+    pub(crate) fn is_copied_by(&self, other: &Self) -> bool {
+        self.leg == other.leg && self.store == other.store
+    }
+
+    /// The leg, as far as epochs are concerned.
+    pub(crate) fn holder(&self) -> Holder {
+        let (leg, store) = (self.leg, Some(self.store));
+        Holder { leg, store, config: self.config, is_clean: self.is_clean }
     }
 }
 
@@ -206,11 +258,13 @@ mod tests {
 
     pub(crate) fn example() -> Header {
         let layout = Layout::of(4 << 20, 512, None).unwrap();
-        let mut config = Config::first(LegSet::first(3), LegSet::first(2));
+        let stores = [3, 5, 8, 0, 0, 0, 0, 0];
+        let mut config = Config::first(LegSet::first(3), LegSet::first(2), stores);
         config.epoch = 9;
         Header {
-            identity: Identity { uuid: *b"0123456789abcdef", layout },
+            identity: Identity { uuid: *b"0123456789abcdef", layout, writes_zeroes: true },
             leg: 1,
+            store: 5,
             generation: 4,
             config,
             is_clean: true,
@@ -270,7 +324,8 @@ mod tests {
         for bad in [
             Header { leg: MAX_LEGS, ..good.clone() },
             Header { generation: 0, ..good.clone() },
-            Header { generation: u64::MAX, ..good },
+            Header { generation: u64::MAX, ..good.clone() },
+            Header { store: 0, ..good },
             config(&|config| config.epoch = 0),
             config(&|config| config.covered_from = 10),
             config(&|config| config.parent = 9),
@@ -278,6 +333,7 @@ mod tests {
             config(&|config| config.seen[7] = 10),
             config(&|config| config.in_sync = LegSet::EMPTY),
             config(&|config| config.in_sync = LegSet::of(5)),
+            config(&|config| config.stores[2] = 0),
         ] {
             assert_eq!(Header::newest(&bad.encode()), Err(LegError::Damaged), "{bad:?}");
         }

@@ -16,7 +16,7 @@ use sidecore_block::BlockDevice;
 use sidecore_units::Nanos;
 
 use crate::disk::{LegDisk, Wait};
-use crate::epoch::Config;
+use crate::epoch::{Config, StoreId};
 use crate::error::{MirrorError, Waits};
 use crate::header::Identity;
 use crate::legs::{LegSet, MAX_LEGS};
@@ -45,6 +45,7 @@ struct Leg {
     /// Whether that header was read and not written, so that it may not be durable.
     is_only_read: bool,
     held: Option<Config>,
+    store: StoreId,
     is_clean: bool,
     has_failed: bool,
     /// The last error, for reports.
@@ -283,9 +284,10 @@ impl Keeper {
         let mut status = self.shared.status();
         status.epoch = self.config.epoch;
         status.members = self.config.members;
-        let known = (0..MAX_LEGS).zip(self.config.seen).filter(|(_, epoch)| *epoch > 0);
+        let known = (0..MAX_LEGS).zip(self.config.stores).filter(|(_, store)| *store > 0);
         let known = known.map(|(leg, _)| LegSet::of(leg)).fold(LegSet::EMPTY, LegSet::with);
         status.former = known.without(self.config.members);
+        status.stores = self.config.stores;
         status.read = self.waits.is_none().then(|| self.shared.plan().read);
         status.waits.clone_from(&self.waits);
         status.dirty_regions = self.map.count();

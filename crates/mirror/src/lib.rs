@@ -47,6 +47,7 @@ mod view;
 mod witness;
 
 pub use disk::{Sleep, Wait};
+pub use epoch::StoreId;
 pub use error::{LegError, MirrorError, Waits};
 #[doc(hidden)]
 pub use header::decodes;

@@ -5,6 +5,7 @@ use std::sync::mpsc::Sender;
 
 use sidecore_block::{BlockDevice, BlockError};
 
+use crate::epoch::StoreId;
 use crate::error::MirrorError;
 
 /// See the module.
@@ -25,7 +26,7 @@ pub(crate) enum Command {
     /// A leg of the mirror is there again.
     Attach(Arc<dyn BlockDevice>),
     /// A store becomes a leg with this number, and is overwritten.
-    Add(usize, Arc<dyn BlockDevice>),
+    Add((usize, StoreId), Arc<dyn BlockDevice>),
     /// A leg goes for good.
     Remove(usize),
     /// This leg is read while it is in sync.

@@ -11,7 +11,7 @@ use sidecore_units::Nanos;
 
 use crate::channel::MirrorChannel;
 use crate::disk::{LegDisk, Sleep, Wait};
-use crate::epoch::Config;
+use crate::epoch::{Config, StoreId};
 use crate::error::{LegError, MirrorError};
 use crate::header::{Header, Identity, slot_bytes};
 use crate::keeper::{Found, Keeper, Late, read_leg};
@@ -138,10 +138,12 @@ pub fn create(
     let in_sync = if options.are_equal { members } else { LegSet::of(0) };
     let mut map = DirtyMap::new(layout.regions(), &options.uuid);
     map.set_all(!options.are_equal);
-    let identity = Identity { uuid: options.uuid, layout };
-    let config = Config::first(members, in_sync);
+    let writes_zeroes = geometries().all(|it| it.write_zeroes);
+    let identity = Identity { uuid: options.uuid, layout, writes_zeroes };
+    let config = Config::first(members, in_sync, identity.first_stores(members));
     for (leg, disk) in disks.iter_mut().enumerate() {
-        let header = Header { identity, leg, generation: 1, config, is_clean: true };
+        let (store, generation) = (config.store(leg), 1);
+        let header = Header { identity, leg, store, generation, config, is_clean: true };
         let written = write_leg(disk, &header, &map, wait);
         let failed = |error: sidecore_block::BlockError| LegError::Io(error.to_string());
         written.map_err(|error| MirrorError::Leg { store: leg, error: failed(error) })?;
@@ -311,10 +313,10 @@ impl Mirror {
         let Some(identity) = found.first().map(|found| found.header.identity) else {
             return Err(MirrorError::Count(0));
         };
-        let geometry = geometry(&identity.layout, devices);
+        let geometry = geometry(&identity, devices);
         let (sender, inbox) = mpsc::channel();
-        let (layout, zeroes) = (identity.layout, geometry.write_zeroes);
-        let shared = Arc::new(Shared::new(layout, zeroes, options.neglected(), sender));
+        let (layout, neglected) = (identity.layout, options.neglected());
+        let shared = Arc::new(Shared::new(layout, neglected, sender));
         let kept = Arc::clone(&shared);
         let keeper = Keeper::open(found, identity, kept, inbox, options, wait)?;
         let life = Arc::new(Life { shared: Arc::clone(&shared), end });
@@ -361,11 +363,16 @@ impl Mirror {
         self.tell(Command::Attach(device))
     }
 
-    /// Makes a store the leg of this number, and copies all of the mirror to it.
+    /// Makes a store the leg of this number, and copies all of the mirror to it. The store gets a
+    /// random number of its own.
     ///
     /// # Errors
     /// The store cannot be a leg, the number is in use, or the mirror waits.
-    pub fn add(&self, leg: usize, device: Arc<dyn BlockDevice>) -> Result<(), MirrorError> {
+    pub fn add(
+        &self,
+        leg: (usize, StoreId),
+        device: Arc<dyn BlockDevice>,
+    ) -> Result<(), MirrorError> {
         self.tell(Command::Add(leg, device))
     }
 
@@ -401,11 +408,11 @@ impl Mirror {
     }
 }
 
-/// The abilities that all legs have. A leg that comes later may have a cache.
-fn geometry(layout: &Layout, devices: &[Arc<dyn BlockDevice>]) -> Geometry {
+/// The abilities that all legs have, also those that come later.
+fn geometry(identity: &Identity, devices: &[Arc<dyn BlockDevice>]) -> Geometry {
+    let (layout, zeroes) = (&identity.layout, identity.writes_zeroes);
     let all = || devices.iter().map(|device| device.geometry());
     let physical = all().map(|it| it.physical_block_bytes).max().unwrap_or(layout.block_bytes);
-    let zeroes = all().all(|it| it.write_zeroes);
     Geometry {
         physical_block_bytes: physical.max(layout.block_bytes),
         volatile_cache: true,

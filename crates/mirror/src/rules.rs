@@ -30,11 +30,14 @@ pub enum Rule {
     Overlap,
     /// 13: a leg is flushed before it is in sync.
     FlushThenSync,
+    /// 17: a store is a leg only if its own random number is the one that the epoch has for the
+    /// leg. Neglected: if it says the number of a leg.
+    Identity,
 }
 
 impl Rule {
     /// All rules that can be neglected.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::AllLegs,
         Self::MarkFirst,
         Self::FlushAll,
@@ -48,6 +51,7 @@ impl Rule {
         Self::PrivateCopy,
         Self::Overlap,
         Self::FlushThenSync,
+        Self::Identity,
     ];
 }
 

@@ -140,8 +140,6 @@ pub(crate) type LegDevice = (u32, Option<Arc<dyn BlockDevice>>);
 /// See the module.
 pub(crate) struct Shared {
     pub(crate) layout: Layout,
-    /// Whether all legs write zeros, as users were told.
-    pub(crate) writes_zeroes: bool,
     pub(crate) neglected: Neglected,
     plan: AtomicU64,
     /// Regions that are dirty on all legs in sync, so that writes may start.
@@ -163,16 +161,10 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(
-        layout: Layout,
-        writes_zeroes: bool,
-        neglected: Neglected,
-        keeper: Sender<Message>,
-    ) -> Self {
+    pub(crate) fn new(layout: Layout, neglected: Neglected, keeper: Sender<Message>) -> Self {
         let bits = || RegionBits::new(layout.regions());
         Self {
             layout,
-            writes_zeroes,
             neglected,
             plan: AtomicU64::new(Plan::CLOSED.to_word()),
             open: bits(),

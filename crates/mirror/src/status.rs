@@ -1,5 +1,6 @@
 //! The state of a mirror, for reports.
 
+use crate::epoch::StoreId;
 use crate::error::Waits;
 use crate::legs::{LegSet, MAX_LEGS};
 
@@ -30,6 +31,8 @@ pub struct Status {
     pub members: LegSet,
     /// Numbers that were those of legs once: headers of former legs have them.
     pub former: LegSet,
+    /// The store that each number is, or was last.
+    pub stores: [StoreId; MAX_LEGS],
     /// By number.
     pub legs: [LegState; MAX_LEGS],
     /// Why a leg has failed, by number.

@@ -181,17 +181,20 @@ fn a_late_request_keeps_its_store_out_and_not_another_one_with_its_number() {
     let mirror = Mirror::open(&legs, options).unwrap();
     // Its header as leg 2 is in flight, and the store has none that could say so.
     gate.set(NO_WRITE_PASSES);
-    mirror.add(2, Arc::clone(&late)).unwrap_err();
-    let error = mirror.add(3, Arc::clone(&late)).unwrap_err();
+    mirror.add((2, 12), Arc::clone(&late)).unwrap_err();
+    let error = mirror.add((3, 13), Arc::clone(&late)).unwrap_err();
     assert!(matches!(error, MirrorError::Leg { error: LegError::Late { leg: 2 }, .. }), "{error}");
-    mirror.add(2, ram()).unwrap();
+    mirror.add((2, 14), ram()).unwrap();
     until_in_sync(&mirror, &[0, 1, 2]);
-    // It arrives: the store says now that it is the leg that another one is.
+    // It arrives: the store says now that it has the number of another one, and is a store of its
+    // own all the same.
     gate.set(OPEN);
     until(&mirror, "quiet", |_| {
-        let error = mirror.add(3, Arc::clone(&late)).unwrap_err();
-        matches!(error, MirrorError::Leg { error: LegError::Twice { leg: 2 }, .. })
+        let error = mirror.attach(Arc::clone(&late)).unwrap_err();
+        matches!(error, MirrorError::Leg { error: LegError::Removed { leg: 2 }, .. })
     });
+    mirror.add((3, 13), late).unwrap();
+    until_in_sync(&mirror, &[0, 1, 2, 3]);
 }
 
 #[test]

@@ -11,8 +11,8 @@ use sidecore_block::{
 };
 use sidecore_block_contract::{Harness, pattern};
 use sidecore_mirror::{
-    Claim, CreateOptions, LegError, LegState, Mirror, MirrorError, Operator, Sleep, Waits, Witness,
-    create,
+    Claim, CreateOptions, LegError, LegState, Mirror, MirrorError, OpenOptions, Operator, Sleep,
+    Waits, Witness, create,
 };
 use sidecore_reactor::CoreContext;
 use sidecore_stage_fault::{Affected, Fault, FaultPlan, FaultRule, FaultStore, When};
@@ -222,9 +222,10 @@ fn legs_are_added_and_removed_while_the_mirror_is_used() {
     let mut guest = guest(&mirror);
     let bytes = pattern(4, 512 << 10);
     guest.store(0, &bytes);
-    assert!(matches!(mirror.add(1, ram()), Err(MirrorError::State { leg: 1, .. })));
+    assert!(matches!(mirror.add((1, 11), ram()), Err(MirrorError::State { leg: 1, .. })));
     let third = ram();
-    mirror.add(2, Arc::clone(&third)).unwrap();
+    assert!(matches!(mirror.add((2, 0), ram()), Err(MirrorError::State { leg: 2, .. })));
+    mirror.add((2, 12), Arc::clone(&third)).unwrap();
     until_in_sync(&mirror, &[0, 1, 2]);
     assert!(of_leg(&mirror, 2, 0, bytes.len()) == bytes);
     mirror.remove(0).unwrap();
@@ -237,6 +238,91 @@ fn legs_are_added_and_removed_while_the_mirror_is_used() {
     drop((guest, mirror));
     let error = Mirror::open(&[Arc::clone(&legs[0]), third], options()).err().expect("a refusal");
     assert!(error.to_string().contains("leg 0 was removed"), "{error}");
+}
+
+/// Opens the mirror of these stores without those that are refused. Returns the refusals, too.
+fn open_without_refused(stores: &[&Arc<dyn BlockDevice>]) -> (Mirror, Vec<LegError>) {
+    let mut stores: Vec<_> = stores.iter().map(|store| Arc::clone(store)).collect();
+    let mut refused = Vec::new();
+    loop {
+        match Mirror::open(&stores, with(Arc::new(Yes))) {
+            Ok(mirror) => return (mirror, refused),
+            Err(MirrorError::Leg { store, error }) => {
+                stores.remove(store);
+                refused.push(error);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_store_that_was_removed_is_not_taken_for_the_leg_that_has_its_number_now() {
+    let legs = [ram(), ram()];
+    create(&legs, &creation(), &mut Sleep::default()).unwrap();
+    let slow = OpenOptions { copy_bytes_per_s: common::REGION_BYTES / 1000, ..options() };
+    let mirror = Arc::new(Mirror::open(&legs, slow).unwrap());
+    guest(&mirror).store(0, &pattern(1, 128 << 10));
+    let (removed, now) = (ram(), ram());
+    mirror.add((2, 12), Arc::clone(&removed)).unwrap();
+    until(&mirror, "copying", |status| status.legs[2] == LegState::Copying);
+    mirror.remove(2).unwrap();
+    mirror.add((2, 13), Arc::clone(&now)).unwrap();
+    drop(mirror);
+    let stores = [&legs[0], &legs[1], &now];
+    let (mirror, refused) = open_without_refused(&stores);
+    assert_eq!(refused, []);
+    let mirror = Arc::new(mirror);
+    until_in_sync(&mirror, &[0, 1, 2]);
+    let error = mirror.attach(Arc::clone(&removed)).unwrap_err();
+    assert!(error.to_string().contains("leg 2 was removed"), "{error}");
+    until(&mirror, "clean", |status| status.dirty_regions == 0);
+    drop(mirror);
+    // Beside it, and in its place.
+    let (mirror, refused) = open_without_refused(&[&legs[0], &legs[1], &removed, &now]);
+    assert_eq!(refused, [LegError::Removed { leg: 2 }]);
+    assert_eq!(until_in_sync(&mirror, &[0, 1, 2]).copied_regions, 0);
+    drop(mirror);
+    let (mirror, refused) = open_without_refused(&[&legs[0], &legs[1], &removed]);
+    assert_eq!(refused, [LegError::Removed { leg: 2 }]);
+    assert_eq!(until_in_sync(&mirror, &[0, 1]).legs[2], LegState::Missing);
+}
+
+#[test]
+fn a_leg_that_comes_shows_that_the_only_store_was_removed() {
+    let legs = [ram(), ram(), ram()];
+    drop(mirror(&legs));
+    let without = Mirror::open(&legs[..2], options()).unwrap();
+    without.remove(2).unwrap();
+    drop(without);
+    let mirror = Mirror::open(&legs[2..], options()).unwrap();
+    assert!(matches!(mirror.status().waits, Some(Waits::Legs { .. })), "{:?}", mirror.status());
+    mirror.attach(Arc::clone(&legs[0])).unwrap();
+    mirror.attach(Arc::clone(&legs[1])).unwrap();
+    until_in_sync(&mirror, &[0, 1]);
+    assert!(mirror.store(2).is_none());
+}
+
+#[test]
+fn whether_zeros_can_be_written_is_decided_when_the_mirror_is_made() {
+    let plain = || {
+        let geometry = Geometry { write_zeroes: false, ..Geometry::new(4 << 20, 512) };
+        Arc::new(RamStore::new(geometry).unwrap()) as Arc<dyn BlockDevice>
+    };
+    let legs = [ram(), plain()];
+    let mirror = mirror(&legs);
+    assert!(!mirror.geometry().write_zeroes);
+    drop(mirror);
+    // Also without the one that cannot, so that it can come back.
+    let mirror = Mirror::open(&legs[..1], with(Arc::new(Yes))).unwrap();
+    assert!(!mirror.geometry().write_zeroes && !mirror.geometry().discard);
+    mirror.attach(Arc::clone(&legs[1])).unwrap();
+    until_in_sync(&mirror, &[0, 1]);
+    drop(mirror);
+    let mirror = common::mirror(&[ram(), ram()]);
+    assert!(mirror.geometry().write_zeroes);
+    let error = mirror.add((2, 12), plain()).unwrap_err();
+    assert!(error.to_string().contains("made of stores that can"), "{error}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Changes of mirrors by an operator.
 
+use std::io;
 use std::sync::Arc;
 
 use sidecore_block::BlockDevice;
@@ -7,6 +8,7 @@ use sidecore_mirror::{MAX_LEGS, Mirror, MirrorError, Waits};
 
 use super::{MirrorInUse, Mirrors, about};
 use crate::operation::{ErrorKind, OperationError};
+use crate::remote::random;
 
 /// Bytes that are repaired at once: writes of users to them wait meanwhile.
 const REPAIR_BYTES: u64 = 4 << 20;
@@ -56,12 +58,15 @@ impl Mirrors {
         let device = found.device(store)?;
         let status = mirror.status();
         let is_free = |leg: &usize| !status.members.has(*leg);
-        // A store that was removed still says its number at the next start.
+        // A number that was used before is one more that reports have to tell apart.
         let unused = (0..MAX_LEGS).find(|leg| is_free(leg) && !status.former.has(*leg));
         let free = unused.or_else(|| (0..MAX_LEGS).find(is_free));
         let full = || conflict(format!("a mirror has at most {MAX_LEGS} legs; remove one before"));
         let number = free.ok_or_else(full)?;
-        mirror.add(number, device).map_err(|error| refused(store, error))?;
+        let failed = |error: io::Error| refused(store, error.into());
+        let [identity] = random().map_err(failed)?;
+        let added = mirror.add((number, identity.max(1)), device);
+        added.map_err(|error| refused(store, error))?;
         found.is_leg(store);
         Ok(number)
     }

@@ -8,12 +8,13 @@ use super::copy::Broken;
 use super::open::assemble_found;
 use super::{Found, Keeper, Leg, read_leg};
 use crate::disk::Wait;
-use crate::epoch::{Holder, check};
+use crate::epoch::{Config, Holder, StoreId, check};
 use crate::error::{LegError, MirrorError};
 use crate::header::Header;
 use crate::legs::{LegSet, MAX_LEGS};
 use crate::mail::Command;
 use crate::mirror::probe;
+use crate::rules::Rule;
 
 fn refused(error: LegError) -> MirrorError {
     MirrorError::Leg { store: 0, error }
@@ -61,10 +62,8 @@ impl Keeper {
         if found.header.identity != self.identity {
             return Err(refused(LegError::OtherMirror));
         }
-        if self.zeroes() && !device.geometry().write_zeroes {
-            return Err(refused(LegError::Zeroes));
-        }
-        if self.present().has(number) {
+        let known = self.legs.get(number).filter(|leg| leg.disk.is_some());
+        if known.is_some_and(|known| self.is_copy(known.store, found.header.store)) {
             return Err(refused(LegError::Twice { leg: number }));
         }
         self.must_be_quiet(device, Some(number), wait)?;
@@ -79,12 +78,14 @@ impl Keeper {
 
     /// An epoch of this process is the newest, unless the leg went on by itself.
     fn attach_running(&mut self, found: Found, wait: &mut dyn Wait) -> Result<(), MirrorError> {
-        let Header { leg, config, is_clean, .. } = found.header;
+        let holder = self.holder(found.header.holder());
+        let Holder { leg, config, .. } = holder;
         // An epoch that this keeper has written to it need not have been in force.
-        let is_known = self.legs.get(leg).is_some_and(|known| known.held == Some(config));
-        let checked = match is_known && self.config.members.has(leg) {
+        let is_it = |known: &Leg| known.held == Some(config) && known.store == found.header.store;
+        let is_known = self.config.members.has(leg) && self.legs.get(leg).is_some_and(is_it);
+        let checked = match is_known {
             true => Ok(()),
-            false => check(&Holder { leg, config, is_clean }, &self.config, &self.holders()),
+            false => check(&holder, &self.config, &self.holders()),
         };
         if let Err(error) = checked {
             if self.waits.is_none() {
@@ -113,27 +114,67 @@ impl Keeper {
     fn holders(&self) -> Vec<Holder> {
         let present = self.legs.iter().enumerate().filter(|(_, leg)| leg.disk.is_some());
         let holder = |(leg, of): (usize, &Leg)| {
-            Some(Holder { leg, config: of.held?, is_clean: of.is_clean })
+            let (store, config, is_clean) = (Some(of.store), of.held?, of.is_clean);
+            Some(self.holder(Holder { leg, store, config, is_clean }))
         };
         present.filter_map(holder).collect()
     }
 
+    fn holder(&self, holder: Holder) -> Holder {
+        let counts = self.shared.neglected.keeps(Rule::Identity);
+        Holder { store: holder.store.filter(|_| counts), ..holder }
+    }
+
+    /// Whether one of two stores with the same leg's number is a copy of the other.
+    fn is_copy(&self, one: StoreId, other: StoreId) -> bool {
+        one == other || !self.shared.neglected.keeps(Rule::Identity)
+    }
+
     /// No epoch has begun: the leg may hold a newer one than the others.
     fn attach_waiting(&mut self, found: Found, wait: &mut dyn Wait) -> Result<(), MirrorError> {
-        let identity = self.identity;
-        let header = |(leg, known): (usize, &Leg)| {
-            known.disk.as_ref()?;
-            let (generation, is_clean) = (known.tried, known.is_clean);
-            Some(Header { identity, leg, generation, config: known.held?, is_clean })
+        let assembled = loop {
+            let mut headers = self.headers();
+            headers.push(found.header.clone());
+            let headers: Vec<&Header> = headers.iter().collect();
+            let (place, error) = match assemble_found(&headers, self.shared.neglected) {
+                Ok(assembled) => break assembled,
+                Err(refused) => refused,
+            };
+            // A store that was here first may be a former leg: the one that comes shows it.
+            let former = headers.get(place).filter(|former| **former != &found.header);
+            match former.filter(|_| matches!(error, LegError::Removed { .. })) {
+                Some(former) => {
+                    let leg = former.leg;
+                    tracing::warn!(leg, "a store is not used as a leg any more: {error}");
+                    self.forget(leg);
+                }
+                None => return Err(refused(error)),
+            }
         };
-        let mut headers: Vec<Header> = self.legs.iter().enumerate().filter_map(header).collect();
-        headers.push(found.header.clone());
-        let headers: Vec<&Header> = headers.iter().collect();
-        let assembled = assemble_found(&headers).map_err(|(_, error)| refused(error))?;
         self.take_in(found);
         self.start_with(assembled, wait);
         self.settle(wait);
         Ok(())
+    }
+
+    /// The headers of the legs that are present, each with its newest epoch.
+    fn headers(&self) -> Vec<Header> {
+        let identity = self.identity;
+        let header = |(leg, known): (usize, &Leg)| {
+            known.disk.as_ref()?;
+            let (store, generation, is_clean) = (known.store, known.tried, known.is_clean);
+            Some(Header { identity, leg, store, generation, config: known.held?, is_clean })
+        };
+        self.legs.iter().enumerate().filter_map(header).collect()
+    }
+
+    /// Forgets the store of a leg.
+    fn forget(&mut self, leg: usize) {
+        self.give_up(leg);
+        if let Some(place) = self.legs.get_mut(leg) {
+            *place = Leg::default();
+        }
+        self.set_device(leg, None);
     }
 
     /// [`Mirror::add`](crate::Mirror::add), on the keeper's own thread.
@@ -142,7 +183,7 @@ impl Keeper {
     /// The same.
     pub fn add(
         &mut self,
-        leg: usize,
+        (leg, store): (usize, StoreId),
         device: Arc<dyn BlockDevice>,
         wait: &mut dyn Wait,
     ) -> Result<(), MirrorError> {
@@ -151,19 +192,20 @@ impl Keeper {
         if leg >= MAX_LEGS || self.config.members.has(leg) {
             return Err(MirrorError::State { leg, reason: "it is in use, or no number of a leg" });
         }
-        if self.zeroes() && !device.geometry().write_zeroes {
-            return Err(refused(LegError::Zeroes));
+        if store == 0 || self.config.stores.contains(&store) {
+            let reason = "the store's own number is that of another one; draw it again";
+            return Err(MirrorError::State { leg, reason });
         }
-        let layout = self.identity.layout;
         self.must_be_quiet(&device, None, wait)?;
         let limit = Some((self.options.patience, &mut self.late));
         let (disk, header) = probe(&device, limit, wait).map_err(refused)?;
-        layout.takes(&device.geometry()).map_err(refused)?;
+        self.identity.takes(&device.geometry()).map_err(refused)?;
         // A former leg of this mirror may come back. Its old headers must not outlive the new ones.
         let tried = match header {
             Err(LegError::NoHeader) => 0,
             Ok(header) if header.identity == self.identity => {
-                if self.config.members.has(header.leg) {
+                let is_copy = self.is_copy(self.config.store(header.leg), header.store);
+                if is_copy && self.config.members.has(header.leg) {
                     return Err(refused(LegError::Twice { leg: header.leg }));
                 }
                 self.must_be_quiet(&device, Some(header.leg), wait)?;
@@ -175,33 +217,31 @@ impl Keeper {
         self.pause(wait);
         if let Some(place) = self.legs.get_mut(leg) {
             let is_only_read = tried > 0;
-            *place =
-                Leg { disk: Some(disk), durable: tried, tried, is_only_read, ..Leg::default() };
+            let disk = Some(disk);
+            *place = Leg { disk, store, durable: tried, tried, is_only_read, ..Leg::default() };
         }
         // A store that cannot be written does not become a leg. Its header says that it is none.
         let config = self.config;
         if !self.write_headers(&config, LegSet::of(leg), false, wait).is_empty() {
-            self.give_up(leg);
-            if let Some(place) = self.legs.get_mut(leg) {
-                *place = Leg::default();
-            }
+            self.forget(leg);
             self.publish();
             return Err(refused(LegError::Io("its header cannot be written".to_owned())));
         }
         self.set_device(leg, Some(device));
         self.map.set_all(true);
         self.write_whole_map(self.in_sync, wait);
-        self.change_members(members, self.in_sync, wait)
+        let joined = self.config.joined_by(leg, store);
+        self.change_members((members, self.in_sync), &joined, wait)
     }
 
     /// Puts an epoch with other members in force, and then one in which these alone decide.
     fn change_members(
         &mut self,
-        members: LegSet,
-        in_sync: LegSet,
+        (members, in_sync): (LegSet, LegSet),
+        after: &Config,
         wait: &mut dyn Wait,
     ) -> Result<(), MirrorError> {
-        let mut installed = self.install(members, in_sync, wait);
+        let mut installed = self.install_after(after, (members, in_sync), wait);
         if installed.is_ok() {
             installed = self.install(members, self.in_sync, wait);
         }
@@ -229,13 +269,10 @@ impl Keeper {
         if self.copying.as_ref().is_some_and(|copying| copying.leg == leg) {
             self.copying = None;
         }
-        let changed = self.change_members(members, in_sync, wait);
+        let config = self.config;
+        let changed = self.change_members((members, in_sync), &config, wait);
         if changed.is_ok() {
-            self.give_up(leg);
-            if let Some(place) = self.legs.get_mut(leg) {
-                *place = Leg::default();
-            }
-            self.set_device(leg, None);
+            self.forget(leg);
         }
         changed
     }
@@ -337,10 +374,5 @@ impl Keeper {
             Some(waits) => Err(MirrorError::Waits(waits.clone())),
             None => Ok(()),
         }
-    }
-
-    /// Whether users were told that zeros can be written.
-    fn zeroes(&self) -> bool {
-        self.shared.writes_zeroes
     }
 }

@@ -63,6 +63,17 @@ impl Keeper {
         in_sync: LegSet,
         wait: &mut dyn Wait,
     ) -> Result<(), Waits> {
+        let config = self.config;
+        self.install_after(&config, (members, in_sync), wait)
+    }
+
+    /// [`install`](Self::install), after the newest epoch with a store that joins it.
+    pub(super) fn install_after(
+        &mut self,
+        before: &Config,
+        (members, in_sync): (LegSet, LegSet),
+        wait: &mut dyn Wait,
+    ) -> Result<(), Waits> {
         let mut wanted = in_sync;
         loop {
             let present = self.present();
@@ -72,7 +83,7 @@ impl Keeper {
             }
             let epoch = self.highest.max(self.config.epoch).saturating_add(1);
             let is_permitted = self.may_begin(epoch, members, wanted, present)?;
-            let mut next = self.config.next(epoch, members, wanted);
+            let mut next = before.next(epoch, members, wanted);
             next.is_permitted = is_permitted;
             // An epoch that was found need not have been in force.
             if self.has_run && members == self.config.members {
@@ -170,7 +181,8 @@ impl Keeper {
             leg.is_only_read = false;
             (leg.held, leg.is_clean) = (Some(*config), is_clean);
             let (generation, config) = (leg.tried, *config);
-            headers.push(Header { identity, leg: number, generation, config, is_clean });
+            let (leg, store) = (number, leg.store);
+            headers.push(Header { identity, leg, store, generation, config, is_clean });
         }
         let mut headers = headers.into_iter();
         let unwritten = self.on_each(legs_left, wait, |disk, now| {

@@ -17,7 +17,7 @@ use crate::legs::LegSet;
 use crate::mail::Message;
 use crate::map::DirtyMap;
 use crate::mirror::{OpenOptions, probe};
-use crate::rules::Rule;
+use crate::rules::{Neglected, Rule};
 use crate::shared::Shared;
 
 /// A store with the header of a leg.
@@ -38,7 +38,7 @@ pub(crate) fn read_leg(
 ) -> Result<Found, LegError> {
     let (disk, header) = probe(device, limit, wait)?;
     let header = header?;
-    header.identity.layout.takes(&device.geometry())?;
+    header.identity.takes(&device.geometry())?;
     Ok(Found { device: Arc::clone(device), disk, header })
 }
 
@@ -46,26 +46,30 @@ pub(crate) fn read_leg(
 ///
 /// # Errors
 /// They are not legs of one mirror. The first number is that of a store of the list.
-pub(crate) fn assemble_found(found: &[&Header]) -> Result<Assembled, (usize, LegError)> {
+pub(crate) fn assemble_found(
+    found: &[&Header],
+    neglected: Neglected,
+) -> Result<Assembled, (usize, LegError)> {
+    let counts = neglected.keeps(Rule::Identity);
     for (store, header) in found.iter().enumerate() {
         let earlier = found.get(..store).unwrap_or_default();
         if earlier.iter().any(|other| other.identity != header.identity) {
             return Err((store, LegError::OtherMirror));
         }
-        if earlier.iter().any(|other| other.leg == header.leg) {
+        let is_copy = |other: &&&Header| match counts {
+            true => other.is_copied_by(header),
+            false => other.leg == header.leg,
+        };
+        if earlier.iter().any(|other| is_copy(&other)) {
             return Err((store, LegError::Twice { leg: header.leg }));
         }
     }
-    let holder = |header: &&Header| Holder {
-        leg: header.leg,
-        config: header.config,
-        is_clean: header.is_clean,
+    let holder = |header: &&Header| {
+        let holder = header.holder();
+        Holder { store: holder.store.filter(|_| counts), ..holder }
     };
     let holders: Vec<Holder> = found.iter().map(holder).collect();
-    assemble(&holders).map_err(|(leg, error)| {
-        let store = found.iter().position(|header| header.leg == leg);
-        (store.unwrap_or(0), error)
-    })
+    assemble(&holders)
 }
 
 impl Keeper {
@@ -83,7 +87,7 @@ impl Keeper {
     ) -> Result<Self, MirrorError> {
         let headers: Vec<&Header> = found.iter().map(|found| &found.header).collect();
         let at = |(store, error)| MirrorError::Leg { store, error };
-        let assembled = assemble_found(&headers).map_err(at)?;
+        let assembled = assemble_found(&headers, shared.neglected).map_err(at)?;
         let map = DirtyMap::new(identity.layout.regions(), &identity.uuid);
         let mut keeper = Self {
             shared,
@@ -130,6 +134,7 @@ impl Keeper {
                 tried: header.generation,
                 is_only_read: true,
                 held: Some(header.config),
+                store: header.store,
                 is_clean: header.is_clean,
                 ..Leg::default()
             };

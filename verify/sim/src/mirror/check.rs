@@ -1,11 +1,13 @@
 //! The mirror that a power cut leaves.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use sidecore_block::{Batch, BlockDevice, BlockRequest, Operation, Tag};
 use sidecore_memory::{GuestAddress, RegionHint, SharedPages};
 use sidecore_mirror::{
-    Granted, Keeper, LegSet, LegState, Mirror, MirrorError, OpenOptions, Rule, Wait,
+    Granted, Keeper, LegSet, LegState, Mirror, MirrorError, OpenOptions, Rule, Status, StoreId,
+    Wait,
 };
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
@@ -33,6 +35,9 @@ impl Wait for Quiet {
     fn for_queues(&mut self) {}
 }
 
+/// The stores that numbers of their own were given to. One that was added again has several.
+pub(super) type Stores = BTreeMap<StoreId, usize>;
+
 /// Some of the legs, opened after a power cut.
 pub(super) struct Opened {
     pub(super) legs: Vec<LegStore>,
@@ -41,16 +46,18 @@ pub(super) struct Opened {
     wait: Quiet,
     witness: SimWitness,
     order: Order,
+    given: Stores,
 }
 
 /// The legs and the witness as a power cut has left them.
 pub(super) struct Left<'a> {
-    /// By number.
+    /// By store.
     pub(super) images: &'a [Vec<u8>],
     pub(super) granted: Option<Granted>,
     pub(super) neglect: Option<Rule>,
-    /// Legs that are no members, or need not be.
+    /// Stores that are no legs, or need not be.
     pub(super) outside: LegSet,
+    pub(super) given: &'a Stores,
 }
 
 impl Left<'_> {
@@ -73,10 +80,11 @@ impl Left<'_> {
             let mut wait = Quiet(1);
             match Mirror::without_threads(&devices(&legs), options, &mut wait) {
                 Ok((mirror, keeper)) => {
-                    return Ok(Opened { legs, mirror, keeper, wait, witness, order });
+                    let given = self.given.clone();
+                    return Ok(Opened { legs, mirror, keeper, wait, witness, order, given });
                 }
                 Err(MirrorError::Leg { store, .. })
-                    if legs.len() > 1 && self.outside.has(legs[store].leg) =>
+                    if legs.len() > 1 && self.outside.has(legs[store].index) =>
                 {
                     legs.remove(store);
                 }
@@ -122,9 +130,10 @@ impl Opened {
     pub(super) fn settle(&mut self) -> Result<(), String> {
         for _ in 0..MOST_TURNS {
             let status = self.mirror.status();
-            let members: Vec<LegStore> = self.members().cloned().collect();
-            if members.iter().all(|leg| status.legs[leg.leg] == LegState::InSync) {
-                return compare(&members, self.data_bytes());
+            let members = self.members();
+            if members.iter().all(|(leg, _)| status.legs[*leg] == LegState::InSync) {
+                let stores: Vec<LegStore> = members.into_iter().map(|(_, store)| store).collect();
+                return compare(&stores, self.data_bytes());
             }
             self.keeper.turn(&mut self.wait);
             self.wait.0 += 1_000_000_000;
@@ -132,21 +141,23 @@ impl Opened {
         Err(format!("legs are never copied to: {:?}", self.mirror.status()))
     }
 
-    /// The legs that are members of the mirror.
-    fn members(&self) -> impl Iterator<Item = &LegStore> {
-        let members = self.mirror.status().members;
-        self.legs.iter().filter(move |leg| members.has(leg.leg))
+    /// The legs that were opened, by number, with their stores.
+    fn members(&self) -> Vec<(usize, LegStore)> {
+        let members = named(&self.mirror.status(), &self.given).into_iter();
+        let store = |index: usize| self.legs.iter().find(|store| store.index == index).cloned();
+        members.filter_map(|(leg, index)| Some((leg, store(index)?))).collect()
     }
 
+    /// The stores that are legs.
     pub(super) fn named(&self) -> Vec<usize> {
-        self.members().map(|leg| leg.leg).collect()
+        named(&self.mirror.status(), &self.given).into_iter().map(|(_, store)| store).collect()
     }
 
     /// The legs as they are now, and those that are not here as they were.
     pub(super) fn images(&self, before: &[Vec<u8>]) -> Vec<Vec<u8>> {
         let mut images = before.to_vec();
         for leg in &self.legs {
-            images[leg.leg] = leg.disk.bytes();
+            images[leg.index] = leg.disk.bytes();
         }
         images
     }
@@ -158,16 +169,15 @@ impl Opened {
 
     /// Attaches the other members, which have missed that the mirror went on.
     pub(super) fn attach_others(&mut self, left: &Left<'_>) -> Result<(), String> {
-        let members = self.mirror.status().members;
-        for leg in members.numbers().filter(|leg| !left.outside.has(*leg)) {
-            if self.legs.iter().any(|present| present.leg == leg) {
+        for index in self.named().into_iter().filter(|index| !left.outside.has(*index)) {
+            if self.legs.iter().any(|present| present.index == index) {
                 continue;
             }
-            let disk = SimDisk::new(left.images[leg].clone());
-            let store = LegStore::new(leg, disk, &self.order, Random::new(1));
+            let disk = SimDisk::new(left.images[index].clone());
+            let store = LegStore::new(index, disk, &self.order, Random::new(1));
             let device: Arc<dyn BlockDevice> = Arc::new(store.clone());
             let attached = self.keeper.attach(&device, &mut self.wait);
-            attached.map_err(|error| format!("leg {leg} comes back: {error}"))?;
+            attached.map_err(|error| format!("store {index} comes back: {error}"))?;
             self.legs.push(store);
         }
         Ok(())
@@ -182,6 +192,12 @@ impl Opened {
     pub(super) fn waits(&self) -> bool {
         self.mirror.status().waits.is_some()
     }
+}
+
+/// The legs by number, and the stores that they are.
+pub(super) fn named(status: &Status, given: &Stores) -> Vec<(usize, usize)> {
+    let store = |leg: usize| Some((leg, *given.get(&status.stores[leg])?));
+    status.members.numbers().filter_map(store).collect()
 }
 
 /// The legs as devices.
@@ -200,8 +216,8 @@ pub(super) fn compare(legs: &[LegStore], data_bytes: usize) -> Result<(), String
             let at = data_bytes + sector * SECTOR_BYTES;
             let stamps = [&first, &other].map(|bytes| stamp_of(&bytes[at..][..SECTOR_BYTES]));
             return Err(format!(
-                "sector {sector} of legs {} and {} differs, though they are in sync: {stamps:x?}",
-                legs[0].leg, leg.leg
+                "sector {sector} of stores {} and {} differs, though they are in sync: {stamps:x?}",
+                legs[0].index, leg.index
             ));
         }
     }

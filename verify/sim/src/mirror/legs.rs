@@ -20,7 +20,7 @@ pub(crate) struct Order(Arc<Mutex<Events>>);
 #[derive(Default)]
 struct Events {
     now: u64,
-    /// The leg of each write and flush, and its time.
+    /// The store of each write and flush, and its time.
     of_legs: Vec<(usize, u64)>,
 }
 
@@ -36,9 +36,9 @@ impl Order {
         events.now
     }
 
-    fn note(&self, leg: usize) {
+    fn note(&self, store: usize) {
         let at = self.tick();
-        self.lock().of_legs.push((leg, at));
+        self.lock().of_legs.push((store, at));
     }
 
     /// The events of legs, in order.
@@ -69,16 +69,17 @@ struct Luck {
 /// A leg's store. All clones share it.
 #[derive(Clone)]
 pub(crate) struct LegStore {
-    pub(crate) leg: usize,
+    /// Its place in the list of stores: it may have another number as a leg, or none.
+    pub(crate) index: usize,
     pub(crate) disk: SimDisk,
     order: Order,
     luck: Arc<Mutex<Luck>>,
 }
 
 impl LegStore {
-    pub(crate) fn new(leg: usize, disk: SimDisk, order: &Order, random: Random) -> Self {
+    pub(crate) fn new(index: usize, disk: SimDisk, order: &Order, random: Random) -> Self {
         let luck = Luck { random, manner: QUICK, is_broken: false };
-        Self { leg, disk, order: order.clone(), luck: Arc::new(Mutex::new(luck)) }
+        Self { index, disk, order: order.clone(), luck: Arc::new(Mutex::new(luck)) }
     }
 
     fn luck(&self) -> MutexGuard<'_, Luck> {
@@ -96,13 +97,13 @@ impl LegStore {
 
     fn write(&self, offset_bytes: u64, data: &[u8]) -> io::Result<()> {
         self.disk.write_sectors(offset_bytes, data)?;
-        self.order.note(self.leg);
+        self.order.note(self.index);
         Ok(())
     }
 
     fn flush(&self) -> io::Result<()> {
         self.disk.flush_all()?;
-        self.order.note(self.leg);
+        self.order.note(self.index);
         Ok(())
     }
 }

@@ -10,7 +10,7 @@ use sidecore_mirror::{
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
-use super::check::{Left, check, compare, devices};
+use super::check::{Left, Stores, check, compare, devices, named};
 use super::guest::{DEPTH, Guest, Inner};
 use super::legs::{LegStore, Manner, Order, QUICK};
 use super::model::fill;
@@ -54,7 +54,7 @@ impl Habits {
             hot_sectors: pick(&[4, 16, 64, 128]),
             steps_per_turn: pick(&[2, 4, 12]),
             steps_per_break: pick(&[40, 120, u64::MAX]),
-            steps_per_change: pick(&[60, u64::MAX]),
+            steps_per_change: pick(&[20, 60, u64::MAX]),
             copy_bytes_per_s: pick(&[1 << 22, 1 << 30]),
             clear_after: Nanos(pick(&[100_000, 3_000_000])),
         }
@@ -68,8 +68,9 @@ pub(super) struct History {
     /// The legs as the last power cut has left them.
     images: Vec<Vec<u8>>,
     granted: Option<Granted>,
-    /// The members.
+    /// The stores that are legs.
     named: Vec<usize>,
+    given: Stores,
     /// The mirror's contents.
     stamps: Vec<u64>,
     next_stamp: u64,
@@ -96,7 +97,9 @@ struct World {
     mirror: Mirror,
     keeper: Keeper,
     inner: Inner,
-    /// Legs that are no members, or are added or removed, from a time on.
+    /// The stores of numbers of their own.
+    given: Stores,
+    /// Stores that are no legs, or are added or removed, from a time on.
     outside: Vec<(u64, LegSet)>,
 }
 
@@ -106,10 +109,10 @@ impl History {
         let habits = Habits::draw(&mut random);
         let order = Order::default();
         let image = fill(1).repeat(LEG_BYTES / SECTOR_BYTES);
-        let stores: Vec<LegStore> = (0..habits.legs)
+        let mut stores: Vec<LegStore> = (0..habits.legs)
             .map(|leg| LegStore::new(leg, SimDisk::new(image.clone()), &order, Random::new(1)))
             .collect();
-        let mut inner = Inner::new(Random::new(seed), order, &[], 1);
+        let mut inner = Inner::new(Random::new(seed), order.clone(), &[], 1);
         let options = CreateOptions {
             uuid: [7; 16],
             region_bytes: Some(REGION_BYTES),
@@ -117,12 +120,15 @@ impl History {
             force: false,
         };
         let layout = create(&devices(&stores), &options, &mut inner).expect("a mirror");
+        // It gets the number of a leg that was removed.
+        stores.push(LegStore::new(habits.legs, SimDisk::new(image), &order, Random::new(1)));
         Self {
             random,
             habits,
             images: stores.iter().map(|store| store.disk.bytes()).collect(),
             granted: None,
             named: (0..habits.legs).collect(),
+            given: Stores::new(),
             stamps: vec![1; layout.capacity_bytes as usize / SECTOR_BYTES],
             next_stamp: 1,
             outcome: Outcome::default(),
@@ -148,6 +154,7 @@ impl History {
         let result = world.run();
         self.trace = std::mem::take(&mut world.inner.trace);
         self.next_stamp = world.inner.next_stamp;
+        self.given.clone_from(&world.given);
         add(&mut self.outcome, world.inner.outcome);
         if let Err(what) = result {
             // Its requests in flight will never end.
@@ -180,8 +187,13 @@ impl History {
         }
         let (habits, options) = (self.habits, *options);
         let members = self.named.iter().copied().map(LegSet::of).fold(LegSet::EMPTY, LegSet::with);
-        let outside = vec![(0, LegSet::first(habits.legs).without(members))];
-        Ok(World { habits, options, stores, witness, mirror, keeper, inner, outside })
+        let outside = vec![(0, LegSet::first(stores.len()).without(members))];
+        let mut given = self.given.clone();
+        if given.is_empty() {
+            let status = mirror.status();
+            given.extend(status.members.numbers().map(|leg| (status.stores[leg], leg)));
+        }
+        Ok(World { habits, options, stores, witness, mirror, keeper, inner, given, outside })
     }
 
     fn cut_everywhere(&mut self, world: &World) -> Result<(), String> {
@@ -205,7 +217,8 @@ impl History {
             }
             let granted = world.witness.granted_at(*at);
             let (neglect, outside) = (world.options.neglect, world.outside_at(*at));
-            let left = Left { images: &images, granted, neglect, outside };
+            let given = &world.given;
+            let left = Left { images: &images, granted, neglect, outside, given };
             let found = self.look(world, &left, *at);
             let found = found.map_err(|what| {
                 self.trace.retain(|(begun, _)| *begun as u64 <= *at);
@@ -281,7 +294,7 @@ impl History {
         let start = Start {
             images: opened.images(left.images),
             granted: opened.granted(),
-            named: opened.mirror.status().members.numbers().collect(),
+            named: opened.named(),
             found,
         };
         opened.attach_others(left)?;
@@ -358,54 +371,82 @@ impl World {
         }
     }
 
-    /// Legs that need not be members at a time.
+    /// Stores that need not be legs at a time.
     fn outside_at(&self, at: u64) -> LegSet {
         let before = self.outside.iter().take_while(|(since, _)| *since <= at);
         before.last().map_or(LegSet::EMPTY, |(_, legs)| *legs)
     }
 
-    /// Says that a leg need not be a member from now on, or is one.
-    fn set_outside(&mut self, leg: usize, is_outside: bool) {
-        let legs = self.outside_at(u64::MAX);
+    /// Says that a store need not be a leg from now on, or is one.
+    fn set_outside(&mut self, store: usize, is_outside: bool) {
+        let stores = self.outside_at(u64::MAX);
         let at = self.inner.order.tick();
-        let leg = LegSet::of(leg);
-        self.outside.push((at, if is_outside { legs.with(leg) } else { legs.without(leg) }));
+        let store = LegSet::of(store);
+        self.outside
+            .push((at, if is_outside { stores.with(store) } else { stores.without(store) }));
     }
 
-    /// Adds a leg, removes one, or repairs one.
+    /// Adds a store, removes a leg, or repairs one.
     fn change(&mut self) {
-        let leg = self.inner.random.below(self.stores.len() as u64) as usize;
-        let members = self.status().members;
-        let result = if !members.has(leg) {
-            self.inner.note(format!("leg {leg} is added"));
-            let added = self.keeper.add(leg, Arc::new(self.stores[leg].clone()), &mut self.inner);
-            self.inner.outcome.added_legs += u64::from(added.is_ok());
-            if added.is_ok() {
-                self.set_outside(leg, false);
-            }
-            added
-        } else if self.inner.random.once_in(2) {
-            self.inner.note(format!("leg {leg} is removed"));
-            let was_outside = self.outside_at(u64::MAX).has(leg);
-            self.set_outside(leg, true);
-            let removed = self.keeper.remove(leg, &mut self.inner);
-            self.inner.outcome.removed_legs += u64::from(removed.is_ok());
-            if matches!(removed, Err(MirrorError::State { .. })) && !was_outside {
-                self.set_outside(leg, false);
-            }
-            removed
-        } else {
-            let from = self.inner.random.below(self.stores.len() as u64) as usize;
-            let sector = self.inner.random.below(self.inner.sectors - 8);
-            let range = (sector * SECTOR_BYTES as u64, 8 * SECTOR_BYTES as u64);
-            self.inner.note(format!("leg {leg} is repaired from {from}, sector {sector}"));
-            let repaired = self.keeper.repair((from, leg), range, &mut self.inner);
-            self.inner.outcome.repairs += u64::from(repaired.is_ok());
-            repaired
+        let store = self.inner.random.below(self.stores.len() as u64) as usize;
+        let result = match self.number_of(store) {
+            None => self.add(store),
+            Some(leg) if self.inner.random.once_in(2) => self.remove(leg, store),
+            Some(leg) => self.repair(leg),
         };
         self.inner.note(format!("that was {result:?}"));
         // The state is that of a turn.
         self.turn();
+    }
+
+    /// The number of the leg that a store is.
+    fn number_of(&self, store: usize) -> Option<usize> {
+        let named = named(&self.status(), &self.given);
+        named.into_iter().find(|(_, of)| *of == store).map(|(leg, _)| leg)
+    }
+
+    /// Makes a store a leg, with the lowest number that is free: another store may have had it.
+    fn add(&mut self, store: usize) -> Result<(), MirrorError> {
+        let members = self.status().members;
+        let leg = (0..self.stores.len()).find(|leg| !members.has(*leg)).unwrap_or(0);
+        let own = 1 + self.given.len() as u64;
+        self.given.insert(own, store);
+        self.inner.note(format!("store {store} is added as leg {leg}"));
+        let device = Arc::new(self.stores[store].clone());
+        let added = self.keeper.add((leg, own), device, &mut self.inner);
+        self.inner.outcome.added_legs += u64::from(added.is_ok());
+        if added.is_ok() {
+            self.set_outside(store, false);
+        }
+        added
+    }
+
+    fn remove(&mut self, leg: usize, store: usize) -> Result<(), MirrorError> {
+        self.inner.note(format!("store {store}, which is leg {leg}, is removed"));
+        let was_outside = self.outside_at(u64::MAX).has(store);
+        self.set_outside(store, true);
+        let removed = self.keeper.remove(leg, &mut self.inner);
+        self.inner.outcome.removed_legs += u64::from(removed.is_ok());
+        if matches!(removed, Err(MirrorError::State { .. })) && !was_outside {
+            self.set_outside(store, false);
+        }
+        removed
+    }
+
+    fn repair(&mut self, leg: usize) -> Result<(), MirrorError> {
+        let from = self.inner.random.below(self.stores.len() as u64) as usize;
+        let sector = self.inner.random.below(self.inner.sectors - 8);
+        let range = (sector * SECTOR_BYTES as u64, 8 * SECTOR_BYTES as u64);
+        self.inner.note(format!("leg {leg} is repaired from {from}, sector {sector}"));
+        let repaired = self.keeper.repair((from, leg), range, &mut self.inner);
+        self.inner.outcome.repairs += u64::from(repaired.is_ok());
+        repaired
+    }
+
+    /// The stores that are legs.
+    fn legs(&self) -> Vec<LegStore> {
+        let stores = self.stores.iter();
+        stores.filter(|store| self.number_of(store.index).is_some()).cloned().collect()
     }
 
     fn status(&self) -> Status {
@@ -414,26 +455,34 @@ impl World {
 
     /// Has all requests of a leg fail.
     fn break_leg(&mut self) {
-        let leg = self.inner.random.below(self.stores.len() as u64) as usize;
-        self.inner.note(format!("leg {leg} breaks"));
+        let store = self.inner.random.below(self.stores.len() as u64) as usize;
+        self.inner.note(format!("store {store} breaks"));
         self.inner.outcome.failed_legs += 1;
-        self.stores[leg].set_broken(true);
+        self.stores[store].set_broken(true);
     }
 
     /// Repairs a leg, and attaches it if the mirror does not use it.
     fn attach(&mut self) {
-        let leg = self.inner.random.below(self.stores.len() as u64) as usize;
-        let state = self.status().legs[leg].clone();
-        self.stores[leg].set_broken(false);
-        if !matches!(state, LegState::Missing | LegState::Failed) {
+        let store = self.inner.random.below(self.stores.len() as u64) as usize;
+        self.stores[store].set_broken(false);
+        let (status, leg) = (self.status(), self.number_of(store));
+        let may_come = match leg {
+            Some(leg) => matches!(status.legs[leg], LegState::Missing | LegState::Failed),
+            // Legs that are there show that it is none.
+            None => status.waits.is_none(),
+        };
+        if !may_come {
             return;
         }
-        self.inner.note(format!("leg {leg} is attached"));
-        let device: Arc<dyn BlockDevice> = Arc::new(self.stores[leg].clone());
+        self.inner.note(format!("store {store} is attached"));
+        let device: Arc<dyn BlockDevice> = Arc::new(self.stores[store].clone());
         match self.keeper.attach(&device, &mut self.inner) {
+            Ok(()) if leg.is_none() => {
+                self.inner.wrong.get_or_insert(format!("store {store} is attached, and no leg"));
+            }
             Ok(()) => self.inner.outcome.attached_legs += 1,
             // It may fail again at once.
-            Err(error) => self.inner.note(format!("leg {leg} is refused: {error}")),
+            Err(error) => self.inner.note(format!("store {store} is refused: {error}")),
         }
         // The state is that of a turn.
         self.turn();
@@ -452,9 +501,7 @@ impl World {
             store.set_broken(false);
             store.set_manner(QUICK);
         });
-        let members = self.status().members;
-        let legs: Vec<LegStore> =
-            self.stores.iter().filter(|store| members.has(store.leg)).cloned().collect();
+        let legs = self.legs();
         let opened = Mirror::without_threads(&devices(&legs), options, &mut self.inner);
         let (mirror, keeper) = opened.map_err(|error| format!("open again: {error}"))?;
         self.inner.note("opened again");
@@ -482,13 +529,13 @@ impl World {
     }
 
     fn attach_all(&mut self) {
-        for leg in 0..self.stores.len() {
-            self.stores[leg].set_broken(false);
-            let state = self.status().legs[leg].clone();
-            if matches!(state, LegState::Missing | LegState::Failed) {
-                let device: Arc<dyn BlockDevice> = Arc::new(self.stores[leg].clone());
+        for store in 0..self.stores.len() {
+            self.stores[store].set_broken(false);
+            let Some(leg) = self.number_of(store) else { continue };
+            if matches!(self.status().legs[leg], LegState::Missing | LegState::Failed) {
+                let device: Arc<dyn BlockDevice> = Arc::new(self.stores[store].clone());
                 let attached = self.keeper.attach(&device, &mut self.inner);
-                self.inner.note(format!("leg {leg} is attached: {attached:?}"));
+                self.inner.note(format!("store {store} is attached: {attached:?}"));
                 self.turn();
             }
         }
@@ -506,9 +553,7 @@ impl World {
             if status.members.numbers().all(|leg| status.legs[leg] == LegState::InSync) {
                 self.inner.outcome.copied_regions += status.copied_regions;
                 let capacity_bytes = self.mirror.geometry().capacity_bytes as usize;
-                let members = self.stores.iter().filter(|store| status.members.has(store.leg));
-                let members: Vec<LegStore> = members.cloned().collect();
-                return compare(&members, LEG_BYTES - capacity_bytes);
+                return compare(&self.legs(), LEG_BYTES - capacity_bytes);
             }
             self.attach_all();
             self.turn();
