@@ -118,6 +118,10 @@ impl Holder {
     fn is_of(&self, config: &Config) -> bool {
         self.store.is_none_or(|store| store == config.store(self.leg))
     }
+
+    fn is_member_of(&self, config: &Config) -> bool {
+        config.members.has(self.leg) && self.is_of(config)
+    }
 }
 
 /// The state of legs that are opened together.
@@ -159,27 +163,37 @@ pub(crate) fn assemble(holders: &[Holder]) -> Result<Assembled, (usize, LegError
     let attempts = holders.iter().filter(|holder| holder.config.parent == known);
     let attempt = attempts.max_by_key(|at| (at.config.in_sync.has(at.leg), at.config.epoch));
     let config = newest.or(attempt).ok_or((0, LegError::NoHeader))?.config;
-    // Both began with what was known before, and each may have been in force.
-    let rival = holders.iter().enumerate().find(|(_, holder)| {
-        holder.config != config && holder.config.epoch > config.parent && !is_void(holder)
-    });
-    if let Some(rival) = rival {
-        return Err(diverged(rival, &config));
+    // A store that says itself that it is none: the legs that are here decide without it.
+    let is_none = |holder: &Holder| holder.config == config && !holder.is_member_of(&config);
+    if let Some((place, holder)) = holders.iter().enumerate().find(|(_, holder)| is_none(holder)) {
+        return Err((place, LegError::Removed { leg: holder.leg }));
     }
     let legs_of = |is_so: &dyn Fn(&Holder) -> bool| {
         let legs = holders.iter().filter(|holder| is_so(holder));
         legs.fold(LegSet::EMPTY, |set, holder| set.with(LegSet::of(holder.leg)))
     };
     let current = legs_of(&|holder| holder.config == config);
-    for (place, holder) in holders.iter().enumerate() {
-        check(holder, &config, holders).map_err(|error| (place, error))?;
-    }
     // A leg whose next epoch was never in force has the bytes of this one.
     let torn = legs_of(&|holder| {
         holder.config.parent == config.epoch && holder.config.in_sync.has(holder.leg)
     });
     let torn = torn.and(config.in_sync);
     let in_sync = if torn.is_empty() { current.and(config.in_sync) } else { torn };
+    // Without the bytes of an epoch nothing goes on, and the leg that has them will tell more.
+    let goes_on = !in_sync.is_empty();
+    // Both began with what was known before, and each may have been in force.
+    let rival = holders.iter().enumerate().find(|(_, holder)| {
+        holder.config != config && holder.config.epoch > config.parent && !is_void(holder)
+    });
+    if let Some(rival) = rival.filter(|_| goes_on) {
+        return Err(diverged(rival, &config));
+    }
+    for (place, holder) in holders.iter().enumerate() {
+        match check(holder, &config, holders) {
+            Err(LegError::Diverged { .. }) if !goes_on => {}
+            checked => checked.map_err(|error| (place, error))?,
+        }
+    }
     let is_clean = holders.iter().filter(|holder| in_sync.has(holder.leg)).all(|at| at.is_clean);
     Ok(Assembled { config, in_sync, is_clean })
 }
@@ -212,7 +226,7 @@ fn is_void(config: &Config, holders: &[Holder], others: LegSet) -> bool {
 /// Whether a leg belongs to the history of `newest`, which some of `holders` hold.
 pub(crate) fn check(holder: &Holder, newest: &Config, holders: &[Holder]) -> Result<(), LegError> {
     let Holder { leg, config, .. } = holder;
-    if !newest.members.has(*leg) || !holder.is_of(newest) {
+    if !holder.is_member_of(newest) {
         return Err(LegError::Removed { leg: *leg });
     }
     if config == newest {
@@ -381,6 +395,32 @@ mod tests {
         assert_eq!(assemble(&[holder(0, now), old, store(now)]), expected);
         let legs = [holder(0, now), holder(1, now), store(now)];
         assert_eq!(assemble(&legs).unwrap().in_sync, all);
+    }
+
+    #[test]
+    fn legs_without_the_bytes_wait_for_the_one_that_knows_which_epoch_was_in_force() {
+        let four = LegSet::first(4);
+        let begun = first(four, four).next(5, four, C);
+        // Each was held by leg 2 and by one of these, and by a third one, or not.
+        let (one, other) = (begun.next(6, four, C), begun.next(7, four, C));
+        let legs = [holder(0, other), holder(3, one)];
+        assert_eq!(assemble(&legs).unwrap().in_sync, LegSet::EMPTY);
+        let expected = Assembled { config: other, in_sync: C, is_clean: true };
+        assert_eq!(assemble(&[legs[0], legs[1], holder(2, other)]), Ok(expected));
+    }
+
+    #[test]
+    fn a_store_that_is_no_leg_makes_no_rival_of_one() {
+        let two = A.with(B);
+        // Its header failed, and has reached leg 1. The mirror waits then, and goes on when it is
+        // permitted to, and a store that is to be added has that epoch.
+        let torn = holder(1, both().next(6, two, A));
+        let now = permitted(both().next(7, two, A));
+        let store = Holder { leg: 2, store: Some(77), config: now, is_clean: true };
+        let expected = Err((1, LegError::Removed { leg: 2 }));
+        assert_eq!(assemble(&[torn, store]), expected);
+        assert_eq!(assemble(&[torn]).unwrap().in_sync, LegSet::EMPTY);
+        assert_eq!(assemble(&[holder(0, now), torn]).unwrap().in_sync, A);
     }
 
     #[test]
