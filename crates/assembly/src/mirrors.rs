@@ -49,7 +49,6 @@ impl Mirrors {
         let mirror = Arc::new(MirrorInUse {
             name: name.to_owned(),
             spec: spec.clone(),
-            operator: spec.asks_operator.then(Arc::default),
             devices,
             remote: Arc::clone(remote),
             state: Mutex::new(State { stores, ..State::default() }),
@@ -110,7 +109,6 @@ impl Mirrors {
 pub(crate) struct MirrorInUse {
     name: String,
     spec: MirrorSpec,
-    operator: Option<Arc<Operator>>,
     devices: BTreeMap<String, String>,
     remote: Arc<Remote>,
     state: Mutex<State>,
@@ -217,9 +215,9 @@ impl MirrorInUse {
         &self,
         mut stores: Vec<(String, Arc<dyn BlockDevice>)>,
     ) -> Result<(Mirror, BTreeMap<String, String>), String> {
-        let witness: Arc<dyn Witness> = match &self.operator {
-            Some(operator) => Arc::clone(operator) as _,
-            None => Arc::new(NoWitness),
+        let witness: Arc<dyn Witness> = match self.spec.asks_operator {
+            true => Arc::new(Operator),
+            false => Arc::new(NoWitness),
         };
         let options = OpenOptions {
             name: self.name.clone(),

@@ -156,6 +156,12 @@ pub enum MirrorError {
     /// The mirror waits.
     #[error("the mirror waits: {0}")]
     Waits(Waits),
+    /// No operator decides about this mirror.
+    #[error("the mirror asks no operator; set `witness = \"operator\"`")]
+    NoOperator,
+    /// There is nothing to permit. In advance, the next failure would use the permission up.
+    #[error("the mirror waits for no permission")]
+    NotWaiting,
     /// A thread, memory or a descriptor is missing.
     #[error("{0}")]
     Io(#[from] io::Error),

@@ -80,8 +80,13 @@ pub struct Keeper {
     in_sync: LegSet,
     /// Whether an epoch of this process has been in force.
     has_run: bool,
+    /// Legs without which an operator has permitted the epoch in force. Further epochs without them
+    /// need no other permission, until one is tried that needs none.
+    excused: LegSet,
     /// Why no epoch is in force, if none is.
     waits: Option<Waits>,
+    /// The last leg in sync, if it takes no marks, so that writes wait.
+    unmarked: Option<usize>,
     /// Dirty regions, as they lie on each leg in sync.
     map: DirtyMap,
     copying: Option<Copying>,
@@ -289,7 +294,8 @@ impl Keeper {
         status.former = known.without(self.config.members);
         status.stores = self.config.stores;
         status.read = self.waits.is_none().then(|| self.shared.plan().read);
-        status.waits.clone_from(&self.waits);
+        let unmarked = || self.unmarked.map(|leg| Waits::Write { leg });
+        status.waits = self.waits.clone().or_else(unmarked);
         status.dirty_regions = self.map.count();
         status.regions_to_copy = self.copying.as_ref().map_or(0, |copying| copying.left.len());
         status.copied_regions = self.copied_regions;

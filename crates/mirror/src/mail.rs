@@ -31,6 +31,8 @@ pub(crate) enum Command {
     Remove(usize),
     /// This leg is read while it is in sync.
     Prefer(usize),
+    /// Half of the legs goes on without the others.
+    Permit,
     /// Bytes of one leg are written to another.
     Repair { from: usize, to: usize, offset_bytes: u64, len_bytes: u64 },
     /// The last one: no queue is open any more.

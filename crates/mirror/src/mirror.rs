@@ -1,7 +1,8 @@
 //! The device, and how it is made and opened.
 
 use std::io;
-use std::sync::mpsc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -181,6 +182,9 @@ pub struct Mirror {
     life: Option<Arc<Life>>,
 }
 
+/// The time between two looks whether an answer is waited for in vain.
+const LOOK: Duration = Duration::from_millis(100);
+
 /// The longest wait for the keeper's end.
 const END: Duration = Duration::from_secs(10);
 
@@ -278,7 +282,30 @@ impl Mirror {
         let (reply, answer) = mpsc::channel();
         let sent = self.shared.keeper.send(Message::Command(command, reply));
         sent.map_err(|_| MirrorError::Closed)?;
-        answer.recv().map_err(|_| MirrorError::Closed)?
+        loop {
+            if self.shared.is_ending.load(Ordering::Acquire) {
+                return Err(MirrorError::Closed);
+            }
+            match answer.recv_timeout(LOOK) {
+                Ok(result) => return result,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Err(MirrorError::Closed),
+            }
+        }
+    }
+
+    /// Has all that wait for the keeper's answer return, now and later: the mirror is to end, and
+    /// the keeper may be waiting for a leg.
+    pub fn answer_no_more(&self) {
+        self.shared.is_ending.store(true, Ordering::Release);
+    }
+
+    /// Lets half of the legs go on without the others, if the mirror waits for this permission now.
+    ///
+    /// # Errors
+    /// It asks no operator, does not wait for a permission, or waits for something else meanwhile.
+    pub fn permit(&self) -> Result<(), MirrorError> {
+        self.tell(Command::Permit)
     }
 
     /// Opens a mirror whose keeper the caller runs, on this thread.

@@ -33,11 +33,14 @@ pub enum Rule {
     /// 17: a store is a leg only if its own random number is the one that the epoch has for the
     /// leg. Neglected: if it says the number of a leg.
     Identity,
+    /// 18: an operator's permission ends with the first attempt at an epoch that needs none.
+    /// Neglected: it is valid for good.
+    PermitOnce,
 }
 
 impl Rule {
     /// All rules that can be neglected.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::AllLegs,
         Self::MarkFirst,
         Self::FlushAll,
@@ -52,6 +55,7 @@ impl Rule {
         Self::Overlap,
         Self::FlushThenSync,
         Self::Identity,
+        Self::PermitOnce,
     ];
 }
 

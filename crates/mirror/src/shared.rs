@@ -3,7 +3,7 @@
 //! Queues read a few words and never wait. The keeper closes a region, or pauses all requests, by a
 //! store, and then looks until no queue has such a request: see [`Gauge`].
 
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -157,6 +157,8 @@ pub(crate) struct Shared {
     /// Reads that one leg has failed and another one answered.
     pub(crate) read_errors: AtomicU64,
     status: Mutex<Status>,
+    /// The mirror is to end: the keeper's answers are not waited for.
+    pub(crate) is_ending: AtomicBool,
     pub(crate) keeper: Sender<Message>,
 }
 
@@ -177,6 +179,7 @@ impl Shared {
             devices: Mutex::default(),
             read_errors: AtomicU64::new(0),
             status: Mutex::default(),
+            is_ending: AtomicBool::new(false),
             keeper,
         }
     }

@@ -1,7 +1,5 @@
 //! Permission to go on without the other half of the legs.
 
-use std::sync::{Mutex, PoisonError};
-
 use crate::legs::LegSet;
 
 /// A question to a witness: whether these legs may go on alone.
@@ -27,6 +25,12 @@ pub trait Witness: Send + Sync {
     /// # Errors
     /// The reason, for reports. The claim is made again later.
     fn may_go_on_alone(&self, claim: &Claim) -> Result<(), String>;
+
+    /// Whether an operator may permit what this refuses: see
+    /// [`Mirror::permit`](crate::Mirror::permit).
+    fn asks_operator(&self) -> bool {
+        false
+    }
 }
 
 /// The last claim that a witness has granted.
@@ -47,29 +51,20 @@ impl Granted {
     }
 }
 
-/// A witness for which an operator answers: refuses each claim until the operator has permitted
-/// one, and grants that one.
+/// A witness for which an operator answers, by [`Mirror::permit`](crate::Mirror::permit): it
+/// refuses each claim itself.
 ///
 /// The operator has to make sure that the missing legs are not in use elsewhere.
 #[derive(Debug, Default)]
-pub struct Operator {
-    is_permitted: Mutex<bool>,
-}
-
-impl Operator {
-    /// Has the next claim granted.
-    pub fn permit(&self) {
-        *self.is_permitted.lock().unwrap_or_else(PoisonError::into_inner) = true;
-    }
-}
+pub struct Operator;
 
 impl Witness for Operator {
     fn may_go_on_alone(&self, _: &Claim) -> Result<(), String> {
-        let mut is_permitted = self.is_permitted.lock().unwrap_or_else(PoisonError::into_inner);
-        if std::mem::take(&mut *is_permitted) {
-            return Ok(());
-        }
         Err("no operator has permitted it".to_owned())
+    }
+
+    fn asks_operator(&self) -> bool {
+        true
     }
 }
 
@@ -95,14 +90,5 @@ mod tests {
         assert!(granted.allows(&claim(5, 6, 1)), "it died before it wrote the epoch");
         assert!(granted.allows(&claim(6, 7, 1)));
         assert!(!granted.allows(&claim(4, 5, 1)), "the epoch would not be the newest");
-    }
-
-    #[test]
-    fn an_operators_permission_is_for_one_claim() {
-        let operator = Operator::default();
-        assert!(operator.may_go_on_alone(&claim(5, 6, 0)).is_err());
-        operator.permit();
-        assert_eq!(operator.may_go_on_alone(&claim(5, 6, 0)), Ok(()));
-        assert!(operator.may_go_on_alone(&claim(6, 7, 0)).is_err());
     }
 }

@@ -198,6 +198,24 @@ fn a_late_request_keeps_its_store_out_and_not_another_one_with_its_number() {
 }
 
 #[test]
+fn a_repair_that_waits_for_a_leg_does_not_hold_the_end_up() {
+    let gate = Gate::new();
+    let mirror = mirror(&[ram(), Arc::clone(&gate) as Arc<dyn BlockDevice>]);
+    gate.set(NOTHING_PASSES);
+    let (asking, repaired) = (Arc::clone(&mirror), mpsc::channel());
+    std::thread::spawn(move || repaired.0.send(asking.repair((0, 1), (0, 4096))));
+    assert!(repaired.1.recv_timeout(Duration::from_millis(200)).is_err(), "it waits for the leg");
+    mirror.answer_no_more();
+    let result = repaired.1.recv_timeout(LONG).unwrap();
+    assert!(matches!(result, Err(MirrorError::Closed)), "{result:?}");
+    gate.set(OPEN);
+    // The rest of the repair is given up.
+    let end = mirror.end();
+    drop(mirror);
+    assert!(end.wait(LONG));
+}
+
+#[test]
 fn an_idle_queue_closes_its_channel_to_a_leg_that_was_removed() {
     let gate = Gate::new();
     let mirror = mirror(&[ram(), Arc::clone(&gate) as Arc<dyn BlockDevice>]);

@@ -108,10 +108,10 @@ fn requests_wait_until_an_operator_has_permitted_to_go_on_alone() {
     let (second, is_broken) = breakable();
     let legs = [ram(), second];
     create(&legs, &creation(), &mut Sleep::default()).unwrap();
-    let operator = Arc::new(Operator::default());
-    let mirror = Arc::new(Mirror::open(&legs, with(Arc::clone(&operator) as _)).unwrap());
+    let mirror = Arc::new(Mirror::open(&legs, with(Arc::new(Operator))).unwrap());
     let mut guest = guest(&mirror);
     guest.store(0, &pattern(1, 512));
+    assert!(matches!(mirror.permit(), Err(MirrorError::NotWaiting)), "in advance");
     is_broken.store(true, Ordering::SeqCst);
     let write = guest.request(Operation::Write, 0, &[(SCRATCH, 512)]);
     guest.submit(&mut vec![write]);
@@ -127,8 +127,109 @@ fn requests_wait_until_an_operator_has_permitted_to_go_on_alone() {
     });
     assert!(matches!(status.waits, Some(Waits::Permission { .. })), "{status:?}");
     assert!(status.waits.unwrap().to_string().starts_with("leg 1 missing"));
-    operator.permit();
+    mirror.permit().unwrap();
+    assert!(matches!(mirror.permit(), Err(MirrorError::NotWaiting)), "twice");
     until(&mirror, "going on", |_| has_ended(&mut guest));
+    let mut request = completed.pop().unwrap();
+    assert_eq!(request.result, Ok(()));
+    request.tag.take().map(Tag::into_bits);
+}
+
+#[test]
+fn a_permission_is_for_the_legs_that_are_missing_then() {
+    let (second, is_broken) = breakable();
+    let legs = [ram(), Arc::clone(&second)];
+    create(&legs, &creation(), &mut Sleep::default()).unwrap();
+    let mirror = Arc::new(Mirror::open(&legs[..1], options()).unwrap());
+    assert!(matches!(mirror.status().waits, Some(Waits::Permission { .. })));
+    // The leg comes first.
+    mirror.attach(Arc::clone(&second)).unwrap();
+    assert!(matches!(mirror.permit(), Err(MirrorError::NotWaiting)));
+    until_in_sync(&mirror, &[0, 1]);
+    let mut guest = guest(&mirror);
+    let mut completed = Batch::new();
+    let mut has_ended = |guest: &mut Harness| {
+        let now = guest.now();
+        guest.channel.poll(now, &mut completed);
+        completed.pop()
+    };
+    for round in 1..3 {
+        is_broken.store(true, Ordering::SeqCst);
+        let write = guest.request(Operation::Write, 0, &[(SCRATCH, 512)]);
+        guest.submit(&mut vec![write]);
+        // It is asked again, though the leg that is missing is the one that was before.
+        let status = until(&mirror, "waiting", |status| {
+            assert!(has_ended(&mut guest).is_none(), "round {round}");
+            status.waits.is_some()
+        });
+        assert!(matches!(status.waits, Some(Waits::Permission { .. })), "{status:?}");
+        mirror.permit().unwrap();
+        is_broken.store(false, Ordering::SeqCst);
+        mirror.attach(Arc::clone(&second)).unwrap();
+        let mut ended = None;
+        until(&mirror, "answered", |_| {
+            ended = ended.take().or_else(|| has_ended(&mut guest));
+            ended.is_some()
+        });
+        let mut request = ended.unwrap();
+        assert_eq!(request.result, Ok(()), "round {round}");
+        request.tag.take().map(Tag::into_bits);
+        until_in_sync(&mirror, &[0, 1]);
+    }
+    drop((guest, mirror));
+    let other = Mirror::open(&legs[..1], with(Arc::new(Yes))).unwrap();
+    assert!(matches!(other.permit(), Err(MirrorError::NoOperator)));
+}
+
+#[test]
+fn a_dead_leg_of_two_is_replaced_with_one_permission() {
+    for adds_first in [false, true] {
+        let legs = [ram(), ram()];
+        create(&legs, &creation(), &mut Sleep::default()).unwrap();
+        let mirror = Arc::new(Mirror::open(&legs[..1], options()).unwrap());
+        assert!(matches!(mirror.remove(1), Err(MirrorError::Waits(_))));
+        mirror.permit().unwrap();
+        let third = ram();
+        let add = || mirror.add((2, 12), Arc::clone(&third)).unwrap();
+        if adds_first {
+            add();
+        }
+        mirror.remove(1).unwrap();
+        if !adds_first {
+            add();
+        }
+        let status = until_in_sync(&mirror, &[0, 2]);
+        assert_eq!((status.members.len(), status.waits), (2, None));
+        let bytes = pattern(3, 64 << 10);
+        guest(&mirror).store(0, &bytes);
+        drop(mirror);
+        let again = Mirror::open(&[Arc::clone(&legs[0]), third], options()).unwrap();
+        assert_eq!(until_in_sync(&again, &[0, 2]).waits, None);
+        assert!(of_leg(&again, 2, 0, bytes.len()) == bytes);
+        drop(again);
+        // The next failure needs another permission.
+        let alone = Mirror::open(&legs[..1], options()).unwrap();
+        assert!(matches!(alone.status().waits, Some(Waits::Permission { .. })));
+    }
+}
+
+#[test]
+fn writes_that_wait_for_their_marks_say_so() {
+    let (only, is_broken) = breakable();
+    let mirror = mirror(&[only]);
+    let mut guest = guest(&mirror);
+    is_broken.store(true, Ordering::SeqCst);
+    let write = guest.request(Operation::Write, 0, &[(SCRATCH, 512)]);
+    guest.submit(&mut vec![write]);
+    let status = until(&mirror, "waiting", |status| status.waits.is_some());
+    assert_eq!(status.waits, Some(Waits::Write { leg: 0 }));
+    is_broken.store(false, Ordering::SeqCst);
+    let mut completed = Batch::new();
+    until(&mirror, "answered", |status| {
+        let now = guest.now();
+        guest.channel.poll(now, &mut completed);
+        !completed.is_empty() && status.waits.is_none()
+    });
     let mut request = completed.pop().unwrap();
     assert_eq!(request.result, Ok(()));
     request.tag.take().map(Tag::into_bits);

@@ -52,6 +52,8 @@ pub struct Outcome {
     pub requests: u64,
     /// Guests' requests that failed.
     pub failures: u64,
+    /// Permissions of operators that were used.
+    pub permits: u64,
     /// Legs that failed.
     pub failed_legs: u64,
     /// Legs that were attached to a mirror in use.
@@ -76,6 +78,7 @@ impl Total for Outcome {
         self.alone += other.alone;
         self.requests += other.requests;
         self.failures += other.failures;
+        self.permits += other.permits;
         self.failed_legs += other.failed_legs;
         self.attached_legs += other.attached_legs;
         self.added_legs += other.added_legs;

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use sidecore_block::BlockDevice;
-use sidecore_mirror::{MAX_LEGS, Mirror, MirrorError, Waits};
+use sidecore_mirror::{MAX_LEGS, Mirror, MirrorError};
 
 use super::{MirrorInUse, Mirrors, about};
 use crate::operation::{ErrorKind, OperationError};
@@ -112,20 +112,8 @@ impl Mirrors {
 
     /// Lets half of the legs go on without the others, once.
     pub(crate) fn permit(&self, name: &str) -> Result<(), OperationError> {
-        let (found, mirror) = self.find(name)?;
-        let no_operator = || {
-            let message =
-                format!("mirror \"{name}\" asks no operator; set `witness = \"operator\"`");
-            conflict(message)
-        };
-        let operator = found.operator.as_ref().ok_or_else(no_operator)?;
-        // A permission in advance would be used by the next failure, whenever that comes.
-        if !matches!(mirror.status().waits, Some(Waits::Permission { .. })) {
-            return Err(conflict(format!("mirror \"{name}\" waits for no permission")));
-        }
-        tracing::warn!(store = name, "the operator permits half of the legs to go on alone");
-        operator.permit();
-        Ok(())
+        let (_, mirror) = self.find(name)?;
+        mirror.permit().map_err(|error| refused(name, error))
     }
 }
 

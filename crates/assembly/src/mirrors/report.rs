@@ -28,7 +28,7 @@ impl MirrorInUse {
         let state = self.state();
         let mut report = MirrorReport {
             name: self.name.clone(),
-            witness: if self.operator.is_some() { "operator" } else { "none" }.to_owned(),
+            witness: if self.spec.asks_operator { "operator" } else { "none" }.to_owned(),
             copy_bps: self.spec.copy_bytes_per_s,
             ..MirrorReport::default()
         };

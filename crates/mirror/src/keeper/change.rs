@@ -9,7 +9,7 @@ use super::open::assemble_found;
 use super::{Found, Keeper, Leg, read_leg};
 use crate::disk::Wait;
 use crate::epoch::{Config, Holder, StoreId, check};
-use crate::error::{LegError, MirrorError};
+use crate::error::{LegError, MirrorError, Waits};
 use crate::header::Header;
 use crate::legs::{LegSet, MAX_LEGS};
 use crate::mail::Command;
@@ -37,6 +37,7 @@ impl Keeper {
                 }
                 Ok(())
             }
+            Command::Permit => self.permit(wait),
             Command::Repair { from, to, offset_bytes, len_bytes } => {
                 self.repair((from, to), (offset_bytes, len_bytes), wait)
             }
@@ -230,6 +231,8 @@ impl Keeper {
         self.set_device(leg, Some(device));
         self.map.set_all(true);
         self.write_whole_map(self.in_sync, wait);
+        // The number may be that of a leg which the operator had in mind.
+        self.excused = self.excused.without(LegSet::of(leg));
         let joined = self.config.joined_by(leg, store);
         self.change_members((members, self.in_sync), &joined, wait)
     }
@@ -245,8 +248,10 @@ impl Keeper {
         if installed.is_ok() {
             installed = self.install(members, self.in_sync, wait);
         }
-        let has_changed = self.config.members == members;
+        let (has_changed, excused) = (self.config.members == members, self.excused);
         self.conclude(installed, wait);
+        // Without the change the mirror may go on as before.
+        self.excused = excused;
         if has_changed { Ok(()) } else { self.must_run() }
     }
 
@@ -275,6 +280,24 @@ impl Keeper {
             self.forget(leg);
         }
         changed
+    }
+
+    /// [`Mirror::permit`](crate::Mirror::permit), on the keeper's own thread.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn permit(&mut self, wait: &mut dyn Wait) -> Result<(), MirrorError> {
+        if !self.options.witness.asks_operator() {
+            return Err(MirrorError::NoOperator);
+        }
+        let Some(Waits::Permission { missing, .. }) = &self.waits else {
+            return Err(MirrorError::NotWaiting);
+        };
+        tracing::warn!("the operator permits that legs go on alone: {missing} missing");
+        // It is used now, or not at all.
+        self.excused = *missing;
+        self.settle(wait);
+        self.must_run()
     }
 
     /// [`Mirror::repair`](crate::Mirror::repair), on the keeper's own thread.
@@ -317,6 +340,7 @@ impl Keeper {
         self.reopen(&were_open);
         match repaired {
             Ok(()) => Ok(()),
+            Err(Broken::Ending) => Err(MirrorError::Closed),
             Err(Broken::From(error)) => {
                 Err(refused(LegError::Io(format!("leg {from} cannot be read: {error}"))))
             }

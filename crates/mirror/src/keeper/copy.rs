@@ -1,6 +1,7 @@
 //! Copies of regions: to a leg that is behind, at a limited rate, and from one leg to repair
 //! another.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use sidecore_block::BlockError;
@@ -11,11 +12,13 @@ use crate::disk::{BUFFER_BYTES, Wait};
 use crate::legs::LegSet;
 use crate::rules::Rule;
 
-/// Which leg a copy could not be made of, or to.
+/// Why a copy was not made: the leg that failed, if one has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Broken {
     From(BlockError),
     To(BlockError),
+    /// The mirror is to end.
+    Ending,
 }
 
 impl Keeper {
@@ -48,6 +51,12 @@ impl Keeper {
                 self.failed = self.failed.with(LegSet::of(leg));
                 return Duration::ZERO;
             }
+            Err(Broken::Ending) => {
+                if let Some(copying) = &mut self.copying {
+                    copying.left.push_front(region);
+                }
+                return LOOK;
+            }
             Err(Broken::From(error)) => {
                 tracing::warn!(region, "no leg in sync can read a region to copy: {error}");
                 if let Some(copying) = &mut self.copying {
@@ -61,10 +70,19 @@ impl Keeper {
         Duration::from(pause)
     }
 
+    /// Whether a queue holds a part that a leg has failed.
+    fn has_held(&self) -> bool {
+        self.shared.gauges().iter().any(|gauge| gauge.has_held())
+    }
+
     /// Begins to copy to a leg that is behind, if there is one.
     fn begin_copy(&mut self, wait: &mut dyn Wait) -> Duration {
         let behind = self.present().and(self.config.members).without(self.in_sync);
         let Some(leg) = behind.lowest() else { return LOOK };
+        if self.has_held() {
+            // A queue has not seen that the leg had left, and would have it fail again.
+            return Duration::from(Nanos::from_millis(1));
+        }
         // No write may be in flight by a plan without this leg, to a region that is equal on it.
         self.pause(wait);
         let left = self.map.dirty().collect();
@@ -81,7 +99,7 @@ impl Keeper {
     /// Has a leg that is equal in all regions come in sync.
     fn end_copy(&mut self, leg: usize, wait: &mut dyn Wait) -> Duration {
         self.pause(wait);
-        let holds = self.shared.gauges().iter().any(|gauge| gauge.has_held());
+        let holds = self.has_held();
         let is_whole = self.copying.as_ref().is_some_and(|copying| copying.left.is_empty());
         if !self.failed.is_empty() || holds || !is_whole {
             // A leg has failed, a queue has not seen that one has left, or a write has failed.
@@ -142,7 +160,8 @@ impl Keeper {
         result.map(|()| true)
     }
 
-    /// Copies a range of one leg to another.
+    /// Copies a range of one leg to another. Each leg is in sync, or marked dirty there: the rest
+    /// of a copy that is given up is made at the next start.
     pub(super) fn copy_range(
         &mut self,
         (from, to): (usize, usize),
@@ -152,6 +171,9 @@ impl Keeper {
         let mut buffer = vec![0; usize::try_from(BUFFER_BYTES.min(len_bytes)).unwrap_or(0)];
         let mut done = 0_u64;
         while done < len_bytes {
+            if self.shared.is_ending.load(Ordering::Acquire) {
+                return Err(Broken::Ending);
+            }
             let count = BUFFER_BYTES.min(len_bytes.saturating_sub(done));
             let piece = usize::try_from(count).ok().and_then(|count| buffer.get_mut(..count));
             let piece = piece.ok_or(Broken::From(BlockError::EIO))?;

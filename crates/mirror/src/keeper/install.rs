@@ -51,6 +51,7 @@ impl Keeper {
                     tracing::warn!("the mirror waits: {waits}");
                 }
                 self.waits = Some(waits);
+                self.end_permission();
                 self.next_try = wait.now().after(RETRY);
             }
         }
@@ -85,6 +86,11 @@ impl Keeper {
             let is_permitted = self.may_begin(epoch, members, wanted, present)?;
             let mut next = before.next(epoch, members, wanted);
             next.is_permitted = is_permitted;
+            if !is_permitted {
+                // Before its first header: a leg that has that one may go on elsewhere, also if
+                // the epoch is never in force.
+                self.end_permission();
+            }
             // An epoch that was found need not have been in force.
             if self.has_run && members == self.config.members {
                 next.covered_from = self.config.covered_after();
@@ -121,6 +127,13 @@ impl Keeper {
         }
     }
 
+    /// Has the next epoch of half of the legs need another permission.
+    fn end_permission(&mut self) {
+        if self.shared.neglected.keeps(Rule::PermitOnce) {
+            self.excused = LegSet::EMPTY;
+        }
+    }
+
     /// Whether these legs may begin an epoch. True if a witness had to permit it.
     fn may_begin(
         &self,
@@ -142,6 +155,8 @@ impl Keeper {
         match quorum {
             Quorum::Majority => Ok(false),
             Quorum::Minority => Err(Waits::Legs { missing }),
+            // The operator has answered for the missing legs, and no epoch has had them since.
+            Quorum::Half if !missing.is_empty() && missing.is_within(self.excused) => Ok(true),
             Quorum::Half => {
                 let claim = Claim {
                     mirror: self.identity.uuid,

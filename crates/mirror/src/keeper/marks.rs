@@ -46,12 +46,14 @@ impl Keeper {
             // again, and the writes wait.
             marked.iter().for_each(|region| self.map.set(*region, false));
             if failed == self.in_sync {
+                self.unmarked = self.in_sync.lowest();
                 self.next_mark = now.after(RETRY);
             }
             self.failed = self.failed.with(failed);
             self.asked = asked;
             return;
         }
+        self.unmarked = None;
         for region in asked.iter().flat_map(|(first, end)| *first..*end) {
             self.shared.touched.set(region);
             self.shared.open.set(region);

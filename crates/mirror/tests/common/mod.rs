@@ -24,7 +24,7 @@ pub fn creation() -> CreateOptions {
 }
 
 pub fn options() -> OpenOptions {
-    with(Arc::new(Operator::default()))
+    with(Arc::new(Operator))
 }
 
 pub fn with(witness: Arc<dyn Witness>) -> OpenOptions {

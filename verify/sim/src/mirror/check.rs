@@ -7,7 +7,7 @@ use sidecore_block::{Batch, BlockDevice, BlockRequest, Operation, Tag};
 use sidecore_memory::{GuestAddress, RegionHint, SharedPages};
 use sidecore_mirror::{
     Granted, Keeper, LegSet, LegState, Mirror, MirrorError, OpenOptions, Rule, Status, StoreId,
-    Wait,
+    Wait, Waits,
 };
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
@@ -54,6 +54,7 @@ pub(super) struct Left<'a> {
     /// By store.
     pub(super) images: &'a [Vec<u8>],
     pub(super) granted: Option<Granted>,
+    pub(super) is_operator: bool,
     pub(super) neglect: Option<Rule>,
     /// Stores that are no legs, or need not be.
     pub(super) outside: LegSet,
@@ -71,7 +72,7 @@ impl Left<'_> {
         let mut legs: Vec<LegStore> = legs.iter().map(&mut store).collect();
         let read = random.below(self.images.len() as u64) as usize;
         loop {
-            let witness = SimWitness::new(&order, self.granted);
+            let witness = SimWitness::new(&order, self.granted, self.is_operator);
             let options = OpenOptions {
                 read: Some(read),
                 neglect: self.neglect,
@@ -79,7 +80,11 @@ impl Left<'_> {
             };
             let mut wait = Quiet(1);
             match Mirror::without_threads(&devices(&legs), options, &mut wait) {
-                Ok((mirror, keeper)) => {
+                Ok((mirror, mut keeper)) => {
+                    let waits = matches!(mirror.status().waits, Some(Waits::Permission { .. }));
+                    if waits && witness.permits() && keeper.permit(&mut wait).is_ok() {
+                        keeper.turn(&mut wait);
+                    }
                     let given = self.given.clone();
                     return Ok(Opened { legs, mirror, keeper, wait, witness, order, given });
                 }

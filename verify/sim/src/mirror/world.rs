@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use sidecore_block::BlockDevice;
 use sidecore_mirror::{
-    CreateOptions, Granted, Keeper, LegSet, LegState, Mirror, MirrorError, OpenOptions, Status,
-    create,
+    CreateOptions, Granted, Keeper, LegSet, LegState, Mirror, MirrorError, OpenOptions, Rule,
+    Status, Waits, create,
 };
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
@@ -40,6 +40,8 @@ struct Habits {
     steps_per_change: u64,
     copy_bytes_per_s: u64,
     clear_after: Nanos,
+    /// The witness is an operator.
+    is_operator: bool,
 }
 
 impl Habits {
@@ -57,6 +59,7 @@ impl Habits {
             steps_per_change: pick(&[20, 60, u64::MAX]),
             copy_bytes_per_s: pick(&[1 << 22, 1 << 30]),
             clear_after: Nanos(pick(&[100_000, 3_000_000])),
+            is_operator: pick(&[0, 0, 1]) == 1,
         }
     }
 }
@@ -161,7 +164,12 @@ impl History {
             std::mem::forget(world);
             return Err(what);
         }
-        self.cut_everywhere(&world)
+        let result = self.cut_everywhere(&world);
+        if options.neglect.is_some() {
+            // Answered requests may still be at legs.
+            std::mem::forget(world);
+        }
+        result
     }
 
     fn start(&mut self, options: &Options) -> Result<World, String> {
@@ -172,7 +180,7 @@ impl History {
             LegStore::new(leg, SimDisk::new(image.clone()), &order, luck)
         };
         let stores: Vec<LegStore> = self.images.iter().enumerate().map(&mut store).collect();
-        let witness = SimWitness::new(&order, self.granted);
+        let witness = SimWitness::new(&order, self.granted, self.habits.is_operator);
         let mut inner = Inner::new(random, order, &self.stamps, self.next_stamp);
         inner.hot_sectors = self.habits.hot_sectors;
         let mut legs: Vec<LegStore> = self.named.iter().map(|leg| stores[*leg].clone()).collect();
@@ -217,8 +225,8 @@ impl History {
             }
             let granted = world.witness.granted_at(*at);
             let (neglect, outside) = (world.options.neglect, world.outside_at(*at));
-            let given = &world.given;
-            let left = Left { images: &images, granted, neglect, outside, given };
+            let (given, is_operator) = (&world.given, self.habits.is_operator);
+            let left = Left { images: &images, granted, is_operator, neglect, outside, given };
             let found = self.look(world, &left, *at);
             let found = found.map_err(|what| {
                 self.trace.retain(|(begun, _)| *begun as u64 <= *at);
@@ -350,6 +358,8 @@ impl World {
             self.change();
         } else if self.inner.random.once_in(16) {
             self.attach();
+        } else if self.habits.is_operator && self.inner.random.once_in(8) {
+            self.permit();
         } else if self.inner.random.once_in(64) {
             let is_away = self.inner.random.once_in(2);
             self.witness.set_away(is_away);
@@ -368,6 +378,17 @@ impl World {
             // Now and then what has failed is tried again.
             let is_long = self.inner.random.once_in(16);
             self.inner.pass(if is_long { std::time::Duration::from_secs(1) } else { part });
+        }
+    }
+
+    /// Has the operator permit that legs go on alone, if the mirror waits for that.
+    fn permit(&mut self) {
+        let waits = matches!(self.status().waits, Some(Waits::Permission { .. }));
+        if waits && self.witness.permits() {
+            let permitted = self.keeper.permit(&mut self.inner);
+            self.inner.outcome.permits += u64::from(permitted.is_ok());
+            self.inner.note(format!("the operator permits: {permitted:?}"));
+            self.turn();
         }
     }
 
@@ -490,6 +511,10 @@ impl World {
 
     /// Closes the mirror in good order, and opens it again.
     fn reopen(&mut self) -> Result<(), String> {
+        if matches!(self.options.neglect, Some(Rule::AllLegs | Rule::FlushAll)) {
+            // Answered requests are still at legs, and a queue that closes would drop them.
+            return Ok(());
+        }
         self.inner.is_ending = true;
         self.drain()?;
         self.inner.guests.clear();
