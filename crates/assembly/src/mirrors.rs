@@ -9,7 +9,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use sidecore_block::BlockDevice;
-use sidecore_mirror::{Claim, End, LegError, Mirror, MirrorError, OpenOptions, Operator, Witness};
+use sidecore_mirror::{
+    Claim, End, LegError, LegState, Mirror, MirrorError, OpenOptions, Operator, Witness,
+};
 
 use crate::AssemblyError;
 use crate::graph::lock;
@@ -19,6 +21,9 @@ use crate::spec::MirrorSpec;
 /// How long a mirror that is opened waits for its legs that are devices of IOhosts. Later ones are
 /// attached when they come.
 const REMOTE_PATIENCE: Duration = Duration::from_secs(3);
+
+/// The time until a store that could not be read is tried again.
+const RETRY: Duration = Duration::from_secs(5);
 
 /// A leg's store, when that has been opened or refused.
 pub(crate) type Opened = Result<Arc<dyn BlockDevice>, String>;
@@ -73,10 +78,26 @@ impl Mirrors {
         }
     }
 
-    /// Why the requests of a mirror wait; `None` if they do not, or it is no mirror.
+    /// Has operators' commands fail from now on, also those that wait for a leg: the daemon ends.
+    pub(crate) fn end_commands(&self) {
+        for found in self.all() {
+            let mut state = found.state();
+            state.is_ending = true;
+            if let Some(mirror) = &state.mirror {
+                mirror.answer_no_more();
+            }
+        }
+    }
+
+    /// Why the requests of a mirror wait, or its writes may; `None` if they do not, or it is no
+    /// mirror.
     pub(crate) fn waits(&self, name: &str) -> Option<String> {
-        let mirror = self.get(name)?.state().mirror.clone()?;
-        Some(mirror.status().waits?.to_string())
+        let found = self.get(name)?;
+        let mirror = found.state().mirror.clone()?;
+        match mirror.status().waits {
+            Some(waits) => Some(waits.to_string()),
+            None => found.waits_for_iohost(&mirror),
+        }
     }
 
     /// Takes a mirror out of the list, unless it could not be opened: then the reason stays.
@@ -127,6 +148,8 @@ struct State {
     /// Why the mirror is not open.
     failure: Option<String>,
     is_closed: bool,
+    /// Commands fail.
+    is_ending: bool,
 }
 
 /// Refuses each claim.
@@ -151,7 +174,7 @@ fn is_same(one: &Arc<dyn BlockDevice>, other: &Arc<dyn BlockDevice>) -> bool {
 }
 
 /// Whether a mirror is opened without a store that has this error: the store then counts as a leg
-/// that is missing. After other errors nobody can tell which stores are the right ones.
+/// that is missing. Other errors do not say which stores are the right ones.
 const fn leaves_others(error: &LegError) -> bool {
     matches!(
         error,
@@ -164,6 +187,11 @@ const fn leaves_others(error: &LegError) -> bool {
     )
 }
 
+/// Whether a store with this error may be a leg all the same, when it is tried again.
+const fn may_pass(error: &LegError) -> bool {
+    matches!(error, LegError::Io(_) | LegError::Silent { .. } | LegError::Late { .. })
+}
+
 impl MirrorInUse {
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
@@ -172,21 +200,39 @@ impl MirrorInUse {
     /// Opens the mirror with the legs that are there, on a thread that may wait for IOhosts and for
     /// the stores.
     pub(crate) fn open(self: Arc<Self>) -> Result<Arc<dyn BlockDevice>, AssemblyError> {
-        let opened = self.open_with(self.stores_that_are_there());
         let refused = |why: String| {
             self.state().failure = Some(why.clone());
             AssemblyError::Mirror { name: self.name.clone(), why }
         };
-        let (mirror, left_out) = opened.map_err(refused)?;
-        let mirror = Arc::new(mirror);
+        let mut tried = 0;
+        let (mirror, left_out) = loop {
+            let stores = self.stores_that_are_there(&mut tried);
+            if self.state().is_closed {
+                return Err(AssemblyError::Ending);
+            }
+            let (mirror, left_out) = self.open_with(stores).map_err(refused)?;
+            match mirror {
+                Some(mirror) => break (Arc::new(mirror), left_out),
+                // Another one may come and be a leg.
+                None if tried < self.spec.legs.len() => {}
+                None if left_out.values().any(may_pass) => self.rest(),
+                None => return Err(refused(self.no_leg(&left_out))),
+            }
+        };
         let mut state = self.state();
-        for (store, why) in &left_out {
+        for (store, why) in left_out {
             tracing::warn!(store = self.name, leg = store, "not used as a leg: {why}");
+            if may_pass(&why) {
+                state.to_attach.push(store.clone());
+            }
+            state.refused.insert(store, why.to_string());
         }
-        state.refused.extend(left_out);
         if state.is_closed {
             drop(state);
             return Err(AssemblyError::Ending);
+        }
+        if state.is_ending {
+            mirror.answer_no_more();
         }
         state.mirror = Some(Arc::clone(&mirror));
         drop(state);
@@ -197,24 +243,42 @@ impl MirrorInUse {
         Ok(mirror)
     }
 
-    /// The stores that are open, when all legs have been tried, or IOhosts were waited for.
-    fn stores_that_are_there(&self) -> Vec<(String, Arc<dyn BlockDevice>)> {
-        let is_missing = |state: &mut State| {
-            !state.is_closed && self.spec.legs.iter().any(|leg| !state.stores.contains_key(leg))
-        };
+    /// Waits for a while, or until the mirror is closed.
+    fn rest(&self) {
+        let is_open = |state: &mut State| !state.is_closed;
+        // The caller looks why it has ended.
+        drop(self.changed.wait_timeout_while(self.state(), RETRY, is_open));
+    }
+
+    /// The stores that are open, when all legs have been tried, or IOhosts were waited for. There
+    /// is one at least, unless all were refused; and more than `tried` have answered, if there are
+    /// more. Then `tried` is their number.
+    fn stores_that_are_there(&self, tried: &mut usize) -> Vec<(String, Arc<dyn BlockDevice>)> {
+        let legs = &self.spec.legs;
+        let known =
+            |state: &State| legs.iter().filter(|leg| state.stores.contains_key(*leg)).count();
+        let is_missing = |state: &mut State| !state.is_closed && known(state) < legs.len();
         let waited = self.changed.wait_timeout_while(self.state(), REMOTE_PATIENCE, is_missing);
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let has_none = |state: &mut State| {
+            is_missing(state)
+                && (known(state) <= *tried || state.stores.values().all(Result::is_err))
+        };
+        let waited = self.changed.wait_while(state, has_none);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        *tried = known(&state);
         // Those that are there are not attached later.
         state.to_attach.clear();
         let device = |leg: &String| Some((leg.clone(), state.stores.get(leg)?.clone().ok()?));
         self.spec.legs.iter().filter_map(device).collect()
     }
 
-    /// Opens the mirror of those stores that fit. Returns the others, too, with the reasons.
+    /// Opens the mirror of those stores that fit, if there is one. Returns the others, too, with
+    /// the reasons.
     fn open_with(
         &self,
         mut stores: Vec<(String, Arc<dyn BlockDevice>)>,
-    ) -> Result<(Mirror, BTreeMap<String, String>), String> {
+    ) -> Result<(Option<Mirror>, BTreeMap<String, LegError>), String> {
         let witness: Arc<dyn Witness> = match self.spec.asks_operator {
             true => Arc::new(Operator),
             false => Arc::new(NoWitness),
@@ -228,32 +292,29 @@ impl MirrorInUse {
         loop {
             let devices: Vec<_> = stores.iter().map(|(_, device)| Arc::clone(device)).collect();
             let (store, error) = match Mirror::open(&devices, options.clone()) {
-                Ok(mirror) => return Ok((mirror, left_out)),
+                Ok(mirror) => return Ok((Some(mirror), left_out)),
                 Err(MirrorError::Leg { store, error }) if store < stores.len() => (store, error),
-                Err(MirrorError::Count(0)) => return Err(self.no_leg()),
+                Err(MirrorError::Count(0)) => return Ok((None, left_out)),
                 Err(error) => return Err(error.to_string()),
             };
             let (name, _) = stores.remove(store);
             if !leaves_others(&error) {
                 return Err(format!("leg \"{name}\": {error}"));
             }
-            left_out.insert(name, error.to_string());
-            if stores.is_empty() {
-                let list: Vec<String> =
-                    left_out.iter().map(|(leg, why)| format!("leg \"{leg}\": {why}")).collect();
-                return Err(list.join("; "));
-            }
+            left_out.insert(name, error);
         }
     }
 
-    /// Why there is no store to open the mirror with.
-    fn no_leg(&self) -> String {
+    /// Why there is no store to open the mirror with: each was refused, or is none of its legs.
+    fn no_leg(&self, left_out: &BTreeMap<String, LegError>) -> String {
         let state = self.state();
-        let why = |leg: &String| match state.stores.get(leg) {
-            Some(Err(why)) => format!("leg \"{leg}\": {why}"),
-            _ => format!("leg \"{leg}\" does not answer"),
+        let why = |leg: &String| {
+            let refusal = state.stores.get(leg).and_then(|opened| opened.as_ref().err());
+            let refused = left_out.get(leg).map(ToString::to_string);
+            let why = refused.or_else(|| refusal.cloned())?;
+            Some(format!("leg \"{leg}\": {why}"))
         };
-        self.spec.legs.iter().map(why).collect::<Vec<_>>().join("; ")
+        self.spec.legs.iter().filter_map(why).collect::<Vec<_>>().join("; ")
     }
 
     /// Has reads go to the leg that the specification names, if its store is one.
@@ -276,6 +337,30 @@ impl MirrorInUse {
         mirror.status().members.numbers().find(is_it)
     }
 
+    /// Why writes wait for a leg whose IOhost is away, and which has not failed for that yet.
+    fn waits_for_iohost(&self, mirror: &Mirror) -> Option<String> {
+        let mut away = self.devices.keys().filter(|leg| !self.is_there(leg));
+        let leg = away.find(|leg| self.uses(leg, mirror))?;
+        Some(format!("the IOhost of leg \"{leg}\" is away"))
+    }
+
+    /// Whether the IOhost of a store is there, or it has none.
+    fn is_there(&self, leg: &str) -> bool {
+        self.devices.get(leg).is_none_or(|device| self.remote.is_ready(device))
+    }
+
+    /// The state of the leg that a store is; `None` if it is none.
+    fn leg_state(&self, store: &str, mirror: &Mirror) -> Option<LegState> {
+        let number = self.number_of(store, &self.state(), mirror)?;
+        mirror.status().legs.get(number).cloned()
+    }
+
+    /// Whether a store is a leg that has not failed.
+    fn uses(&self, store: &str, mirror: &Mirror) -> bool {
+        let state = self.leg_state(store, mirror);
+        matches!(state, Some(LegState::InSync | LegState::Copying | LegState::Behind))
+    }
+
     /// Lets go of the mirror. Returns the end of its keeper.
     fn close(&self) -> Option<(String, End)> {
         let mut state = self.state();
@@ -285,6 +370,8 @@ impl MirrorInUse {
         self.changed.notify_all();
         drop(state);
         let mirror = mirror?;
+        // Commands that wait for a leg would keep the mirror, and so would those that follow.
+        mirror.answer_no_more();
         let end = mirror.end();
         // The last one that drops it waits for the keeper.
         let thread = std::thread::Builder::new().name(format!("close-{}", self.name));

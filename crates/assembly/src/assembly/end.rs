@@ -71,6 +71,8 @@ impl Assembly {
             plan(&graph.now(), &Spec::default())
         };
         self.lists.remote.part_from_clients();
+        // One may wait for a leg, and the end of the control API waits for all.
+        self.lists.mirrors.end_commands();
         let deadline = Instant::now() + AWAY_PATIENCE;
         // The graph is not locked meanwhile: a request of a host, which its function waits for, may
         // wait for the graph.
@@ -239,7 +241,8 @@ impl Assembly {
     }
 
     /// The stores that wait for their IOhosts or legs, and cannot be closed before: those below
-    /// devices that have not stopped, and below open controllers.
+    /// devices that have not stopped, and below open controllers. With a mirror all that is below
+    /// it is held: it uses its legs.
     fn held(&self, stuck: &[Arc<Disk>]) -> BTreeSet<String> {
         let wanted = self.lists.wanted();
         let is_open = |name: &&String| self.lists.controllers.get(name).is_some();
@@ -247,7 +250,10 @@ impl Assembly {
         let controllers = controllers.filter(|spec| is_open(&&spec.name)).map(|spec| &spec.store);
         let tops = stuck.iter().map(|disk| &disk.spec.store).chain(controllers);
         let below = tops.filter_map(|store| waiting_below(&wanted.spec, store));
-        below.filter(|store| !self.lists.is_ready(store)).map(str::to_owned).collect()
+        let waiting = below.filter(|store| !self.lists.is_ready(store));
+        let parts = Parts::of(&wanted.spec);
+        let legs_too = waiting.flat_map(|store| with_legs(store, &parts));
+        legs_too.map(str::to_owned).collect()
     }
 
     /// Whether an action can be applied while these stores cannot be closed.
@@ -257,11 +263,12 @@ impl Assembly {
         let leads =
             |store: &str| waiting_below(spec, store).is_some_and(|name| held.contains(name));
         match action.verb {
-            Verb::CloseStore => !leads(&action.name),
+            Verb::CloseStore => !held.contains(&action.name) && !leads(&action.name),
             Verb::CloseController => {
                 let mut controllers = spec.controllers.iter();
                 let found = controllers.find(|controller| controller.name == action.name);
-                !found.is_some_and(|controller| leads(&controller.store))
+                let below = found.map(|controller| &controller.store);
+                !below.is_some_and(|store| held.contains(store) || leads(store))
             }
             Verb::StopIohost => {
                 let iohost = |store: &String| Some(&find_store(spec, store)?.kind.remote()?.iohost);
@@ -271,4 +278,25 @@ impl Assembly {
             _ => true,
         }
     }
+}
+
+/// A store, and if it is a mirror, all that is below it, also through the controllers of volumes.
+fn with_legs<'a>(name: &'a str, parts: &Parts<'a>) -> Vec<&'a str> {
+    let mut found = vec![name];
+    let mirror = parts.store(name).and_then(|store| store.kind.mirror());
+    let mut tops: Vec<&str> =
+        mirror.iter().flat_map(|mirror| &mirror.legs).map(String::as_str).collect();
+    while let Some(top) = tops.pop() {
+        for store in parts.down(top).filter(|store| store.name != name) {
+            if found.contains(&store.name.as_str()) {
+                continue;
+            }
+            found.push(&store.name);
+            let controllers = &parts.spec().controllers;
+            let of = store.kind.controller();
+            let below = controllers.iter().find(|controller| Some(&*controller.name) == of);
+            tops.extend(below.map(|controller| controller.store.as_str()));
+        }
+    }
+    found
 }

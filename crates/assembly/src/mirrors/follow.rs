@@ -1,86 +1,114 @@
 //! Legs that come while the mirror is open.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use sidecore_mirror::{LegState, Mirror};
+use sidecore_mirror::{LegError, LegState, Mirror, MirrorError};
 
-use super::{MirrorInUse, about};
+use super::{MirrorInUse, RETRY, State, about, may_pass};
 
 /// The time between two looks at IOhosts.
 const LOOK: Duration = Duration::from_millis(500);
-/// The time until a store that could not be attached is tried again.
-const RETRY: Duration = Duration::from_secs(5);
+/// The time after which a device of an IOhost that has failed is tried again, though its IOhost was
+/// not seen to be away: it may have been, between two looks.
+const UNSEEN: Duration = Duration::from_secs(30);
 
 impl MirrorInUse {
     /// Attaches stores that come late, and devices of IOhosts that were away and have failed
-    /// meanwhile: nothing is wrong with their disks. A leg that has failed otherwise is attached by
-    /// command only, because a disk that fails now and then would be copied to again and again.
+    /// meanwhile: nothing is wrong with their disks. A leg of this machine that has failed is
+    /// attached by command only: a disk that fails now and then would be copied to each time.
     pub(super) fn follow(self: Arc<Self>) {
-        let mut was_away = BTreeSet::new();
+        // This thread may have missed why they have failed, until it has seen them in sync.
+        let mut was_away: BTreeSet<String> = self.devices.keys().cloned().collect();
+        let (mut late, mut failed_at) = (BTreeSet::new(), BTreeMap::new());
         let mut next_try = Instant::now();
         loop {
-            let is_idle = |state: &mut super::State| !state.is_closed && state.to_attach.is_empty();
+            let is_idle = |state: &mut State| !state.is_closed && state.to_attach.is_empty();
             let waited = self.changed.wait_timeout_while(self.state(), LOOK, is_idle);
             let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
             if state.is_closed {
                 return;
             }
-            let mut legs = std::mem::take(&mut state.to_attach);
+            let mut legs: BTreeSet<String> = state.to_attach.drain(..).collect();
             let Some(mirror) = state.mirror.clone() else { return };
             drop(state);
-            let came_back = self.came_back(&mut was_away, &mirror);
-            if !came_back.is_empty() && next_try <= Instant::now() {
+            let failed = self.came_back(&mut was_away, &mut failed_at, &mirror);
+            if next_try <= Instant::now() {
                 next_try = Instant::now() + RETRY;
-                legs.extend(came_back);
+                legs.append(&mut late);
+                legs.extend(failed);
             }
             for leg in legs {
-                if self.attach_leg(&leg, &mirror) {
-                    was_away.remove(&leg);
+                if !self.attach_leg(&leg, &mirror) {
+                    late.insert(leg);
                 }
             }
         }
     }
 
     /// The legs whose IOhosts were away since they failed, and are there again.
-    fn came_back(&self, was_away: &mut BTreeSet<String>, mirror: &Mirror) -> Vec<String> {
-        let status = mirror.status();
+    fn came_back(
+        &self,
+        was_away: &mut BTreeSet<String>,
+        failed_at: &mut BTreeMap<String, Instant>,
+        mirror: &Mirror,
+    ) -> Vec<String> {
         let mut came_back = Vec::new();
-        for (leg, device) in &self.devices {
-            let number = self.number_of(leg, &self.state(), mirror);
-            let state = number.and_then(|number| status.legs.get(number));
-            if !self.remote.is_ready(device) {
+        for leg in self.devices.keys() {
+            let state = self.leg_state(leg, mirror);
+            let has_failed = state == Some(LegState::Failed);
+            if !has_failed {
+                failed_at.remove(leg);
+            }
+            if !self.is_there(leg) {
                 was_away.insert(leg.clone());
-            } else if state == Some(&LegState::Failed) && was_away.contains(leg) {
-                came_back.push(leg.clone());
-            } else if state == Some(&LegState::InSync) {
+            } else if has_failed {
+                let since = *failed_at.entry(leg.clone()).or_insert_with(Instant::now);
+                if was_away.contains(leg) || since.elapsed() > UNSEEN {
+                    came_back.push(leg.clone());
+                }
+            } else if state == Some(LegState::InSync) {
                 was_away.remove(leg);
             }
         }
         came_back
     }
 
-    /// Attaches the store of this name. False if it is no leg, or cannot be used.
+    /// Attaches the store of this name. False if it has to be tried again: its IOhost is away, or
+    /// it cannot be read now.
     fn attach_leg(&self, leg: &str, mirror: &Mirror) -> bool {
         let device = self.state().stores.get(leg).cloned();
-        let Some(Ok(device)) = device else { return false };
-        let attached = mirror.attach(device);
-        let mut state = self.state();
-        match attached {
+        let Some(Ok(device)) = device else { return true };
+        if self.uses(leg, mirror) {
+            return true;
+        }
+        // The keeper would wait for it, and so would guests.
+        if !self.is_there(leg) {
+            return false;
+        }
+        let error = match mirror.attach(device) {
             Ok(()) => {
                 tracing::info!(store = self.name, leg, "attached");
-                state.refused.remove(leg);
-                drop(state);
+                self.state().refused.remove(leg);
                 self.read_preferred();
-                true
+                return true;
             }
-            Err(error) => {
-                let why = about(leg, error);
-                tracing::warn!(store = self.name, leg, "not used as a leg: {why}");
-                state.refused.insert(leg.to_owned(), why);
-                false
+            Err(error) => error,
+        };
+        let is_retried = match &error {
+            // Each try would hold guests up again, and no IOhost says when it is there.
+            MirrorError::Leg { error: LegError::Silent { .. }, .. } => {
+                self.devices.contains_key(leg)
             }
+            MirrorError::Leg { error, .. } => may_pass(error),
+            _ => false,
+        };
+        let why = about(leg, error);
+        let before = self.state().refused.insert(leg.to_owned(), why.clone());
+        if before.as_ref() != Some(&why) {
+            tracing::warn!(store = self.name, leg, "not used as a leg: {why}");
         }
+        !is_retried
     }
 }
