@@ -9,6 +9,9 @@ const MIRRORS: &[Metric<MirrorReport>] = &[
     gauge("waiting", "1 while its requests wait for legs or for a permission.", |mirror| {
         Value::Whole((mirror.state == MirrorState::Waiting).into())
     }),
+    gauge("refused", "1 if it could not be opened, so that no guest can use it.", |mirror| {
+        Value::Whole((mirror.state == MirrorState::Refused).into())
+    }),
     gauge("dirty_regions", "Regions in which its legs may differ.", |mirror| {
         Value::Whole(mirror.dirty_regions)
     }),

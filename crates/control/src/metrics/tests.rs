@@ -159,6 +159,7 @@ fn mirrors_tell_the_states_of_their_legs() {
         "sidecore_mirror_legs{mirror=\"m\",state=\"failed\"} 1",
         "sidecore_mirror_legs{mirror=\"m\",state=\"missing\"} 0",
         "sidecore_mirror_waiting{mirror=\"m\"} 1",
+        "sidecore_mirror_refused{mirror=\"m\"} 0",
         "sidecore_mirror_dirty_regions{mirror=\"m\"} 98",
         "sidecore_mirror_to_copy_bytes{mirror=\"m\"} 99",
         "sidecore_mirror_copied_bytes_total{mirror=\"m\"} 97",
@@ -289,17 +290,16 @@ fn controllers() -> Vec<ControllerReport> {
     }]
 }
 
+/// A page with a sample of each metric.
+fn full((stats, devices): (&Stats, &[DeviceReport]), per_queue: bool) -> String {
+    let others = (&*switches(), &*schedules(), &*mirrors());
+    render(stats, devices, &controllers(), &remote(), others, per_queue)
+}
+
 #[test]
 fn numbers_carry_their_labels_and_units() {
     let (stats, devices) = example();
-    let page = render(
-        &stats,
-        &devices,
-        &controllers(),
-        &remote(),
-        (&switches(), &schedules(), &mirrors()),
-        true,
-    );
+    let page = full((&stats, &devices), true);
     for line in [
         "sidecore_uptime_seconds 2",
         "sidecore_reactor_turns_total{sidecore=\"sc0\"} 16",
@@ -336,14 +336,7 @@ fn numbers_carry_their_labels_and_units() {
 fn a_page_is_valid_whatever_names_are_in_it() {
     let (mut stats, mut devices) = example();
     for per_queue in [false, true] {
-        let page = render(
-            &stats,
-            &devices,
-            &controllers(),
-            &remote(),
-            (&switches(), &schedules(), &mirrors()),
-            per_queue,
-        );
+        let page = full((&stats, &devices), per_queue);
         let families = exposition::parse(&page).unwrap();
         assert_eq!(families["sidecore_device_latency_seconds"].kind, "histogram");
     }
@@ -379,14 +372,7 @@ fn queues_have_series_on_request_only() {
 #[test]
 fn the_documented_metrics_are_those_there_are() {
     let (stats, devices) = example();
-    let page = render(
-        &stats,
-        &devices,
-        &controllers(),
-        &remote(),
-        (&switches(), &schedules(), &mirrors()),
-        true,
-    );
+    let page = full((&stats, &devices), true);
     let rendered: BTreeSet<(&str, &str)> =
         page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
     // The manual says of a queue's metrics that they are the device's by another name.
