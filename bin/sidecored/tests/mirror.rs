@@ -4,12 +4,13 @@
 mod common;
 
 use std::path::Path;
-use std::time::Duration;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use sidecore_control::offline::{MirrorOptions, NewMirror, create_mirror};
 use sidecore_control::report::{LegWord, MirrorReport, MirrorState};
-use sidecore_control::{Config, Depth};
+use sidecore_control::{Config, Depth, RepairOfLeg};
 use sidecore_driver::{BlkClient, BlkQueue, Slot, Status};
 use sidecore_kit::guest::{complete, connect};
 use sidecore_kit::wait;
@@ -18,6 +19,8 @@ use tempfile::TempDir;
 use common::Daemon;
 use common::remote::{BLOCK, data, flush, read, submit, write};
 
+/// The exit status of a daemon that has ended without an IOhost.
+const GAVE_UP: i32 = 4;
 const SOON: Duration = Duration::from_secs(60);
 const LEG_BYTES: u64 = 8 << 20;
 const BLOCKS: u64 = 64;
@@ -33,6 +36,13 @@ fn config(files: &Path, legs: &[&str], keys: &str) -> String {
         );
         if *leg == "faulty" {
             text += "[[store.stage]]\ntype = \"fault\"\neio_every = 100\n";
+        }
+        if *leg == "slow" {
+            text += "[[store.stage]]\ntype = \"delay\"\ndelay_us = 500000\n";
+        }
+        if *leg == "bad" {
+            // All behind the metadata.
+            text += "[[store.stage]]\ntype = \"fault\"\nranges = [[2048, 16383]]\n";
         }
     }
     text + &mirror(legs, keys)
@@ -230,6 +240,11 @@ fn iohost(files: &Path) -> String {
 
 /// A daemon whose mirror has a leg in the file `near`, and one at the IOhost.
 fn vmhost(files: &Path, fate: &str) -> String {
+    let keys = "witness = \"operator\"\ncopy_bps = \"1GiB\"\n";
+    vmhost_with(files, fate, &["near", "far"], keys)
+}
+
+fn vmhost_with(files: &Path, fate: &str, legs: &[&str], keys: &str) -> String {
     format!(
         "control_socket = \"control.sock\"\n[[sidecore]]\nname = \"vm0\"\n\
          [[link]]\nname = \"wire\"\ntype = \"memory\"\nsocket = \"{0}/wire.sock\"\n\
@@ -237,7 +252,7 @@ fn vmhost(files: &Path, fate: &str) -> String {
          [[store]]\nname = \"near\"\ntype = \"file\"\npath = \"{0}/near\"\ndirect = false\n\
          [[store]]\nname = \"far\"\ntype = \"remote\"\niohost = \"io1\"\n{1}",
         files.display(),
-        mirror(&["near", "far"], "witness = \"operator\"\ncopy_bps = \"1GiB\"\n"),
+        mirror(legs, keys),
     )
 }
 
@@ -288,6 +303,31 @@ fn a_leg_whose_iohost_is_killed_comes_back_on_its_own() {
 }
 
 #[test]
+fn a_leg_whose_iohost_is_away_does_not_keep_the_daemon_from_ending() {
+    let files = files(&["near", "far"]);
+    // Longer than the end of a daemon may take.
+    let near = vmhost(files.path(), "on_disconnect = \"fail\"\nfail_after_s = 300\n");
+    make(&near, 10, &["near"]);
+    let mut far = start(&iohost(files.path()));
+    let mut daemon = start(&near);
+    until(&daemon, |mirror| states(mirror) == [LegWord::InSync, LegWord::Out]);
+    daemon.client().add_leg("m", "far").unwrap();
+    until_in_sync(&daemon, 2);
+    let mut client = guest(&daemon);
+    let queue = client.queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    write_all(queue, slot, 1);
+    far.child.signal(Signal::KILL).unwrap();
+    far.child.wait_for_end(SOON).unwrap();
+    submit(queue, slot, 0, data(0, 2, BLOCK));
+    queue.publish().unwrap();
+    daemon.signal(Signal::TERM);
+    let (status, complaint) = daemon.wait();
+    assert_eq!(status.code(), Some(GAVE_UP), "{complaint}");
+    assert!(complaint.contains("the IOhost of leg \"far\" is away"), "{complaint}");
+}
+
+#[test]
 fn a_leg_that_was_away_is_behind_and_an_end_in_order_costs_no_copy() {
     let (files, legs) = (files(&["a", "b", "c"]), ["a", "b", "c"]);
     let config = config(files.path(), &legs, "copy_bps = \"1GiB\"\n");
@@ -331,11 +371,13 @@ fn stores_that_are_no_legs_are_refused_and_not_changed() {
     let bytes = |name: &str| std::fs::read(files.path().join(name)).unwrap();
     let before = legs.map(bytes);
 
-    // All of the mirror, because nobody can tell which of the two is the right one.
+    // All of the mirror: either store may be the right one.
     let daemon = start(&config(files.path(), &["a", "other"], ""));
     let refused = until(&daemon, |mirror| mirror.state == MirrorState::Refused);
     let reason = refused.reason.unwrap();
     assert!(reason.contains("leg \"other\": it is a leg of another mirror"), "{reason}");
+    let metrics = daemon.client().metrics(false).unwrap();
+    assert!(metrics.contains("sidecore_mirror_refused{mirror=\"m\"} 1"), "{metrics}");
     let device = daemon.client().devices().unwrap().remove(0);
     assert_eq!(device.state.word(), "refused");
     end(daemon);
@@ -367,22 +409,118 @@ fn stores_that_are_no_legs_are_refused_and_not_changed() {
 }
 
 #[test]
+fn a_dead_leg_of_two_is_replaced_with_one_permission() {
+    let (files, legs) = (files(&["a", "bad", "c"]), ["a", "bad", "c"]);
+    let keys = "witness = \"operator\"\ncopy_bps = \"1GiB\"\n";
+    let before = config(files.path(), &legs, keys);
+    let made = make(&before, 8, &["a", "bad"]);
+    let daemon = start(&before);
+    let control = daemon.client();
+    let mut client = guest(&daemon);
+    let queue = client.queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    submit(queue, slot, 0, data(0, 1, BLOCK));
+    queue.publish().unwrap();
+    until(&daemon, |mirror| mirror.state == MirrorState::Waiting);
+    let error = control.remove_leg("m", "bad").unwrap_err().to_string();
+    assert!(error.contains("the mirror waits"), "{error}");
+    control.permit_mirror("m").unwrap();
+    assert_eq!(complete(queue).status, Status::Ok);
+    control.remove_leg("m", "bad").unwrap();
+    control.add_leg("m", "c").unwrap();
+    until(&daemon, |mirror| states(mirror) == [LegWord::InSync, LegWord::Out, LegWord::InSync]);
+    write_all(queue, slot, 2);
+    drop(client);
+    end(daemon);
+
+    let daemon = start(&config(files.path(), &["a", "c"], keys));
+    assert_eq!(until_in_sync(&daemon, 2).copied_bytes, 0);
+    let mut client = guest(&daemon);
+    let queue = client.queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    assert_round(queue, slot, 2);
+    drop(client);
+    end(daemon);
+    assert_equal(files.path(), &["a", "c"], &made);
+}
+
+#[test]
+fn a_repair_does_not_keep_the_daemon_from_ending_in_order() {
+    let (files, legs) = (files(&["a", "slow"]), ["a", "slow"]);
+    let config = config(files.path(), &legs, "copy_bps = \"1GiB\"\n");
+    make(&config, 11, &[]);
+    let mut daemon = start(&config);
+    until_in_sync(&daemon, 2);
+    let (control, (sender, repaired)) = (daemon.client(), mpsc::channel());
+    let (from, to) = ("a".to_owned(), "slow".to_owned());
+    std::thread::spawn(move || {
+        // All of the leg, which takes much longer than an end may take.
+        let all = RepairOfLeg { from, to, ..RepairOfLeg::default() };
+        let _ = sender.send(control.repair_leg("m", &all).is_ok());
+    });
+    assert!(repaired.recv_timeout(Duration::from_secs(2)).is_err(), "it is being repaired");
+    let begin = Instant::now();
+    daemon.signal(Signal::TERM);
+    let (status, complaint) = daemon.wait();
+    assert!(status.success() && !complaint.contains("does not close"), "{complaint}");
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}: {complaint}", begin.elapsed());
+    assert_eq!(repaired.recv_timeout(SOON), Ok(false));
+
+    let daemon = start(&config);
+    let found = until_in_sync(&daemon, 2);
+    assert_eq!((found.copied_bytes, found.dirty_regions), (0, 0), "it was closed in order");
+    end(daemon);
+}
+
+#[test]
+fn a_leg_that_comes_late_joins() {
+    let files = files(&["near", "far"]);
+    let fate = "on_disconnect = \"fail\"\nfail_after_s = 1\n";
+    let near = vmhost(files.path(), fate);
+    make(&config(files.path(), &["near", "far"], ""), 12, &[]);
+    let daemon = start(&near);
+    // Longer than a mirror waits for those that are late.
+    until(&daemon, |mirror| mirror.state == MirrorState::Waiting);
+    daemon.client().permit_mirror("m").unwrap();
+    let mut client = guest(&daemon);
+    let queue = client.queue(0).unwrap();
+    let slot = queue.take_slot().unwrap();
+    write_all(queue, slot, 1);
+    let far = start(&iohost(files.path()));
+    assert!(until_in_sync(&daemon, 2).copied_bytes > 0);
+    assert_round(queue, slot, 1);
+    drop(client);
+    end(daemon);
+    end(far);
+}
+
+#[test]
+fn a_mirror_whose_legs_are_all_late_opens_when_one_comes() {
+    let files = files(&["near", "far"]);
+    make(&config(files.path(), &["far"], ""), 9, &[]);
+    let fate = "on_disconnect = \"fail\"\nfail_after_s = 1\n";
+    let daemon = start(&vmhost_with(files.path(), fate, &["far"], ""));
+    // Longer than a mirror waits for those that are late.
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(5) {
+        assert_eq!(report(&daemon).state, MirrorState::Opening);
+    }
+    let far = start(&iohost(files.path()));
+    until_in_sync(&daemon, 1);
+    end(daemon);
+    end(far);
+}
+
+#[test]
 fn a_guest_whose_mirror_waits_does_not_keep_the_daemon_from_ending() {
-    let (files, legs) = (files(&["a", "faulty"]), ["a", "faulty"]);
+    let (files, legs) = (files(&["a", "bad"]), ["a", "bad"]);
     let config = config(files.path(), &legs, "");
     make(&config, 7, &[]);
     let mut daemon = start(&config);
     let mut client = guest(&daemon);
     let queue = client.queue(0).unwrap();
     let slot = queue.take_slot().unwrap();
-    // The hundredth request of the leg fails.
-    for index in 0..90 {
-        write(queue, slot, index % BLOCKS, data(index, 1, BLOCK));
-    }
-    for index in 0..20 {
-        let slot = queue.take_slot().unwrap();
-        submit(queue, slot, index, data(index, 2, BLOCK));
-    }
+    submit(queue, slot, 0, data(0, 1, BLOCK));
     queue.publish().unwrap();
     let waiting = until(&daemon, |mirror| mirror.state == MirrorState::Waiting);
     assert!(waiting.reason.unwrap().contains("the mirror has no `witness`"));
