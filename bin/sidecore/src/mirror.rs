@@ -14,15 +14,6 @@ use sidecore_control::{Client, Config, Depth, Mirrors, RepairOfLeg};
 use crate::table::Table;
 use crate::{print, print_json};
 
-#[derive(clap::Args)]
-pub(crate) struct Arguments {
-    /// Print the control API's JSON instead of text.
-    #[arg(long, global = true)]
-    json: bool,
-    #[command(subcommand)]
-    command: Command,
-}
-
 #[derive(Subcommand)]
 enum Command {
     /// List the mirrors in use, and their legs.
@@ -97,6 +88,15 @@ enum Command {
         /// The mirror.
         mirror: String,
     },
+}
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+    /// Print the control API's JSON instead of text.
+    #[arg(long, global = true)]
+    json: bool,
 }
 
 pub(crate) fn run(socket: &Path, arguments: Arguments) -> Result<()> {

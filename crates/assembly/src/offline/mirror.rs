@@ -91,13 +91,12 @@ fn open(leg: &str, parts: &Parts<'_>) -> Result<Arc<dyn BlockDevice>, String> {
             bottom.kind.word()
         ));
     }
-    let opened = below
+    below
         .into_iter()
         .rev()
         .try_fold(open_file(bottom).map_err(|error| error.to_string())?, |below, store| {
             behind(store, below).map_err(|error| error.to_string())
-        });
-    opened
+        })
 }
 
 fn explained(error: MirrorError, legs: &[String]) -> String {

@@ -1,7 +1,7 @@
 //! Checks whether this machine has everything that the file names, without changing anything. The
 //! machine may change before the daemon starts; then the start fails with the same words.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
@@ -210,11 +210,7 @@ fn files(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
         })
     });
     let looks = machine::in_time(PATIENCE, looks.collect());
-    // A daemon starts with mirrors that lack a leg.
-    let is_spared = |store: &Part<StoreDraft>| {
-        let is_leg = store.head.name().is_some_and(|name| legs.contains(name));
-        is_leg && depth == Depth::Start
-    };
+    let is_spared = |store: &Part<StoreDraft>| is_spared_leg(store, &legs, depth);
     // By device and inode, because a file can have many paths.
     let mut seen: HashMap<(u64, u64), (&Part<StoreDraft>, bool)> = HashMap::new();
     let mut tries = Vec::new();
@@ -256,6 +252,28 @@ fn files(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
             functions::owner(draft, store).map(|owner| owner.spec.format.is_some()),
         ));
     }
+    let tried = try_files(&tries, depth);
+    for ((store, options, _), tried) in tries.into_iter().zip(tried) {
+        match tried {
+            Some(Ok(())) => {}
+            Some(Err(_)) if is_spared(store) => {}
+            Some(Err(message)) => complain(store, "path", message, problems),
+            None => no_answer(store, &options, depth, problems),
+        }
+    }
+}
+
+/// Whether a daemon starts without this store: with a mirror that lacks a leg.
+fn is_spared_leg(store: &Part<StoreDraft>, legs: &HashSet<&str>, depth: Depth) -> bool {
+    let is_leg = store.head.name().is_some_and(|name| legs.contains(name));
+    is_leg && depth == Depth::Start
+}
+
+/// A store on a file, its options, and whether a controller that owns it may format it.
+type Try<'a> = (&'a Part<StoreDraft>, FileOptions, Option<bool>);
+
+/// Opens the files as a daemon does. The result of one that does not answer is `None`.
+fn try_files(tries: &[Try<'_>], depth: Depth) -> Vec<Option<Result<(), String>>> {
     let jobs = tries.iter().map(|(_, options, may_format)| {
         let (options, may_format) = (options.clone(), *may_format);
         (options.path.clone(), move || match may_format {
@@ -267,15 +285,7 @@ fn files(draft: &Draft, depth: Depth, problems: &mut Collector<'_>) {
             None => machine::try_file(&options).map_err(|error| error.to_string()),
         })
     });
-    let tried = machine::in_time(PATIENCE, jobs.collect());
-    for ((store, options, _), tried) in tries.into_iter().zip(tried) {
-        match tried {
-            Some(Ok(())) => {}
-            Some(Err(_)) if is_spared(store) => {}
-            Some(Err(message)) => complain(store, "path", message, problems),
-            None => no_answer(store, &options, depth, problems),
-        }
-    }
+    machine::in_time(PATIENCE, jobs.collect())
 }
 
 fn identity(metadata: &Metadata) -> (u64, u64) {

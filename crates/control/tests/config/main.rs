@@ -3,6 +3,7 @@
 
 mod faults;
 mod manual;
+mod mirrors;
 mod network;
 mod remote;
 mod stages;
@@ -14,6 +15,7 @@ use sidecore_control::{Config, Depth, Problems, offline};
 use tempfile::TempDir;
 
 use faults::FAULTS;
+use mirrors::MIRRORS;
 
 /// A configuration without faults, to put faults into.
 const GOOD: &str = r#"
@@ -101,7 +103,7 @@ fn parse(directory: &Path, text: &str, depth: Depth) -> Result<Config, Problems>
 fn each_fault_is_found_at_its_place_and_nothing_else_is() {
     let directory = directory();
     let offset = GOOD.matches('\n').count();
-    for (name, added, place, fragments) in FAULTS {
+    for (name, added, place, fragments) in FAULTS.iter().chain(MIRRORS) {
         let problems = match parse(directory.path(), &format!("{GOOD}{added}"), Depth::Machine) {
             Ok(_) => panic!("{name}: not found"),
             Err(problems) => problems,
