@@ -289,6 +289,18 @@ mod tests {
         assert_eq!(decodes(&[]), None);
     }
 
+    /// Inputs that are all refused would have a fuzzer begin in front of the checks.
+    #[test]
+    fn the_corpus_of_the_fuzz_target_has_headers_of_this_version() {
+        let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../verify/fuzz/corpus/mirror_header");
+        let files = std::fs::read_dir(corpus).unwrap();
+        let inputs = files.map(|file| std::fs::read(file.unwrap().path()).unwrap());
+        let read: Vec<Option<bool>> = inputs.map(|fields| decodes(&fields)).collect();
+        assert!(!read.contains(&Some(false)), "{read:?}");
+        let sound = read.iter().filter(|read| **read == Some(true)).count();
+        assert!(sound >= 3 && sound < read.len(), "{read:?}");
+    }
+
     #[test]
     fn every_bit_is_covered() {
         let good = example().encode();
