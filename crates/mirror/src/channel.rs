@@ -302,7 +302,7 @@ impl BlockChannel for MirrorChannel {
 
     fn poll(&mut self, now: Nanos, completed: &mut Batch) {
         self.listener.wake();
-        if self.table.len() > 0 {
+        if self.table.len() > 0 || self.shared.neglected.answers_early() {
             self.take_back(now);
         }
         self.start(now);
