@@ -173,20 +173,6 @@ fn is_same(one: &Arc<dyn BlockDevice>, other: &Arc<dyn BlockDevice>) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
 }
 
-/// Whether a mirror is opened without a store that has this error: the store then counts as a leg
-/// that is missing. Other errors do not say which stores are the right ones.
-const fn leaves_others(error: &LegError) -> bool {
-    matches!(
-        error,
-        LegError::NoHeader
-            | LegError::Damaged
-            | LegError::Removed { .. }
-            | LegError::TooOld { .. }
-            | LegError::Zeroes
-            | LegError::Io(_)
-    )
-}
-
 /// Whether a store with this error may be a leg all the same, when it is tried again.
 const fn may_pass(error: &LegError) -> bool {
     matches!(error, LegError::Io(_) | LegError::Silent { .. } | LegError::Late { .. })
@@ -283,7 +269,7 @@ impl MirrorInUse {
             true => Arc::new(Operator),
             false => Arc::new(NoWitness),
         };
-        let options = OpenOptions {
+        let mut options = OpenOptions {
             name: self.name.clone(),
             copy_bytes_per_s: self.spec.copy_bytes_per_s,
             ..OpenOptions::new(witness)
@@ -297,9 +283,13 @@ impl MirrorInUse {
                 Err(MirrorError::Count(0)) => return Ok((None, left_out)),
                 Err(error) => return Err(error.to_string()),
             };
-            let (name, _) = stores.remove(store);
-            if !leaves_others(&error) {
+            let (name, device) = stores.remove(store);
+            if !error.leaves_others() {
                 return Err(format!("leg \"{name}\": {error}"));
+            }
+            // One that has a header tells of epochs that the others may have missed.
+            if error.is_of_former_leg() {
+                options.former.push(device);
             }
             left_out.insert(name, error);
         }

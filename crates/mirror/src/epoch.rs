@@ -7,6 +7,7 @@
 
 use crate::error::LegError;
 use crate::legs::{LegSet, MAX_LEGS};
+use crate::rules::{Neglected, Rule};
 
 /// An epoch, and the legs that are in sync in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +77,22 @@ impl Config {
         Self { epoch, parent, covered_from, members, former, is_permitted, in_sync, seen, stores }
     }
 
+    /// Whether this epoch has all writes that were answered in `other`, if that was in force. `None`
+    /// if other stores have the numbers of all legs that were in sync there.
+    ///
+    /// All of those legs held `other`. One that was in sync later, in an epoch before this one, came
+    /// there with what it knew: the keeper had it all the time, or has checked its header in this
+    /// way. Epochs of a leg grow, so it cannot have held `other` after that. And if this epoch comes
+    /// after `other`, `seen` has it for each of those legs, also for one that has left since, until
+    /// another store has the number.
+    fn has_writes_of(&self, other: &Self) -> Option<bool> {
+        let is_same = |leg: &usize| self.store(*leg) == other.store(*leg);
+        let seen = |leg: usize| self.seen.get(leg).copied().unwrap_or(0);
+        let mut legs = other.in_sync.numbers().filter(is_same).peekable();
+        legs.peek()?;
+        Some(legs.any(|leg| seen(leg) >= other.epoch))
+    }
+
     /// The epoch that the map reaches back to after this one, which has been in force. Marks are
     /// cleared in an epoch with all legs in sync, and not before.
     pub(crate) fn covered_after(&self) -> u64 {
@@ -139,17 +156,24 @@ pub(crate) struct Assembled {
 ///
 /// A write of a header that failed may have reached the leg, so a leg may hold an epoch that was
 /// never in force. Such an epoch is passed over if the other legs show it: nothing was answered in
-/// it, and its legs have the bytes of its parent.
+/// it, and its legs have the bytes of its parent. Stores in `former` are no legs any more, and their
+/// headers count as those of the others in this: an epoch that only they hold is the newest one all
+/// the same, and the mirror waits for the legs that were in sync in it.
 ///
 /// # Errors
 /// A leg is of another history, was removed, or has missed more than the map knows. The number is
 /// its place among the holders.
-pub(crate) fn assemble(holders: &[Holder]) -> Result<Assembled, (usize, LegError)> {
+pub(crate) fn assemble(
+    legs: &[Holder],
+    former: &[Holder],
+    neglected: Neglected,
+) -> Result<Assembled, (usize, LegError)> {
     let diverged = |(place, holder): (usize, &Holder), newest: &Config| {
         let since = newest.seen.get(holder.leg).copied().unwrap_or(0);
         (place, LegError::Diverged { epoch: holder.config.epoch, since })
     };
-    let is_void = |holder: &Holder| is_void(&holder.config, holders, LegSet::EMPTY);
+    let holders: Vec<Holder> = legs.iter().chain(former).copied().collect();
+    let is_void = |holder: &Holder| is_void(&holder.config, &holders, LegSet::EMPTY);
     // An older one is that of a leg that is behind.
     let known = holders.iter().map(|holder| holder.config.parent).max();
     let known = known.ok_or((0, LegError::NoHeader))?;
@@ -165,12 +189,12 @@ pub(crate) fn assemble(holders: &[Holder]) -> Result<Assembled, (usize, LegError
     let config = newest.or(attempt).ok_or((0, LegError::NoHeader))?.config;
     // A store that says itself that it is none: the legs that are here decide without it.
     let is_none = |holder: &Holder| holder.config == config && !holder.is_member_of(&config);
-    if let Some((place, holder)) = holders.iter().enumerate().find(|(_, holder)| is_none(holder)) {
+    if let Some((place, holder)) = legs.iter().enumerate().find(|(_, holder)| is_none(holder)) {
         return Err((place, LegError::Removed { leg: holder.leg }));
     }
     let legs_of = |is_so: &dyn Fn(&Holder) -> bool| {
-        let legs = holders.iter().filter(|holder| is_so(holder));
-        legs.fold(LegSet::EMPTY, |set, holder| set.with(LegSet::of(holder.leg)))
+        let so = legs.iter().filter(|holder| is_so(holder));
+        so.fold(LegSet::EMPTY, |set, holder| set.with(LegSet::of(holder.leg)))
     };
     let current = legs_of(&|holder| holder.config == config);
     // A leg whose next epoch was never in force has the bytes of this one.
@@ -182,19 +206,19 @@ pub(crate) fn assemble(holders: &[Holder]) -> Result<Assembled, (usize, LegError
     // Without the bytes of an epoch nothing goes on, and the leg that has them will tell more.
     let goes_on = !in_sync.is_empty();
     // Both began with what was known before, and each may have been in force.
-    let rival = holders.iter().enumerate().find(|(_, holder)| {
+    let rival = legs.iter().enumerate().find(|(_, holder)| {
         holder.config != config && holder.config.epoch > config.parent && !is_void(holder)
     });
     if let Some(rival) = rival.filter(|_| goes_on) {
         return Err(diverged(rival, &config));
     }
-    for (place, holder) in holders.iter().enumerate() {
-        match check(holder, &config, holders) {
-            Err(LegError::Diverged { .. }) if !goes_on => {}
+    for (place, holder) in legs.iter().enumerate() {
+        match check(holder, &config, &holders, neglected) {
+            Err(LegError::Diverged { .. } | LegError::Rival { .. }) if !goes_on => {}
             checked => checked.map_err(|error| (place, error))?,
         }
     }
-    let is_clean = holders.iter().filter(|holder| in_sync.has(holder.leg)).all(|at| at.is_clean);
+    let is_clean = legs.iter().filter(|holder| in_sync.has(holder.leg)).all(|at| at.is_clean);
     Ok(Assembled { config, in_sync, is_clean })
 }
 
@@ -224,7 +248,15 @@ fn is_void(config: &Config, holders: &[Holder], others: LegSet) -> bool {
 }
 
 /// Whether a leg belongs to the history of `newest`, which some of `holders` hold.
-pub(crate) fn check(holder: &Holder, newest: &Config, holders: &[Holder]) -> Result<(), LegError> {
+///
+/// A leg that is behind matters, too: if its epoch was in force, writes may have been answered that
+/// other legs have, and with its vote these would be outvoted.
+pub(crate) fn check(
+    holder: &Holder,
+    newest: &Config,
+    holders: &[Holder],
+    neglected: Neglected,
+) -> Result<(), LegError> {
     let Holder { leg, config, .. } = holder;
     if !holder.is_member_of(newest) {
         return Err(LegError::Removed { leg: *leg });
@@ -233,13 +265,22 @@ pub(crate) fn check(holder: &Holder, newest: &Config, holders: &[Holder]) -> Res
         return Ok(());
     }
     let since = newest.seen.get(*leg).copied().unwrap_or(0);
-    if config.in_sync.has(*leg) && config.epoch > since {
-        // Then the newest epoch does not descend from it.
+    let went_on = config.in_sync.has(*leg) && config.epoch > since;
+    let descends = match neglected.keeps(Rule::Descent) {
+        true => newest.has_writes_of(config),
+        false => Some(true),
+    };
+    if went_on || descends != Some(true) {
         let is_current = |holder: &&Holder| holder.config == *newest && holder.is_of(newest);
         let current = holders.iter().filter(is_current);
         let current = current.fold(LegSet::EMPTY, |set, at| set.with(LegSet::of(at.leg)));
         if !is_void(config, holders, current) {
-            return Err(LegError::Diverged { epoch: config.epoch, since });
+            let Config { epoch, in_sync: legs, .. } = *config;
+            return Err(match descends {
+                _ if went_on => LegError::Diverged { epoch, since },
+                None => LegError::Replaced { epoch, legs },
+                _ => LegError::Rival { epoch, legs },
+            });
         }
     }
     if config.epoch < newest.covered_from {
@@ -259,6 +300,14 @@ mod tests {
 
     fn holder(leg: usize, config: Config) -> Holder {
         Holder { leg, store: Some(config.store(leg)), config, is_clean: true }
+    }
+
+    fn assemble(holders: &[Holder]) -> Result<Assembled, (usize, LegError)> {
+        super::assemble(holders, &[], Neglected::default())
+    }
+
+    fn check(holder: &Holder, newest: &Config, holders: &[Holder]) -> Result<(), LegError> {
+        super::check(holder, newest, holders, Neglected::default())
     }
 
     fn first(members: LegSet, in_sync: LegSet) -> Config {
@@ -306,6 +355,111 @@ mod tests {
         let later = permitted(one.next(9, A.with(B), A));
         let found = assemble(&[holder(0, later), holder(1, other)]);
         assert_eq!(found, Err((1, LegError::Diverged { epoch: 6, since: 5 })));
+    }
+
+    /// The epoch that one half of four legs begins, with one of them in sync.
+    fn half(legs: [usize; 2], epoch: u64) -> (Config, [Holder; 2]) {
+        let four = LegSet::first(4);
+        let before = first(four, four).next(5, four, four);
+        let config = permitted(before.next(epoch, four, LegSet::of(legs[0])));
+        (config, legs.map(|leg| holder(leg, config)))
+    }
+
+    #[test]
+    fn a_leg_that_is_behind_shows_that_others_went_on() {
+        let all = A.with(B).with(C);
+        let before = first(all, all).next(5, all, all);
+        // Legs 1 and 2 went on with another daemon, and only leg 1 was in sync.
+        let rival = before.next(6, all, B);
+        let waiting = [holder(0, before)];
+        let refused = Err(LegError::Rival { epoch: 6, legs: B });
+        assert_eq!(check(&holder(2, rival), &before, &waiting), refused);
+        let later = rival.next(7, all, B).next(8, all, B);
+        let refused = Err(LegError::Rival { epoch: 8, legs: B });
+        assert_eq!(check(&holder(2, later), &before, &waiting), refused);
+        // An epoch that it did not hold, as its own was still older.
+        assert_eq!(check(&holder(2, before), &before, &waiting), Ok(()));
+    }
+
+    #[test]
+    fn a_leg_that_is_behind_in_the_other_half_is_refused() {
+        let (newest, holders) = half([2, 3], 7);
+        let (_, [in_sync, behind]) = half([0, 1], 6);
+        let refused = Err(LegError::Rival { epoch: 6, legs: A });
+        assert_eq!(check(&behind, &newest, &holders), refused);
+        let went_on = check(&in_sync, &newest, &holders);
+        assert_eq!(went_on, Err(LegError::Diverged { epoch: 6, since: 5 }));
+        // Without a permission the half was never in force.
+        let attempt = Config { is_permitted: false, ..behind.config };
+        assert_eq!(check(&holder(1, attempt), &newest, &holders), Ok(()));
+        let later = newest.next(8, LegSet::first(4), C).next(9, LegSet::first(4), C);
+        let holders = [holder(2, later), holder(3, later)];
+        assert_eq!(check(&behind, &later, &holders), refused);
+    }
+
+    #[test]
+    fn legs_are_not_opened_with_one_that_is_behind_in_another_history() {
+        let (newest, _) = half([2, 3], 7);
+        let four = LegSet::first(4);
+        let newest = permitted(newest.next(8, four, C).next(9, four, C));
+        let (_, [_, behind]) = half([0, 1], 6);
+        let refused = Err((1, LegError::Rival { epoch: 6, legs: A }));
+        assert_eq!(assemble(&[holder(2, newest), behind]), refused);
+        assert_eq!(assemble(&[holder(2, newest), behind, holder(3, newest)]), refused);
+        // Without the bytes they wait for a leg that has them.
+        assert_eq!(assemble(&[holder(3, newest), behind]).unwrap().in_sync, LegSet::EMPTY);
+    }
+
+    #[test]
+    fn a_leg_that_was_behind_for_long_comes_back() {
+        let all = A.with(B).with(C);
+        let behind = first(all, all).next(5, all, all).next(6, all, A);
+        // The leg that was in sync then has another one come in sync, and fails; or is removed.
+        let copied = behind.next(7, all, A.with(B));
+        let alone = copied.next(8, all, B).next(9, all, B);
+        let removed = alone.next(10, B.with(C), B).next(11, B.with(C), B);
+        for newest in [copied, alone, removed] {
+            let holders = [holder(1, newest)];
+            assert_eq!(check(&holder(2, behind), &newest, &holders), Ok(()), "{newest:?}");
+            assert!(assemble(&[holder(1, newest), holder(2, behind)]).is_ok());
+        }
+    }
+
+    #[test]
+    fn an_attempt_that_has_reached_a_leg_which_is_behind_does_not_refuse_it() {
+        let all = A.with(B).with(C);
+        let before = first(all, all).next(5, all, A.with(B));
+        // Leg 0 held it, and the next attempt of the same keeper was in force.
+        let attempt = before.next(6, all, A);
+        let newest = before.next(7, all, A);
+        let holders = [holder(0, newest)];
+        assert_eq!(check(&holder(2, attempt), &newest, &holders), Ok(()));
+        // Five legs: the keeper ended before a majority held it, and the others went on.
+        let (five, two) = (LegSet::first(5), A.with(C));
+        let before = first(five, five).next(5, five, two);
+        let attempt = before.next(6, five, A);
+        let newest = before.next(6, five, C);
+        let holders = [2, 3, 4].map(|leg| holder(leg, newest));
+        assert_eq!(check(&holder(1, attempt), &newest, &holders), Ok(()));
+        let refused = Err(LegError::Rival { epoch: 6, legs: A });
+        assert_eq!(check(&holder(1, attempt), &newest, &holders[..2]), refused);
+    }
+
+    #[test]
+    fn stores_that_have_the_numbers_of_others_tell_nothing_of_them() {
+        let (two, all) = (A.with(B), A.with(B).with(C));
+        let behind = first(all, all).next(5, all, A);
+        let copied = behind.next(6, all, two);
+        let removed = copied.next(7, B.with(C), B).next(8, B.with(C), B);
+        let joined = removed.joined_by(0, 300).next(9, all, B).next(10, all, B);
+        let refused = Err(LegError::Replaced { epoch: 5, legs: A });
+        // Also when the new store is in sync.
+        for newest in [joined, joined.next(11, all, two)] {
+            let holders = [holder(1, newest)];
+            assert_eq!(check(&holder(2, behind), &newest, &holders), refused);
+            // Each leg that was in sync and is known as itself tells enough.
+            assert_eq!(check(&holder(2, copied), &newest, &holders), Ok(()));
+        }
     }
 
     #[test]
@@ -407,6 +561,24 @@ mod tests {
         assert_eq!(assemble(&legs).unwrap().in_sync, LegSet::EMPTY);
         let expected = Assembled { config: other, in_sync: C, is_clean: true };
         assert_eq!(assemble(&[legs[0], legs[1], holder(2, other)]), Ok(expected));
+    }
+
+    #[test]
+    fn a_former_leg_shows_that_the_others_are_old() {
+        // Leg 2 came for leg 0 while leg 1 was away, and is away itself now.
+        let before = both();
+        let joined = before.joined_by(2, 102).next(6, LegSet::first(3), A);
+        let copied = joined.next(7, LegSet::first(3), A.with(C));
+        let removed = copied.next(8, B.with(C), C);
+        let (former, leg) =
+            (holder(0, permitted(removed.next(9, B.with(C), C))), holder(1, before));
+        assert_eq!(assemble(&[former, leg]), Err((0, LegError::Removed { leg: 0 })));
+        assert_eq!(assemble(&[leg]).unwrap().in_sync, B, "as far as it knows");
+        let found = super::assemble(&[leg], &[former], Neglected::default()).unwrap();
+        assert_eq!((found.config, found.in_sync), (former.config, LegSet::EMPTY));
+        let comes = [leg, holder(2, former.config)];
+        let found = super::assemble(&comes, &[former], Neglected::default()).unwrap();
+        assert_eq!((found.config, found.in_sync), (former.config, C));
     }
 
     #[test]

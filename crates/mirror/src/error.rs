@@ -47,6 +47,29 @@ pub enum LegError {
         /// The last epoch that the others know it to be in sync.
         since: u64,
     },
+    /// The leg is behind in an epoch in which legs have answered writes that the others do not have.
+    #[error(
+        "{legs} went on without the others in epoch {epoch}, which it holds; decide which bytes to \
+         keep, and leave out the other legs"
+    )]
+    Rival {
+        /// Its epoch.
+        epoch: u64,
+        /// The legs that were in sync in it.
+        legs: LegSet,
+    },
+    /// Nothing tells whether the mirror has the writes of the leg's epoch.
+    #[error(
+        "in its epoch {epoch} {legs} had all writes, and other stores have these numbers now, so \
+         nothing tells whether the mirror has them; if it was not in use elsewhere, remove the \
+         leg, and add the store again to copy all of it"
+    )]
+    Replaced {
+        /// Its epoch.
+        epoch: u64,
+        /// The legs that were in sync in it.
+        legs: LegSet,
+    },
     /// The map of dirty regions does not reach back far enough.
     #[error(
         "its epoch {epoch} is older than epoch {covered_from}, which the map of dirty regions \
@@ -57,6 +80,15 @@ pub enum LegError {
         epoch: u64,
         /// The oldest one that would do.
         covered_from: u64,
+    },
+    /// The header's numbers are far above those of the other legs.
+    #[error(
+        "its header has a number far above {highest}, the epoch that the other legs know, which no \
+         mirror comes to; overwrite the first 8192 bytes of the store with zeros, and add it again"
+    )]
+    Numbers {
+        /// The epoch.
+        highest: u64,
     },
     /// The store is too small.
     #[error("it has {has_bytes} bytes, and the mirror needs {needs_bytes} of each leg")]
@@ -106,6 +138,29 @@ pub enum LegError {
 }
 
 impl LegError {
+    /// Whether a mirror is opened without a store that has this error: the store then counts as a
+    /// leg that is missing. Other errors do not say which stores are the right ones.
+    #[must_use]
+    pub const fn leaves_others(&self) -> bool {
+        matches!(
+            self,
+            Self::NoHeader
+                | Self::Damaged
+                | Self::Removed { .. }
+                | Self::Replaced { .. }
+                | Self::TooOld { .. }
+                | Self::Numbers { .. }
+                | Self::Zeroes
+                | Self::Io(_)
+        )
+    }
+
+    /// Whether the store's header tells which epochs were in force, though it is no leg now.
+    #[must_use]
+    pub const fn is_of_former_leg(&self) -> bool {
+        matches!(self, Self::Removed { .. } | Self::TooOld { .. })
+    }
+
     /// How much an unreadable slot says.
     pub(crate) fn rank(&self) -> u8 {
         match self {
@@ -191,6 +246,9 @@ pub enum Waits {
         /// The legs that are not there.
         missing: LegSet,
     },
+    /// No epoch has a number that headers can hold.
+    #[error("the numbers of its epochs are used up; make the mirror anew of one leg's bytes")]
+    Numbers,
     /// Half of the legs are there, and no permission to go on without the others.
     #[error(
         "{missing} missing, and there is no permission to go on alone: {reason}; attach one of \

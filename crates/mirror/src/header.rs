@@ -42,7 +42,15 @@ const SEEN_AT: usize = 88;
 const STORES_AT: usize = 168;
 const CHECKSUM_AT: usize = 4088;
 /// Epochs and generations that no mirror reaches by use.
-const MAX_NUMBER: u64 = 1 << 63;
+pub(crate) const MAX_NUMBER: u64 = 1 << 63;
+/// The most epochs by which one leg's header is ahead of the others'. An epoch begins when a leg
+/// leaves or comes, which is durable on all legs before the next one begins: with one each second
+/// that is a leg that was away for 136 years. A header that is further ahead is forged, or its
+/// memory was damaged before its checksum was made; from there to [`MAX_NUMBER`], where all headers
+/// would become unreadable, it is one attach.
+const MAX_AHEAD: u64 = 1 << 32;
+/// The largest generation of a header that is taken in: as many again are left.
+const MAX_GENERATION: u64 = MAX_NUMBER / 2;
 
 /// The mirror that a leg belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -222,6 +230,11 @@ impl Header {
             && config.seen.iter().all(|seen| *seen <= config.epoch)
             && self.store > 0
             && config.members.numbers().all(|leg| config.store(leg) > 0)
+    }
+
+    /// Whether the numbers are such as a mirror comes to whose other legs know the epoch `known`.
+    pub(crate) fn counts_on(&self, known: u64) -> bool {
+        self.config.epoch <= known.saturating_add(MAX_AHEAD) && self.generation <= MAX_GENERATION
     }
 
     /// Whether another store, of the same mirror, is a copy of this one.

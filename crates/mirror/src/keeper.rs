@@ -18,7 +18,7 @@ use sidecore_units::Nanos;
 use crate::disk::{LegDisk, Wait};
 use crate::epoch::{Config, StoreId};
 use crate::error::{MirrorError, Waits};
-use crate::header::Identity;
+use crate::header::{Header, Identity};
 use crate::legs::{LegSet, MAX_LEGS};
 use crate::mail::{Command, Message};
 use crate::map::DirtyMap;
@@ -72,6 +72,8 @@ pub struct Keeper {
     options: OpenOptions,
     identity: Identity,
     legs: [Leg; MAX_LEGS],
+    /// Headers of stores that are no legs any more: they tell which epochs were in force.
+    former: Vec<Header>,
     /// The newest epoch: the one in force, or that of the newest leg.
     config: Config,
     /// The largest number that an epoch was given.

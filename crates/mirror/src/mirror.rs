@@ -56,6 +56,8 @@ pub struct OpenOptions {
     pub patience: Nanos,
     /// Decides whether half of the legs goes on.
     pub witness: Arc<dyn Witness>,
+    /// Stores that were refused as legs: their headers tell which epochs were in force.
+    pub former: Vec<Arc<dyn BlockDevice>>,
     /// A rule that is neglected, for simulations.
     #[cfg(feature = "neglect")]
     pub neglect: Option<crate::rules::Rule>,
@@ -72,6 +74,7 @@ impl OpenOptions {
             clear_after: Nanos::from_millis(5000),
             patience: Nanos::from_millis(10_000),
             witness,
+            former: Vec::new(),
             #[cfg(feature = "neglect")]
             neglect: None,
         }
@@ -325,7 +328,7 @@ impl Mirror {
 
     fn open_here(
         devices: &[Arc<dyn BlockDevice>],
-        options: OpenOptions,
+        mut options: OpenOptions,
         end: End,
         wait: &mut dyn Wait,
     ) -> Result<(Self, Keeper), MirrorError> {
@@ -340,12 +343,17 @@ impl Mirror {
         let Some(identity) = found.first().map(|found| found.header.identity) else {
             return Err(MirrorError::Count(0));
         };
+        let mut former = Vec::new();
+        for device in std::mem::take(&mut options.former) {
+            let header = probe(&device, None, wait).and_then(|(_, header)| header);
+            former.extend(header.ok().filter(|header| header.identity == identity));
+        }
         let geometry = geometry(&identity, devices);
         let (sender, inbox) = mpsc::channel();
         let (layout, neglected) = (identity.layout, options.neglected());
         let shared = Arc::new(Shared::new(layout, neglected, sender));
         let kept = Arc::clone(&shared);
-        let keeper = Keeper::open(found, identity, kept, inbox, options, wait)?;
+        let keeper = Keeper::open((found, former), identity, kept, inbox, options, wait)?;
         let life = Arc::new(Life { shared: Arc::clone(&shared), end });
         Ok((Self { shared, geometry, life: Some(life) }, keeper))
     }

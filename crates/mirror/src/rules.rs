@@ -36,11 +36,14 @@ pub enum Rule {
     /// 18: an operator's permission ends with the first attempt at an epoch that needs none.
     /// Neglected: it is valid for good.
     PermitOnce,
+    /// 19: a leg whose epoch the newest one does not descend from is refused, also if it is behind.
+    /// Neglected: only if it was in sync.
+    Descent,
 }
 
 impl Rule {
     /// All rules that can be neglected.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::AllLegs,
         Self::MarkFirst,
         Self::FlushAll,
@@ -56,6 +59,7 @@ impl Rule {
         Self::FlushThenSync,
         Self::Identity,
         Self::PermitOnce,
+        Self::Descent,
     ];
 }
 

@@ -47,7 +47,14 @@ impl Granted {
     /// were all named by it, so that none of the others has gone on.
     #[must_use]
     pub fn allows(&self, claim: &Claim) -> bool {
-        self.epoch <= claim.held || self.epoch <= claim.epoch && claim.legs.is_within(self.legs)
+        self.epoch <= claim.held || claim.legs.is_within(self.legs)
+    }
+
+    /// What is remembered when a claim is granted after this one. Its epoch may be an older one, if
+    /// the claimants have died before they had written this one's.
+    #[must_use]
+    pub fn then(&self, claim: &Claim) -> Self {
+        Self { epoch: self.epoch.max(claim.epoch), legs: claim.legs }
     }
 }
 
@@ -89,6 +96,12 @@ mod tests {
         let granted = Granted { epoch: 6, legs: LegSet::of(1) };
         assert!(granted.allows(&claim(5, 6, 1)), "it died before it wrote the epoch");
         assert!(granted.allows(&claim(6, 7, 1)));
-        assert!(!granted.allows(&claim(4, 5, 1)), "the epoch would not be the newest");
+        assert!(granted.allows(&claim(4, 5, 1)), "it had tried a larger number before");
+        assert_eq!(
+            granted.then(&claim(4, 5, 1)),
+            granted,
+            "the other half knows no more than it did"
+        );
+        assert_eq!(granted.then(&claim(6, 7, 0)), Granted { epoch: 7, legs: LegSet::of(0) });
     }
 }

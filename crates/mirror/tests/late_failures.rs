@@ -296,3 +296,41 @@ fn a_mark_that_a_leg_may_lack_is_written_again() {
     let marks = Harness::new(&first.raw, 1).load(MAP.start, 512);
     assert_eq!(marks[0] & 0b11, 0b11, "a region is written, and has no mark");
 }
+
+#[test]
+fn a_leg_is_not_removed_while_the_one_that_stays_has_missed_a_write() {
+    let [first, second] = legs();
+    let mut world = World::open(&[&first, &second]);
+    world.write(0, &pattern(1, 4096));
+    first.flaws.set(&[world.place(0)]);
+    let newer = pattern(2, 4096);
+    let write = world.clock.write(0, &newer);
+    let refused = world.keeper.remove(1, &mut world.clock).unwrap_err();
+    assert!(refused.to_string().contains("leg 1: it is the only one in sync"), "{refused}");
+    world.until("answered", |world| world.clock.result(write).is_some());
+    assert_eq!(world.clock.result(write), Some(Ok(())));
+    assert!(world.bytes(&second, 0) == newer);
+}
+
+#[test]
+fn a_store_is_not_added_while_a_leg_counts_that_has_missed_a_write() {
+    let [first, second] = legs();
+    let mut world = World::open(&[&first, &second]);
+    world.write(0, &pattern(1, 4096));
+    first.flaws.set(&[world.place(0)]);
+    let newer = pattern(2, 4096);
+    let write = world.clock.write(0, &newer);
+    let third = leg();
+    world.keeper.add((2, 77), Arc::clone(&third.device), &mut world.clock).unwrap();
+    // The members that its headers know: it left before there were more of them.
+    for slot in [0, 4096] {
+        assert_ne!(Harness::new(&first.raw, 1).load(slot, 512)[81], 0b111, "it has a vote");
+    }
+    world.turn();
+    assert_eq!(world.status().legs[0], LegState::Failed);
+    world.until("copied", |world| world.status().legs[2] == LegState::InSync);
+    assert_eq!(world.clock.result(write), Some(Ok(())));
+    for leg in [&second, &third] {
+        assert!(world.bytes(leg, 0) == newer);
+    }
+}

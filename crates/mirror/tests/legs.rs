@@ -2,60 +2,21 @@
 
 mod common;
 
-use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
-use sidecore_block::{
-    Batch, BlockChannel, BlockDevice, BlockError, FilterChannel, Geometry, Operation, RamStore, Tag,
-};
+use sidecore_block::{Batch, BlockDevice, BlockError, Geometry, Operation, RamStore, Tag};
 use sidecore_block_contract::{Harness, pattern};
 use sidecore_mirror::{
-    Claim, CreateOptions, LegError, LegState, Mirror, MirrorError, OpenOptions, Operator, Sleep,
-    Waits, Witness, create,
+    CreateOptions, LegError, LegState, Mirror, MirrorError, OpenOptions, Operator, Sleep, Waits,
+    create,
 };
-use sidecore_reactor::CoreContext;
 use sidecore_stage_fault::{Affected, Fault, FaultPlan, FaultRule, FaultStore, When};
 use sidecore_units::Nanos;
 
-use common::{creation, mirror, options, ram, until, until_in_sync, with};
+use common::{Yes, breakable, creation, mirror, options, ram, until, until_in_sync, with};
 
 const SCRATCH: u64 = 0x1_0000_0000;
-
-/// A store that fails all requests when it is told to.
-struct Breakable {
-    below: Arc<dyn BlockDevice>,
-    is_broken: Arc<AtomicBool>,
-}
-
-fn breakable() -> (Arc<dyn BlockDevice>, Arc<AtomicBool>) {
-    let is_broken = Arc::new(AtomicBool::new(false));
-    let store = Breakable { below: ram(), is_broken: Arc::clone(&is_broken) };
-    (Arc::new(store), is_broken)
-}
-
-impl BlockDevice for Breakable {
-    fn geometry(&self) -> Geometry {
-        self.below.geometry()
-    }
-
-    fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
-        let is_broken = Arc::clone(&self.is_broken);
-        let below = self.below.open_channel(core, depth)?;
-        Ok(Box::new(FilterChannel::new(below, depth, move |_| {
-            if is_broken.load(Ordering::SeqCst) { Err(BlockError::EIO) } else { Ok(()) }
-        })))
-    }
-}
-
-/// A witness that grants everything.
-struct Yes;
-
-impl Witness for Yes {
-    fn may_go_on_alone(&self, _: &Claim) -> Result<(), String> {
-        Ok(())
-    }
-}
 
 fn guest(mirror: &Arc<Mirror>) -> Harness {
     Harness::new(&(Arc::clone(mirror) as Arc<dyn BlockDevice>), 8)

@@ -15,7 +15,8 @@
 //! Then the power is cut: after every event of the recording, the mirror is opened on what each leg
 //! may have kept, and read; then all legs are copied to, and compared with what was read. It is
 //! also opened with some of its legs, and goes on if the witness permits it: then the others come,
-//! and the next run may begin with what these have left.
+//! and the next run may begin with what these have left. And two daemons have the legs in turn: one
+//! loses some, the other one goes on with these, and then they come back.
 //!
 //! # Tests of the checks
 //!
@@ -25,6 +26,7 @@ mod check;
 pub(crate) mod guest;
 pub(crate) mod legs;
 pub(crate) mod model;
+mod rival;
 mod witness;
 mod world;
 
@@ -48,6 +50,8 @@ pub struct Outcome {
     pub waits: u64,
     /// Openings with some of the legs that went on.
     pub alone: u64,
+    /// Openings by a second daemon that went on with legs which the first one had lost.
+    pub seconds: u64,
     /// Guests' requests that succeeded.
     pub requests: u64,
     /// Guests' requests that failed.
@@ -76,6 +80,7 @@ impl Total for Outcome {
         self.openings += other.openings;
         self.waits += other.waits;
         self.alone += other.alone;
+        self.seconds += other.seconds;
         self.requests += other.requests;
         self.failures += other.failures;
         self.permits += other.permits;

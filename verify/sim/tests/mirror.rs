@@ -32,6 +32,7 @@ fn no_power_cut_or_failed_leg_loses_or_shows_what_it_must_not() {
         assert!(failed_legs > 20 && attached_legs > 20, "{total:?}");
         assert!(total.copied_regions > 100 && total.closed > 10, "{total:?}");
         assert!(total.added_legs > 2 && total.removed_legs > 5 && total.repairs > 5, "{total:?}");
+        assert!(total.seconds > 200, "{total:?}");
         assert!(total.requests > 2_000 && total.permits > 5, "{total:?}");
     }
 }

@@ -63,6 +63,7 @@ impl Keeper {
         if found.header.identity != self.identity {
             return Err(refused(LegError::OtherMirror));
         }
+        self.must_count_on(&found.header)?;
         let known = self.legs.get(number).filter(|leg| leg.disk.is_some());
         if known.is_some_and(|known| self.is_copy(known.store, found.header.store)) {
             return Err(refused(LegError::Twice { leg: number }));
@@ -86,7 +87,7 @@ impl Keeper {
         let is_known = self.config.members.has(leg) && self.legs.get(leg).is_some_and(is_it);
         let checked = match is_known {
             true => Ok(()),
-            false => check(&holder, &self.config, &self.holders()),
+            false => check(&holder, &self.config, &self.holders(), self.shared.neglected),
         };
         if let Err(error) = checked {
             if self.waits.is_none() {
@@ -111,14 +112,15 @@ impl Keeper {
         Ok(())
     }
 
-    /// The legs that are present, each with its newest epoch.
+    /// The legs that are present, each with its newest epoch, and the stores that were legs.
     fn holders(&self) -> Vec<Holder> {
         let present = self.legs.iter().enumerate().filter(|(_, leg)| leg.disk.is_some());
         let holder = |(leg, of): (usize, &Leg)| {
             let (store, config, is_clean) = (Some(of.store), of.held?, of.is_clean);
             Some(self.holder(Holder { leg, store, config, is_clean }))
         };
-        present.filter_map(holder).collect()
+        let former = self.former.iter().map(|header| self.holder(header.holder()));
+        present.filter_map(holder).chain(former).collect()
     }
 
     fn holder(&self, holder: Holder) -> Holder {
@@ -133,29 +135,78 @@ impl Keeper {
 
     /// No epoch has begun: the leg may hold a newer one than the others.
     fn attach_waiting(&mut self, found: Found, wait: &mut dyn Wait) -> Result<(), MirrorError> {
+        let (mut left_out, mut former) = (Vec::<(Header, LegError)>::new(), self.former.clone());
         let assembled = loop {
             let mut headers = self.headers();
+            headers.retain(|header| left_out.iter().all(|(other, _)| other != header));
             headers.push(found.header.clone());
-            let headers: Vec<&Header> = headers.iter().collect();
-            let (place, error) = match assemble_found(&headers, self.shared.neglected) {
+            let refs: Vec<&Header> = headers.iter().collect();
+            let (place, error) = match assemble_found(&refs, &former, self.shared.neglected) {
                 Ok(assembled) => break assembled,
                 Err(refused) => refused,
             };
             // A store that was here first may be a former leg: the one that comes shows it.
-            let former = headers.get(place).filter(|former| **former != &found.header);
-            match former.filter(|_| matches!(error, LegError::Removed { .. })) {
-                Some(former) => {
-                    let leg = former.leg;
-                    tracing::warn!(leg, "a store is not used as a leg any more: {error}");
-                    self.forget(leg);
+            let is_former = |header: &&Header| **header != found.header && error.leaves_others();
+            match headers.get(place).filter(is_former) {
+                Some(header) => {
+                    former.extend(error.is_of_former_leg().then(|| header.clone()));
+                    left_out.push((header.clone(), error));
                 }
-                None => return Err(refused(error)),
+                None => {
+                    self.learn_from(&found.header, &error, wait);
+                    return Err(refused(error));
+                }
             }
         };
+        // Only now: a store that is refused changes nothing about those that were here.
+        for (Header { leg, .. }, error) in left_out {
+            tracing::warn!(leg, "a store is not used as a leg any more: {error}");
+            self.forget(leg);
+        }
+        self.former = former;
         self.take_in(found);
         self.start_with(assembled, wait);
         self.settle(wait);
         Ok(())
+    }
+
+    /// Notes the header of a store that was refused and tells which epochs were in force: the legs
+    /// that are here may be older than they know.
+    fn learn_from(&mut self, header: &Header, error: &LegError, wait: &mut dyn Wait) {
+        if !error.is_of_former_leg() || self.former.contains(header) {
+            return;
+        }
+        let mut former = self.former.clone();
+        former.push(header.clone());
+        let headers = self.headers();
+        let refs: Vec<&Header> = headers.iter().collect();
+        let Ok(assembled) = assemble_found(&refs, &former, self.shared.neglected) else { return };
+        self.former = former;
+        if assembled.config != self.config {
+            self.start_with(assembled, wait);
+            self.settle(wait);
+        }
+    }
+
+    /// Refuses numbers that would use up those that are left: see [`Header::counts_on`].
+    fn must_count_on(&self, header: &Header) -> Result<(), MirrorError> {
+        match header.counts_on(self.highest) {
+            true => Ok(()),
+            false => Err(refused(LegError::Numbers { highest: self.highest })),
+        }
+    }
+
+    /// Pauses when all legs that have failed by then have left: further decisions rest on those that
+    /// are in sync.
+    fn pause_decided(&mut self, wait: &mut dyn Wait) -> Result<(), MirrorError> {
+        loop {
+            self.must_run()?;
+            self.pause(wait);
+            if self.failed.is_empty() {
+                return Ok(());
+            }
+            self.settle(wait);
+        }
     }
 
     /// The headers of the legs that are present, each with its newest epoch.
@@ -210,12 +261,13 @@ impl Keeper {
                     return Err(refused(LegError::Twice { leg: header.leg }));
                 }
                 self.must_be_quiet(&device, Some(header.leg), wait)?;
+                self.must_count_on(&header)?;
                 self.highest = self.highest.max(header.config.epoch);
                 header.generation
             }
             _ => return Err(refused(LegError::HasHeader)),
         };
-        self.pause(wait);
+        self.pause_decided(wait)?;
         if let Some(place) = self.legs.get_mut(leg) {
             let is_only_read = tried > 0;
             let disk = Some(disk);
@@ -237,18 +289,24 @@ impl Keeper {
         self.change_members((members, self.in_sync), &joined, wait)
     }
 
-    /// Puts an epoch with other members in force, and then one in which these alone decide.
+    /// Puts an epoch with other members in force, and then one in which these alone decide. A store
+    /// that is none then is forgotten before requests start again.
     fn change_members(
         &mut self,
         (members, in_sync): (LegSet, LegSet),
         after: &Config,
         wait: &mut dyn Wait,
     ) -> Result<(), MirrorError> {
+        let before = self.config.members;
         let mut installed = self.install_after(after, (members, in_sync), wait);
         if installed.is_ok() {
             installed = self.install(members, self.in_sync, wait);
         }
         let (has_changed, excused) = (self.config.members == members, self.excused);
+        // Before requests start: a queue closes its channel with the plan that it takes over.
+        if has_changed {
+            before.without(members).numbers().for_each(|leg| self.forget(leg));
+        }
         self.conclude(installed, wait);
         // Without the change the mirror may go on as before.
         self.excused = excused;
@@ -261,25 +319,32 @@ impl Keeper {
     /// The same.
     pub fn remove(&mut self, leg: usize, wait: &mut dyn Wait) -> Result<(), MirrorError> {
         self.must_run()?;
+        self.can_do_without(leg)?;
+        self.pause_decided(wait)?;
+        // The leg that was to stay may have left since.
+        if let Err(error) = self.can_do_without(leg) {
+            self.publish();
+            return Err(error);
+        }
         let members = self.config.members.without(LegSet::of(leg));
         let in_sync = self.in_sync.without(LegSet::of(leg));
-        if !self.config.members.has(leg) {
-            return Err(MirrorError::State { leg, reason: "it is no leg of the mirror" });
-        }
-        if in_sync.is_empty() {
-            let reason = "it is the only one in sync; wait until another one was copied to";
-            return Err(MirrorError::State { leg, reason });
-        }
-        self.pause(wait);
         if self.copying.as_ref().is_some_and(|copying| copying.leg == leg) {
             self.copying = None;
         }
         let config = self.config;
-        let changed = self.change_members((members, in_sync), &config, wait);
-        if changed.is_ok() {
-            self.forget(leg);
+        self.change_members((members, in_sync), &config, wait)
+    }
+
+    /// Whether the mirror would have all bytes without this leg.
+    fn can_do_without(&self, leg: usize) -> Result<(), MirrorError> {
+        if !self.config.members.has(leg) {
+            return Err(MirrorError::State { leg, reason: "it is no leg of the mirror" });
         }
-        changed
+        if self.in_sync.without(LegSet::of(leg)).is_empty() {
+            let reason = "it is the only one in sync; wait until another one was copied to";
+            return Err(MirrorError::State { leg, reason });
+        }
+        Ok(())
     }
 
     /// [`Mirror::permit`](crate::Mirror::permit), on the keeper's own thread.
@@ -290,8 +355,11 @@ impl Keeper {
         if !self.options.witness.asks_operator() {
             return Err(MirrorError::NoOperator);
         }
-        let Some(Waits::Permission { missing, .. }) = &self.waits else {
-            return Err(MirrorError::NotWaiting);
+        let missing = match &self.waits {
+            Some(Waits::Permission { missing, .. }) => missing,
+            // It says which legs are missing, and that no permission helps.
+            Some(waits) => return Err(MirrorError::Waits(waits.clone())),
+            None => return Err(MirrorError::NotWaiting),
         };
         tracing::warn!("the operator permits that legs go on alone: {missing} missing");
         // It is used now, or not at all.

@@ -4,7 +4,7 @@ use super::{Keeper, RETRY};
 use crate::disk::Wait;
 use crate::epoch::{Config, Quorum};
 use crate::error::Waits;
-use crate::header::{Header, slot_bytes};
+use crate::header::{Header, MAX_NUMBER, slot_bytes};
 use crate::legs::LegSet;
 use crate::rules::Rule;
 use crate::witness::Claim;
@@ -83,6 +83,10 @@ impl Keeper {
                 return Err(Waits::Bytes { missing: self.config.in_sync.without(self.in_sync) });
             }
             let epoch = self.highest.max(self.config.epoch).saturating_add(1);
+            // A header with a larger one cannot be read.
+            if epoch >= MAX_NUMBER {
+                return Err(Waits::Numbers);
+            }
             let is_permitted = self.may_begin(epoch, members, wanted, present)?;
             let mut next = before.next(epoch, members, wanted);
             next.is_permitted = is_permitted;
@@ -185,7 +189,14 @@ impl Keeper {
         let read = legs.numbers().filter(is_read);
         let read = read.map(LegSet::of).fold(LegSet::EMPTY, LegSet::with);
         // The header that was read may lie in a cache.
-        let failed = self.on_each(read, wait, |disk, now| disk.begin_flush(now));
+        let mut failed = self.on_each(read, wait, |disk, now| disk.begin_flush(now));
+        for number in legs.without(failed).numbers() {
+            let leg = self.legs.get(number);
+            if leg.is_some_and(|leg| next_generation(leg.tried, leg.durable) >= MAX_NUMBER) {
+                self.blame(number, "the numbers of its headers are used up".to_owned());
+                failed = failed.with(LegSet::of(number));
+            }
+        }
         let legs_left = legs.without(failed);
         let identity = self.identity;
         let mut headers = Vec::new();

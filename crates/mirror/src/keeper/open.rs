@@ -42,19 +42,25 @@ pub(crate) fn read_leg(
     Ok(Found { device: Arc::clone(device), disk, header })
 }
 
-/// The state of the legs that were found, with each one's own header.
+/// The state of the legs that were found, with each one's own header. Those of stores that are none
+/// any more are in `former`.
 ///
 /// # Errors
 /// They are not legs of one mirror. The first number is that of a store of the list.
 pub(crate) fn assemble_found(
     found: &[&Header],
+    former: &[Header],
     neglected: Neglected,
 ) -> Result<Assembled, (usize, LegError)> {
     let counts = neglected.keeps(Rule::Identity);
+    let lowest = found.iter().map(|header| header.config.epoch).min().unwrap_or(0);
     for (store, header) in found.iter().enumerate() {
         let earlier = found.get(..store).unwrap_or_default();
         if earlier.iter().any(|other| other.identity != header.identity) {
             return Err((store, LegError::OtherMirror));
+        }
+        if !header.counts_on(lowest) {
+            return Err((store, LegError::Numbers { highest: lowest }));
         }
         let is_copy = |other: &&&Header| match counts {
             true => other.is_copied_by(header),
@@ -69,7 +75,9 @@ pub(crate) fn assemble_found(
         Holder { store: holder.store.filter(|_| counts), ..holder }
     };
     let holders: Vec<Holder> = found.iter().map(holder).collect();
-    assemble(&holders)
+    let is_known = |header: &&Header| header.counts_on(lowest);
+    let former: Vec<Holder> = former.iter().filter(is_known).map(|it| holder(&it)).collect();
+    assemble(&holders, &former, neglected)
 }
 
 impl Keeper {
@@ -78,7 +86,7 @@ impl Keeper {
     /// # Errors
     /// They are not legs of one mirror, or their maps cannot be read.
     pub(crate) fn open(
-        found: Vec<Found>,
+        (found, former): (Vec<Found>, Vec<Header>),
         identity: Identity,
         shared: Arc<Shared>,
         inbox: Receiver<Message>,
@@ -87,13 +95,14 @@ impl Keeper {
     ) -> Result<Self, MirrorError> {
         let headers: Vec<&Header> = found.iter().map(|found| &found.header).collect();
         let at = |(store, error)| MirrorError::Leg { store, error };
-        let assembled = assemble_found(&headers, shared.neglected).map_err(at)?;
+        let assembled = assemble_found(&headers, &former, shared.neglected).map_err(at)?;
         let map = DirtyMap::new(identity.layout.regions(), &identity.uuid);
         let mut keeper = Self {
             shared,
             options,
             identity,
             legs: Default::default(),
+            former,
             config: assembled.config,
             highest: 0,
             in_sync: LegSet::EMPTY,

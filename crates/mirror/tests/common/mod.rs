@@ -3,17 +3,60 @@
 // Each test file is a crate of its own and uses its part of this.
 #![allow(dead_code)]
 
+use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use sidecore_block::{BlockDevice, Geometry, RamStore};
+use sidecore_block::{BlockChannel, BlockDevice, BlockError, FilterChannel, Geometry, RamStore};
 use sidecore_mirror::{
-    CreateOptions, LegState, Mirror, OpenOptions, Operator, Sleep, Status, Witness, create,
+    Claim, CreateOptions, LegState, Mirror, OpenOptions, Operator, Sleep, Status, Witness, create,
 };
+use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
 pub const UUID: [u8; 16] = *b"mirror of a test";
 pub const REGION_BYTES: u64 = 64 << 10;
+
+/// A store that fails all requests when it is told to.
+pub struct Breakable {
+    below: Arc<dyn BlockDevice>,
+    is_broken: Arc<AtomicBool>,
+}
+
+pub fn breakable() -> (Arc<dyn BlockDevice>, Arc<AtomicBool>) {
+    breakable_of(ram())
+}
+
+/// A store that fails all requests when it is told to, and has its bytes in this one.
+pub fn breakable_of(below: Arc<dyn BlockDevice>) -> (Arc<dyn BlockDevice>, Arc<AtomicBool>) {
+    let is_broken = Arc::new(AtomicBool::new(false));
+    let store = Breakable { below, is_broken: Arc::clone(&is_broken) };
+    (Arc::new(store), is_broken)
+}
+
+impl BlockDevice for Breakable {
+    fn geometry(&self) -> Geometry {
+        self.below.geometry()
+    }
+
+    fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
+        let is_broken = Arc::clone(&self.is_broken);
+        let below = self.below.open_channel(core, depth)?;
+        Ok(Box::new(FilterChannel::new(below, depth, move |_| {
+            if is_broken.load(Ordering::SeqCst) { Err(BlockError::EIO) } else { Ok(()) }
+        })))
+    }
+}
+
+/// A witness that grants everything.
+pub struct Yes;
+
+impl Witness for Yes {
+    fn may_go_on_alone(&self, _: &Claim) -> Result<(), String> {
+        Ok(())
+    }
+}
 
 pub fn ram() -> Arc<dyn BlockDevice> {
     Arc::new(RamStore::new(Geometry::new(4 << 20, 512)).unwrap())

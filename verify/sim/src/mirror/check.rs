@@ -24,6 +24,13 @@ const MOST_TURNS: usize = 2_000;
 /// Time without guests.
 pub(super) struct Quiet(u64);
 
+impl Quiet {
+    /// Lets a second pass.
+    pub(super) fn pass_second(&mut self) {
+        self.0 += 1_000_000_000;
+    }
+}
+
 impl Wait for Quiet {
     fn now(&mut self) -> Nanos {
         self.0 += 1_000_000;
@@ -42,11 +49,11 @@ pub(super) type Stores = BTreeMap<StoreId, usize>;
 pub(super) struct Opened {
     pub(super) legs: Vec<LegStore>,
     pub(super) mirror: Mirror,
-    keeper: Keeper,
-    wait: Quiet,
+    pub(super) keeper: Keeper,
+    pub(super) wait: Quiet,
     witness: SimWitness,
-    order: Order,
-    given: Stores,
+    pub(super) order: Order,
+    pub(super) given: Stores,
 }
 
 /// The legs and the witness as a power cut has left them.
@@ -141,7 +148,7 @@ impl Opened {
                 return compare(&stores, self.data_bytes());
             }
             self.keeper.turn(&mut self.wait);
-            self.wait.0 += 1_000_000_000;
+            self.wait.pass_second();
         }
         Err(format!("legs are never copied to: {:?}", self.mirror.status()))
     }

@@ -56,7 +56,9 @@ impl SimWitness {
         {
             return Err(format!("{} may, since epoch {}", granted.legs, granted.epoch));
         }
-        state.granted.push((at, Granted { epoch: claim.epoch, legs: claim.legs }));
+        let new = Granted { epoch: claim.epoch, legs: claim.legs };
+        let granted = state.granted.last().map_or(new, |(_, granted)| granted.then(claim));
+        state.granted.push((at, granted));
         Ok(())
     }
 

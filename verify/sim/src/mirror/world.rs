@@ -14,6 +14,7 @@ use super::check::{Left, Stores, check, compare, devices, named};
 use super::guest::{DEPTH, Guest, Inner};
 use super::legs::{LegStore, Manner, Order, QUICK};
 use super::model::fill;
+use super::rival;
 use super::witness::SimWitness;
 use super::{Options, Outcome};
 use crate::Random;
@@ -23,6 +24,8 @@ use crate::volumes::disk::{Recording, SECTOR_BYTES, SimDisk};
 /// The size of a leg: metadata of three blocks, and 17 regions.
 const LEG_BYTES: usize = 80 << 10;
 const REGION_BYTES: u64 = 4096;
+/// One in so many power cuts is followed by two daemons that have the legs in turn.
+const CUTS_PER_RIVAL: u64 = 4;
 /// Turns in which everything ends after a run.
 const MOST_TURNS: usize = 20_000;
 
@@ -248,6 +251,11 @@ impl History {
     /// and the mirror's contents.
     fn look(&mut self, world: &World, left: &Left<'_>, at: u64) -> Result<Start, String> {
         let all: Vec<usize> = (0..left.images.len()).collect();
+        if self.random.once_in(CUTS_PER_RIVAL) {
+            let went_on = rival::check(left, &mut self.random);
+            let went_on = went_on.map_err(|what| format!("two daemons in turn: {what}"))?;
+            self.outcome.seconds += u64::from(went_on);
+        }
         let mut opened = left.open(&all, &mut self.random)?;
         self.outcome.openings += 1;
         if opened.waits() {
