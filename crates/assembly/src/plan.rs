@@ -22,7 +22,7 @@ use crate::spec::{
 };
 
 pub(crate) use check::check;
-pub(crate) use mirrors::is_leg;
+pub(crate) use mirrors::{device_below, is_leg};
 pub(crate) use parts::Parts;
 use planner::Planner;
 

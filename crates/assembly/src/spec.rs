@@ -25,7 +25,7 @@ pub use device::{
 pub use link::{
     LINK, LinkKind, LinkSpec, MemoryLinkSpec, PacketLinkSpec, REMOTE_PORT, UdpLinkSpec, XdpLinkSpec,
 };
-pub use mirror::{MirrorSpec, unfit_number_of_legs, used_twice, waits_for_iohost};
+pub use mirror::{Below, MirrorSpec, unfit_as_leg, unfit_number_of_legs, used_twice};
 pub use net::{
     EthernetSpec, QUEUE_PAIRS_MAX, RemoteNetSpec, SWITCH, SwitchSpec, TapSpec, VirtioNetSpec,
     VrioNetSpec,

@@ -11,7 +11,9 @@ use super::{Graph, Occasion, Opened, PATIENCE};
 use crate::AssemblyError;
 use crate::controllers::ControllerHandle;
 use crate::mirrors::MirrorInUse;
-use crate::plan::{Part, Parts, Phase, bottom, find_store, has_far_bottom, is_leg, may_not_answer};
+use crate::plan::{
+    Part, Parts, Phase, bottom, device_below, find_store, has_far_bottom, is_leg, may_not_answer,
+};
 use crate::spec::{ControllerSpec, DeviceSpec, MirrorSpec, Spec, StoreSpec};
 use crate::stores::{Progress, behind, open_file};
 
@@ -110,8 +112,8 @@ impl Graph {
             } else if !refusal.is_empty() {
                 stores.insert(leg.clone(), Err(refusal));
             }
-            let remote = next.bottom(leg).filter(|bottom| bottom.kind.remote().is_some());
-            devices.extend(remote.map(|bottom| (leg.clone(), bottom.name.clone())));
+            let device = device_below(leg, next);
+            devices.extend(device.map(|device| (leg.clone(), device.name.clone())));
         }
         let remote = (devices, &self.lists.remote);
         self.lists.mirrors.begin(name, mirror, stores, remote)

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::check::unknown;
 use super::{Parts, subject};
 use crate::AssemblyError;
-use crate::spec::{MirrorSpec, StoreSpec, unfit_number_of_legs, used_twice, waits_for_iohost};
+use crate::spec::{
+    Below, MirrorSpec, StoreKind, StoreSpec, unfit_as_leg, unfit_number_of_legs, used_twice,
+};
 
 /// Refuses mirrors with legs that something else uses, or that cannot be legs.
 pub(super) fn check_mirrors(parts: &Parts<'_>) -> Result<(), AssemblyError> {
@@ -84,24 +86,42 @@ fn check_mirror(
         if !seen.insert(leg) {
             return refused(format!("leg \"{leg}\" is listed twice; name each store once"));
         }
-        let unfit = match parts.bottom(leg) {
-            None => return Err(AssemblyError::Cycle { name: leg.clone() }),
-            Some(bottom) => unfit(bottom, parts),
-        };
-        if let Some(unfit) = unfit {
-            return refused(format!("leg \"{leg}\" {unfit}"));
+        if parts.bottom(leg).is_none() {
+            return Err(AssemblyError::Cycle { name: leg.clone() });
+        }
+        if let Some(unfit) = unfit_as_leg(leg, parts) {
+            return refused(unfit);
         }
     }
     Ok(())
 }
 
-/// Why the store at the bottom of a leg is none for a mirror.
-fn unfit(bottom: &StoreSpec, parts: &Parts<'_>) -> Option<String> {
-    if let Some(remote) = bottom.kind.remote() {
-        let iohost = parts.iohost(&remote.iohost)?;
-        return iohost.fail_after.is_none().then(|| waits_for_iohost(&iohost.name));
+impl Below for Parts<'_> {
+    fn store(&self, name: &str) -> Option<&StoreKind> {
+        Parts::store(self, name).map(|store| &store.kind)
     }
-    bottom.kind.unfit_as_leg().map(str::to_owned)
+
+    fn store_of_controller(&self, controller: &str) -> Option<&str> {
+        self.controller(controller).map(|controller| &*controller.store)
+    }
+
+    fn waits_for(&self, iohost: &str) -> bool {
+        self.iohost(iohost).is_some_and(|iohost| iohost.fail_after.is_none())
+    }
+}
+
+/// The device of an IOhost that a store is or lies on, also below controllers.
+pub(crate) fn device_below<'a>(leg: &str, parts: &Parts<'a>) -> Option<&'a StoreSpec> {
+    let mut bottom = parts.bottom(leg)?;
+    // Each step reaches a new store, unless the parts form a cycle.
+    for _ in 0..=parts.spec().stores.len() {
+        if bottom.kind.remote().is_some() {
+            return Some(bottom);
+        }
+        let controller = parts.controller(bottom.kind.controller()?)?;
+        bottom = parts.bottom(&controller.store)?;
+    }
+    None
 }
 
 /// The other user of a store below a mirror, if there is one.

@@ -76,9 +76,8 @@ impl MirrorSpec {
 const READ_ONLY: &str = "is read-only; a leg is written, so leave out `read_only`";
 
 impl StoreKind {
-    /// Why a store with this bottom is no leg of a mirror; `None` if it may be one.
-    #[must_use]
-    pub fn unfit_as_leg(&self) -> Option<&'static str> {
+    /// Why a store of this type is no leg of a mirror, and nothing below one; `None` if it may be.
+    fn unfit_as_leg(&self) -> Option<&'static str> {
         match self {
             Self::Null { .. } | Self::Ram { .. } => Some(
                 "loses its bytes when the daemon ends; choose a file, a volume or a remote device",
@@ -102,9 +101,54 @@ pub fn unfit_number_of_legs(count: usize) -> Option<String> {
     (!is_good).then(|| format!("a mirror has 1 to {MAX_LEGS} legs, not {count}"))
 }
 
-/// Why a device of an IOhost whose requests wait for it is no leg.
+/// The parts that a leg of a mirror can lie on, by their names.
+pub trait Below {
+    /// The type of a store; `None` if there is none, which other checks report.
+    fn store(&self, name: &str) -> Option<&StoreKind>;
+
+    /// The store of a controller.
+    fn store_of_controller(&self, controller: &str) -> Option<&str>;
+
+    /// Whether requests wait for an IOhost for as long as it is away.
+    fn waits_for(&self, iohost: &str) -> bool;
+}
+
+/// Why a store is no leg of a mirror; `None` if it may be one. All that it lies on counts, also
+/// below controllers: a store that waits for long, or loses its bytes, does that to a volume, too.
 #[must_use]
-pub fn waits_for_iohost(iohost: &str) -> String {
+pub fn unfit_as_leg(leg: &str, parts: &dyn Below) -> Option<String> {
+    let mut name = leg;
+    let mut on = String::new();
+    // Each step reaches a new store, unless they form a cycle, which other checks report.
+    for _ in 0..DEEP_MAX {
+        let kind = parts.store(name)?;
+        let unfit = match kind {
+            StoreKind::Remote(remote) => {
+                parts.waits_for(&remote.iohost).then(|| waits_for_iohost(&remote.iohost))
+            }
+            kind => kind.unfit_as_leg().map(str::to_owned),
+        };
+        if let Some(unfit) = unfit {
+            return Some(format!("leg \"{leg}\" {on}{unfit}"));
+        }
+        name = match (kind.inner(), kind.controller()) {
+            (Some(inner), _) => inner,
+            (None, Some(controller)) => {
+                let below = parts.store_of_controller(controller)?;
+                on = format!("lies on store \"{below}\" of controller \"{controller}\", which ");
+                below
+            }
+            (None, None) => return None,
+        };
+    }
+    None
+}
+
+/// More stores below each other are an accident.
+const DEEP_MAX: usize = 64;
+
+/// Why a device of an IOhost whose requests wait for it is no leg.
+fn waits_for_iohost(iohost: &str) -> String {
     format!(
         "is a device of iohost \"{iohost}\", and the mirror would wait for it for as long as it is \
          away; set `on_disconnect = \"fail\"` there"

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use sidecore_assembly::spec::{
-    MirrorSpec, StoreKind, unfit_number_of_legs, used_twice, waits_for_iohost,
+    Below, MirrorSpec, StoreKind, unfit_as_leg, unfit_number_of_legs, used_twice,
 };
 
 use super::check::{by_name, chain, known, refers, store_of};
@@ -25,8 +25,8 @@ pub(super) fn below_mirrors(draft: &Draft) -> HashSet<&str> {
 
 /// Reports legs that are missing, that cannot be legs, or that something else uses.
 pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
-    let stores = by_name(&draft.stores);
-    let users = users(draft);
+    let parts = Parts { stores: by_name(&draft.stores), draft };
+    let (stores, users) = (&parts.stores, users(draft));
     let mut reported = HashSet::new();
     for (store, mirror) in mirrors(draft) {
         let (head, subject) = (&store.head, &store.head.subject);
@@ -43,19 +43,16 @@ pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
         let mut seen = HashSet::new();
         for (leg, place) in mirror.legs.iter().zip(head.places("legs").iter().cloned()) {
             known("store", (leg, place.clone()), stores.keys().copied(), subject, problems);
-            let below = chain(&stores, leg);
+            let below = chain(stores, leg);
             let twice = || {
                 let mut others =
                     below.iter().filter_map(|it| Some((it.head.name()?, other_user(it, &users)?)));
                 // The other mirror of a leg of two has nothing to add.
                 others.find(|(name, _)| reported.insert(*name)).map(|(_, why)| why)
             };
-            let unfit = match below.last() {
-                _ if !seen.insert(leg) => Some(format!("leg \"{leg}\" is listed twice")),
-                None => None,
-                Some(bottom) => unfit(bottom, draft)
-                    .map(|unfit| format!("leg \"{leg}\" {unfit}"))
-                    .or_else(twice),
+            let unfit = match seen.insert(leg) {
+                false => Some(format!("leg \"{leg}\" is listed twice")),
+                true => unfit_as_leg(leg, &parts).or_else(twice),
             };
             if let Some(unfit) = unfit {
                 problems.add(place, subject, unfit);
@@ -64,14 +61,28 @@ pub(super) fn check(draft: &Draft, problems: &mut Collector<'_>) {
     }
 }
 
-fn unfit(bottom: &Part<StoreDraft>, draft: &Draft) -> Option<String> {
-    let kind = bottom.spec.kind.as_ref()?;
-    if let Some(remote) = kind.remote() {
-        let mut iohosts = draft.iohosts.iter();
-        let iohost = iohosts.find(|iohost| iohost.head.name() == Some(&*remote.iohost))?;
-        return iohost.spec.fail_after.is_none().then(|| waits_for_iohost(&remote.iohost));
+/// The parts of a draft that a leg can lie on.
+struct Parts<'a> {
+    stores: HashMap<&'a str, &'a Part<StoreDraft>>,
+    draft: &'a Draft,
+}
+
+impl Below for Parts<'_> {
+    fn store(&self, name: &str) -> Option<&StoreKind> {
+        self.stores.get(name)?.spec.kind.as_ref()
     }
-    kind.unfit_as_leg().map(str::to_owned)
+
+    fn store_of_controller(&self, controller: &str) -> Option<&str> {
+        let mut controllers = self.draft.controllers.iter();
+        let found = controllers.find(|found| found.head.name() == Some(controller))?;
+        Some(&found.spec.store)
+    }
+
+    fn waits_for(&self, iohost: &str) -> bool {
+        let mut iohosts = self.draft.iohosts.iter();
+        let found = iohosts.find(|found| found.head.name() == Some(iohost));
+        found.is_some_and(|found| found.spec.fail_after.is_none())
+    }
 }
 
 /// The sections that use each store, or each volume, by its name.

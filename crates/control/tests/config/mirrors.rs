@@ -1,5 +1,9 @@
 //! Faults of mirrors.
 
+use sidecore_control::Depth;
+
+use crate::{GOOD, directory, parse};
+
 /// As [`FAULTS`](super::faults::FAULTS).
 pub const MIRRORS: &[(&str, &str, &str, &[&str])] = &[
     (
@@ -64,4 +68,47 @@ pub const MIRRORS: &[(&str, &str, &str, &[&str])] = &[
         "5:12",
         &["`copy_bps`"],
     ),
+    (
+        "a leg on a controller in memory",
+        "[[store]]\nname = \"m\"\ntype = \"ram\"\nsize = \"1MiB\"\n\
+         [[controller]]\nname = \"pool\"\nstore = \"m\"\nformat = \"blank\"\n\
+         [[store]]\nname = \"part\"\ntype = \"volume\"\ncontroller = \"pool\"\nvolume = \"v\"\n\
+         size = \"64KiB\"\n\
+         [[store]]\nname = \"x\"\ntype = \"mirror\"\nlegs = [\"part\"]\n",
+        "18:9",
+        &["leg \"part\" lies on store \"m\" of controller \"pool\", which loses its bytes"],
+    ),
+    (
+        "a leg on a controller on another mirror",
+        "[[store]]\nname = \"below\"\ntype = \"mirror\"\nlegs = [\"disk\"]\n\
+         [[controller]]\nname = \"pool\"\nstore = \"below\"\n\
+         [[store]]\nname = \"part\"\ntype = \"volume\"\ncontroller = \"pool\"\nvolume = \"v\"\n\
+         [[store]]\nname = \"x\"\ntype = \"mirror\"\nlegs = [\"part\"]\n",
+        "16:9",
+        &["leg \"part\" lies on store \"below\" of controller \"pool\", which is a mirror itself"],
+    ),
 ];
+
+/// A controller on a device of an IOhost is refused already, and then the mirror of its volume says
+/// what would happen to it.
+#[test]
+fn a_leg_on_a_controller_whose_store_waits_for_an_iohost_is_refused() {
+    let added = "[[link]]\nname = \"wire\"\ntype = \"memory\"\nsocket = \"wire.sock\"\n\
+                 [[store]]\nname = \"far\"\ntype = \"remote\"\niohost = \"io1\"\n\
+                 [[controller]]\nname = \"pool\"\nstore = \"far\"\n\
+                 [[store]]\nname = \"part\"\ntype = \"volume\"\ncontroller = \"pool\"\n\
+                 volume = \"v\"\n\
+                 [[store]]\nname = \"x\"\ntype = \"mirror\"\nlegs = [\"part\"]\n\
+                 [[iohost]]\nname = \"io1\"\nlink = \"wire\"\nclient = \"vmhost\"\n";
+    let directory = directory();
+    let problems = |fate: &str| {
+        let text = format!("{GOOD}{added}on_disconnect = \"{fate}\"\n");
+        parse(directory.path(), &text, Depth::Machine).unwrap_err().to_string()
+    };
+    let leg = "leg \"part\" lies on store \"far\" of controller \"pool\", which is a device of \
+               iohost \"io1\", and the mirror would wait for it for as long as it is away; set \
+               `on_disconnect = \"fail\"` there";
+    let (stalls, fails) = (problems("stall"), problems("fail"));
+    assert!(stalls.contains(leg), "{stalls}");
+    assert!(!fails.contains("leg \"part\""), "{fails}");
+}

@@ -37,6 +37,25 @@ fn a_mirror_opens_without_a_leg_that_was_refused() {
     assert_eq!(step(&mut state, &spec), ["OpenStore both"]);
 }
 
+/// The mirror of a volume, on a controller of a stage in front of this store.
+fn on_controller(spec: &mut Spec, bottom: &str) {
+    spec.stores.pop();
+    spec.stores.push(store("before", shared(bottom)));
+    spec.controllers.push(ControllerSpec::new("pool", "before"));
+    spec.stores.push(store("part", StoreKind::Volume(VolumeSpec::new("pool", "v"))));
+    spec.stores.push(store("both", StoreKind::Mirror(MirrorSpec::new(["part"]))));
+}
+
+#[test]
+fn the_iohost_below_the_controller_of_a_leg_is_known() {
+    let mut spec = mirrored();
+    on_controller(&mut spec, "far");
+    assert!(dry_run(&spec).is_ok());
+    let parts = Parts::of(&spec);
+    let below = |leg: &str| device_below(leg, &parts).map(|device| device.name.clone());
+    assert_eq!([below("part"), below("disk")], [Some("far".to_owned()), None]);
+}
+
 #[test]
 fn legs_that_cannot_be_legs_are_refused() {
     let said = |change: &dyn Fn(&mut Spec)| {
@@ -49,7 +68,7 @@ fn legs_that_cannot_be_legs_are_refused() {
         move |spec: &mut Spec| spec.stores.last_mut().unwrap().kind = kind.clone()
     };
     type Change<'a> = &'a dyn Fn(&mut Spec);
-    let wrong: [(Change<'_>, &str); 11] = [
+    let wrong: [(Change<'_>, &str); 13] = [
         (&with(legs(&[])), "store \"both\": a mirror has 1 to 8 legs, not 0"),
         (&with(legs(&["disk", "x"])), "store \"both\" names store \"x\""),
         (&with(legs(&["disk", "disk"])), "leg \"disk\" is listed twice"),
@@ -82,6 +101,18 @@ fn legs_that_cannot_be_legs_are_refused() {
                 spec.stores.iter_mut().find(|it| it.name == "disk").unwrap().kind = shared("in");
             },
             "leg \"disk\" is a mirror itself",
+        ),
+        (
+            &|spec| {
+                on_controller(spec, "far");
+                spec.iohosts[0].fail_after = None;
+            },
+            "leg \"part\" lies on store \"before\" of controller \"pool\", which is a device of \
+             iohost \"upstream\"",
+        ),
+        (
+            &|spec| on_controller(spec, "mem"),
+            "leg \"part\" lies on store \"before\" of controller \"pool\", which loses its bytes",
         ),
     ];
     for (change, wanted) in wrong {
