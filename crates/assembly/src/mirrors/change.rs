@@ -135,14 +135,20 @@ impl MirrorInUse {
         }
     }
 
-    /// The number of a leg that is named by its store or by its number.
+    /// The number of a leg that is named by its store or by its number. The name of a store is never
+    /// a number of another one's leg, also if the store is none now.
     fn leg(&self, name: &str, mirror: &Mirror) -> Result<usize, OperationError> {
         let number = self.number_of(name, &self.state(), mirror);
         let members = mirror.status().members;
-        let named = || name.parse().ok().filter(|leg| members.has(*leg));
+        let is_store = self.spec.legs.iter().any(|leg| leg == name);
+        let named = || name.parse().ok().filter(|leg| !is_store && members.has(*leg));
         let unknown = || {
-            let message =
+            let mut message =
                 format!("\"{name}\" is no leg of mirror \"{}\"; `sidecore mirror list`", self.name);
+            if is_store && name.parse::<usize>().is_ok() {
+                message +=
+                    ". A store has this name, so no number of a leg is meant; rename the store";
+            }
             OperationError::new(ErrorKind::NotFound, message)
         };
         number.or_else(named).ok_or_else(unknown)

@@ -11,8 +11,19 @@ use super::{MirrorInUse, RETRY, State, about, may_pass};
 /// The time between two looks at IOhosts.
 const LOOK: Duration = Duration::from_millis(500);
 /// The time after which a device of an IOhost that has failed is tried again, though its IOhost was
-/// not seen to be away: it may have been, between two looks.
+/// not seen to be away: it may have been, between two looks. Each further time is twice as long, as
+/// each copies all that was missed: a disk that fails now and then is not copied to again and again.
 const UNSEEN: Duration = Duration::from_secs(30);
+/// The longest of these times.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// The failures of a leg since it was in sync.
+struct Failing {
+    /// `None` while it is copied to.
+    since: Option<Instant>,
+    /// The time until it is tried again.
+    pause: Duration,
+}
 
 impl MirrorInUse {
     /// Attaches stores that come late, and devices of IOhosts that were away and have failed
@@ -21,7 +32,7 @@ impl MirrorInUse {
     pub(super) fn follow(self: Arc<Self>) {
         // This thread may have missed why they have failed, until it has seen them in sync.
         let mut was_away: BTreeSet<String> = self.devices.keys().cloned().collect();
-        let (mut late, mut failed_at) = (BTreeSet::new(), BTreeMap::new());
+        let (mut late, mut failing) = (BTreeSet::new(), BTreeMap::new());
         let mut next_try = Instant::now();
         loop {
             let is_idle = |state: &mut State| !state.is_closed && state.to_attach.is_empty();
@@ -33,7 +44,7 @@ impl MirrorInUse {
             let mut legs: BTreeSet<String> = state.to_attach.drain(..).collect();
             let Some(mirror) = state.mirror.clone() else { return };
             drop(state);
-            let failed = self.came_back(&mut was_away, &mut failed_at, &mirror);
+            let failed = self.came_back(&mut was_away, &mut failing, &mirror);
             if next_try <= Instant::now() {
                 next_try = Instant::now() + RETRY;
                 legs.append(&mut late);
@@ -42,6 +53,9 @@ impl MirrorInUse {
             for leg in legs {
                 if !self.attach_leg(&leg, &mirror) {
                     late.insert(leg);
+                } else if self.uses(&leg, &mirror) {
+                    // It was away, and is not any more: if it fails now, that is another reason.
+                    was_away.remove(&leg);
                 }
             }
         }
@@ -51,25 +65,32 @@ impl MirrorInUse {
     fn came_back(
         &self,
         was_away: &mut BTreeSet<String>,
-        failed_at: &mut BTreeMap<String, Instant>,
+        failing: &mut BTreeMap<String, Failing>,
         mirror: &Mirror,
     ) -> Vec<String> {
         let mut came_back = Vec::new();
         for leg in self.devices.keys() {
             let state = self.leg_state(leg, mirror);
             let has_failed = state == Some(LegState::Failed);
-            if !has_failed {
-                failed_at.remove(leg);
+            if let Some(failing) = failing.get_mut(leg).filter(|_| !has_failed) {
+                failing.since = None;
             }
             if !self.is_there(leg) {
                 was_away.insert(leg.clone());
             } else if has_failed {
-                let since = *failed_at.entry(leg.clone()).or_insert_with(Instant::now);
-                if was_away.contains(leg) || since.elapsed() > UNSEEN {
+                let new = || Failing { since: None, pause: UNSEEN };
+                let failing = failing.entry(leg.clone()).or_insert_with(new);
+                let since = *failing.since.get_or_insert_with(Instant::now);
+                if was_away.contains(leg) {
+                    came_back.push(leg.clone());
+                } else if since.elapsed() > failing.pause {
+                    failing.since = None;
+                    failing.pause = failing.pause.saturating_mul(2).min(LONGEST);
                     came_back.push(leg.clone());
                 }
             } else if state == Some(LegState::InSync) {
                 was_away.remove(leg);
+                failing.remove(leg);
             }
         }
         came_back
