@@ -1,8 +1,11 @@
 //! The mirrors in use: opened with the legs that are there, and followed until they are closed.
 
 mod change;
+mod comeback;
 mod follow;
 mod report;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -4,26 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use sidecore_mirror::{LegError, LegState, Mirror, MirrorError};
+use sidecore_mirror::{LegError, Mirror, MirrorError};
 
+use super::comeback::Comeback;
 use super::{MirrorInUse, RETRY, State, about, may_pass};
 
 /// The time between two looks at IOhosts.
 const LOOK: Duration = Duration::from_millis(500);
-/// The time after which a device of an IOhost that has failed is tried again, though its IOhost was
-/// not seen to be away: it may have been, between two looks. Each further time is twice as long, as
-/// each copies all that was missed: a disk that fails now and then is not copied to again and again.
-const UNSEEN: Duration = Duration::from_secs(30);
-/// The longest of these times.
-const LONGEST: Duration = Duration::from_secs(3600);
-
-/// The failures of a leg since it was in sync.
-struct Failing {
-    /// `None` while it is copied to.
-    since: Option<Instant>,
-    /// The time until it is tried again.
-    pause: Duration,
-}
 
 impl MirrorInUse {
     /// Attaches stores that come late, and devices of IOhosts that were away and have failed
@@ -31,8 +18,9 @@ impl MirrorInUse {
     /// attached by command only: a disk that fails now and then would be copied to each time.
     pub(super) fn follow(self: Arc<Self>) {
         // This thread may have missed why they have failed, until it has seen them in sync.
-        let mut was_away: BTreeSet<String> = self.devices.keys().cloned().collect();
-        let (mut late, mut failing) = (BTreeSet::new(), BTreeMap::new());
+        let unseen = |leg: &String| (leg.clone(), Comeback::of_unseen());
+        let mut comebacks: BTreeMap<String, Comeback> = self.devices.keys().map(unseen).collect();
+        let mut late = BTreeSet::new();
         let mut next_try = Instant::now();
         loop {
             let is_idle = |state: &mut State| !state.is_closed && state.to_attach.is_empty();
@@ -44,7 +32,7 @@ impl MirrorInUse {
             let mut legs: BTreeSet<String> = state.to_attach.drain(..).collect();
             let Some(mirror) = state.mirror.clone() else { return };
             drop(state);
-            let failed = self.came_back(&mut was_away, &mut failing, &mirror);
+            let failed = self.came_back(&mut comebacks, &mirror);
             if next_try <= Instant::now() {
                 next_try = Instant::now() + RETRY;
                 legs.append(&mut late);
@@ -53,44 +41,25 @@ impl MirrorInUse {
             for leg in legs {
                 if !self.attach_leg(&leg, &mirror) {
                     late.insert(leg);
-                } else if self.uses(&leg, &mirror) {
-                    // It was away, and is not any more: if it fails now, that is another reason.
-                    was_away.remove(&leg);
+                } else if let Some(comeback) = comebacks.get_mut(&leg) {
+                    comeback.was_tried();
                 }
             }
         }
     }
 
-    /// The legs whose IOhosts were away since they failed, and are there again.
+    /// The legs that have failed and are to be attached.
     fn came_back(
         &self,
-        was_away: &mut BTreeSet<String>,
-        failing: &mut BTreeMap<String, Failing>,
+        comebacks: &mut BTreeMap<String, Comeback>,
         mirror: &Mirror,
     ) -> Vec<String> {
+        let now = Instant::now();
         let mut came_back = Vec::new();
-        for leg in self.devices.keys() {
+        for (leg, comeback) in comebacks {
             let state = self.leg_state(leg, mirror);
-            let has_failed = state == Some(LegState::Failed);
-            if let Some(failing) = failing.get_mut(leg).filter(|_| !has_failed) {
-                failing.since = None;
-            }
-            if !self.is_there(leg) {
-                was_away.insert(leg.clone());
-            } else if has_failed {
-                let new = || Failing { since: None, pause: UNSEEN };
-                let failing = failing.entry(leg.clone()).or_insert_with(new);
-                let since = *failing.since.get_or_insert_with(Instant::now);
-                if was_away.contains(leg) {
-                    came_back.push(leg.clone());
-                } else if since.elapsed() > failing.pause {
-                    failing.since = None;
-                    failing.pause = failing.pause.saturating_mul(2).min(LONGEST);
-                    came_back.push(leg.clone());
-                }
-            } else if state == Some(LegState::InSync) {
-                was_away.remove(leg);
-                failing.remove(leg);
+            if comeback.look(state.as_ref(), self.is_there(leg), now) {
+                came_back.push(leg.clone());
             }
         }
         came_back

@@ -1,0 +1,107 @@
+//! When a device of an IOhost that has failed as a leg is attached again.
+
+use std::time::{Duration, Instant};
+
+use sidecore_mirror::LegState;
+
+/// The time after which a device of an IOhost that has failed is tried again, though its IOhost was
+/// not seen to be away: it may have been, between two looks. Each further time is twice as long, as
+/// each copies all that was missed: a disk that fails now and then is not copied to again and again.
+const UNSEEN: Duration = Duration::from_secs(30);
+/// The longest of these times.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// A leg's failures since it was in sync.
+#[derive(Debug)]
+pub(super) struct Comeback {
+    /// Its IOhost was away since it was attached. Then nothing is wrong with the disk.
+    was_away: bool,
+    /// `None` while it is used.
+    failed_at: Option<Instant>,
+    /// The time until it is tried again.
+    pause: Duration,
+}
+
+impl Comeback {
+    /// A leg whose failures were not seen: its IOhost may have been away.
+    pub(super) const fn of_unseen() -> Self {
+        Self { was_away: true, ..Self::of_synced() }
+    }
+
+    const fn of_synced() -> Self {
+        Self { was_away: false, failed_at: None, pause: UNSEEN }
+    }
+
+    /// Notes the state of the leg, and of its IOhost. True if the leg is to be attached.
+    pub(super) fn look(&mut self, state: Option<&LegState>, is_there: bool, now: Instant) -> bool {
+        if state != Some(&LegState::Failed) {
+            self.failed_at = None;
+        }
+        if !is_there {
+            self.was_away = true;
+            return false;
+        }
+        match state {
+            Some(LegState::InSync) => *self = Self::of_synced(),
+            Some(LegState::Failed) => {
+                let failed_at = *self.failed_at.get_or_insert(now);
+                return self.was_away || now.duration_since(failed_at) > self.pause;
+            }
+            _ => {}
+        }
+        false
+    }
+
+    /// Notes that the leg was attached, or refused for good. If it fails again before it is in
+    /// sync, its disk is the reason, unless its IOhost is seen to be away.
+    pub(super) fn was_tried(&mut self) {
+        if self.failed_at.is_some() && !self.was_away {
+            self.pause = self.pause.saturating_mul(2).min(LONGEST);
+        }
+        (self.was_away, self.failed_at) = (false, None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// A leg that is copied to and fails again, `times` times. Returns the seconds until each try.
+    fn pauses(leg: &mut Comeback, now: &mut Instant, times: usize) -> Vec<u64> {
+        let mut pauses = Vec::new();
+        while pauses.len() < times {
+            assert!(!leg.look(Some(&LegState::Copying), true, *now));
+            let begin = *now;
+            while !leg.look(Some(&LegState::Failed), true, *now) {
+                *now += SECOND;
+            }
+            // A leg that is not tried at once stays due, and has not used a try up.
+            assert!(leg.look(Some(&LegState::Failed), true, *now));
+            pauses.push((*now - begin).as_secs());
+            leg.was_tried();
+        }
+        pauses
+    }
+
+    #[test]
+    fn a_device_that_fails_when_it_is_copied_to_is_tried_less_and_less_often() {
+        let (mut leg, mut now) = (Comeback::of_synced(), Instant::now());
+        let found = pauses(&mut leg, &mut now, 9);
+        assert_eq!(found, [31, 61, 121, 241, 481, 961, 1921, 3601, 3601]);
+        assert!(!leg.look(Some(&LegState::InSync), true, now));
+        assert_eq!(pauses(&mut leg, &mut now, 2), [31, 61], "it was in sync");
+    }
+
+    #[test]
+    fn a_device_whose_iohost_was_away_is_tried_at_once_and_only_once() {
+        let (mut leg, mut now) = (Comeback::of_unseen(), Instant::now());
+        assert_eq!(pauses(&mut leg, &mut now, 3), [0, 31, 61]);
+        assert!(!leg.look(Some(&LegState::Failed), false, now), "it is away");
+        assert_eq!(pauses(&mut leg, &mut now, 2), [0, 121], "the disk is no better for that");
+        // Its IOhost was away while the leg was copied to.
+        assert!(!leg.look(Some(&LegState::Copying), false, now));
+        assert_eq!(pauses(&mut leg, &mut now, 2), [0, 241]);
+    }
+}
