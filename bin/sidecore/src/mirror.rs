@@ -87,6 +87,10 @@ enum Command {
     Permit {
         /// The mirror.
         mirror: String,
+        /// The numbers of all legs that are missing, separated by commas. If others are missing
+        /// now, the permission is refused.
+        #[arg(long, value_name = "LEGS", required = true, value_delimiter = ',')]
+        without: Vec<usize>,
     },
 }
 
@@ -121,7 +125,7 @@ pub(crate) fn run(socket: &Path, arguments: Arguments) -> Result<()> {
             let repair = RepairOfLeg { from, to, offset_bytes: offset, len_bytes: length };
             client()?.repair_leg(&mirror, &repair)?;
         }
-        Command::Permit { mirror } => client()?.permit_mirror(&mirror)?,
+        Command::Permit { mirror, without } => client()?.permit_mirror(&mirror, &without)?,
     }
     Ok(())
 }
@@ -175,6 +179,7 @@ fn text(mirrors: &[MirrorReport]) -> String {
         if let Some(reason) = &mirror.reason {
             notes.push_str(&format!("mirror \"{}\": {reason}\n", mirror.name));
         }
+        notes.push_str(&question(mirror));
         for leg in &mirror.legs {
             legs.row([
                 mirror.name.clone(),
@@ -192,6 +197,16 @@ fn text(mirrors: &[MirrorReport]) -> String {
     }
     let gap = if notes.is_empty() { "" } else { "\n" };
     format!("{}\n{}{gap}{notes}", table.render(), legs.render())
+}
+
+/// The command that has a mirror go on without the legs that are missing, if it asks for that.
+fn question(mirror: &MirrorReport) -> String {
+    if mirror.asks_without.is_empty() {
+        return String::new();
+    }
+    let legs: Vec<String> = mirror.asks_without.iter().map(ToString::to_string).collect();
+    let (name, legs) = (&mirror.name, legs.join(","));
+    format!("if these are not in use elsewhere: sidecore mirror permit {name} --without {legs}\n")
 }
 
 /// The line below the tables about a leg that is not as it should be.
@@ -246,5 +261,14 @@ mod tests {
              leg \"c\" of mirror \"m\" is failed: errno 5\n"
         );
         assert_eq!(text(&[]), "no mirror is in use\n");
+        let waiting = MirrorReport {
+            name: "m".to_owned(),
+            reason: Some("legs 1 and 3 missing".to_owned()),
+            asks_without: vec![1, 3],
+            ..MirrorReport::default()
+        };
+        let end = "mirror \"m\": legs 1 and 3 missing\n\
+                   if these are not in use elsewhere: sidecore mirror permit m --without 1,3\n";
+        assert!(text(&[waiting]).ends_with(end));
     }
 }

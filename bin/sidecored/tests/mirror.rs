@@ -8,11 +8,13 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use serde_json::json;
 use sidecore_control::offline::{MirrorOptions, NewMirror, create_mirror};
 use sidecore_control::report::{LegWord, MirrorReport, MirrorState};
-use sidecore_control::{Config, Depth, RepairOfLeg};
+use sidecore_control::{ClientError, Config, Depth, RemoteKind, RepairOfLeg};
 use sidecore_driver::{BlkClient, BlkQueue, Slot, Status};
 use sidecore_kit::guest::{complete, connect};
+use sidecore_kit::process::Process;
 use sidecore_kit::wait;
 use tempfile::TempDir;
 
@@ -274,7 +276,7 @@ fn a_leg_whose_iohost_is_killed_comes_back_on_its_own() {
     let queue = client.queue(0).unwrap();
     let slot = queue.take_slot().unwrap();
     write_all(queue, slot, 1);
-    let error = control.permit_mirror("m").unwrap_err().to_string();
+    let error = control.permit_mirror("m", &[1]).unwrap_err().to_string();
     assert!(error.contains("waits for no permission"), "{error}");
 
     far.child.signal(Signal::KILL).unwrap();
@@ -284,7 +286,12 @@ fn a_leg_whose_iohost_is_killed_comes_back_on_its_own() {
     let waiting = until(&daemon, |mirror| mirror.state == MirrorState::Waiting);
     let reason = waiting.reason.unwrap();
     assert!(reason.contains("no permission to go on alone"), "{reason}");
-    control.permit_mirror("m").unwrap();
+    assert_eq!(waiting.asks_without, [1]);
+    for others in [&[0][..], &[0, 1], &[]] {
+        let error = control.permit_mirror("m", others).unwrap_err().to_string();
+        assert!(error.contains("asks to go on without leg 1, not without"), "{error}");
+    }
+    control.permit_mirror("m", &[1]).unwrap();
     assert_eq!(complete(queue).status, Status::Ok);
     write_all(queue, slot, 2);
     assert_eq!(report(&daemon).state, MirrorState::Running);
@@ -325,6 +332,46 @@ fn a_leg_whose_iohost_is_away_does_not_keep_the_daemon_from_ending() {
     let (status, complaint) = daemon.wait();
     assert_eq!(status.code(), Some(GAVE_UP), "{complaint}");
     assert!(complaint.contains("the IOhost of leg \"far\" is away"), "{complaint}");
+}
+
+#[test]
+fn a_leg_that_waits_for_its_iohost_also_below_a_controller_is_refused() {
+    let files = files(&["near"]);
+    let below = "[[controller]]\nname = \"pool\"\nstore = \"far\"\n[[store]]\nname = \"part\"\n\
+                 type = \"volume\"\ncontroller = \"pool\"\nvolume = \"v\"\n";
+    for (leg, below, wanted) in [
+        ("far", "", "leg \"far\" is a device of iohost \"io1\""),
+        (
+            "part",
+            below,
+            "leg \"part\" lies on store \"far\" of controller \"pool\", which is a device",
+        ),
+    ] {
+        let fate = "on_disconnect = \"stall\"\n";
+        let config = vmhost_with(files.path(), fate, &["near", leg], "") + below;
+        let directory = tempfile::tempdir().unwrap();
+        // A daemon that starts after all has to end.
+        let mut daemon = Process::from(common::spawn(directory.path(), &config, &[]));
+        let status = daemon.wait_for_end(SOON).unwrap().expect("the daemon does not end");
+        let complaint = daemon.complaint().unwrap();
+        assert!(!status.success() && complaint.contains(wanted), "{complaint}");
+        assert!(complaint.contains("set `on_disconnect = \"fail\"` there"), "{complaint}");
+        assert!(!directory.path().join("control.sock").exists());
+    }
+    // Nor does the IOhost of a leg become one that is waited for.
+    let near = vmhost(files.path(), "on_disconnect = \"fail\"\n");
+    make(&near, 13, &["near"]);
+    let daemon = start(&near);
+    let refused = |result: Result<(), ClientError>, why: &str| {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    };
+    let iohost = json!({
+        "name": "io1", "link": "wire", "client": "vmhost", "on_disconnect": "stall",
+    });
+    refused(daemon.client().remove_part(RemoteKind::Iohost, "io1"), "store \"far\"");
+    refused(daemon.client().add_part(RemoteKind::Iohost, &iohost), "io1");
+    end(daemon);
 }
 
 #[test]
@@ -424,7 +471,7 @@ fn a_dead_leg_of_two_is_replaced_with_one_permission() {
     until(&daemon, |mirror| mirror.state == MirrorState::Waiting);
     let error = control.remove_leg("m", "bad").unwrap_err().to_string();
     assert!(error.contains("the mirror waits"), "{error}");
-    control.permit_mirror("m").unwrap();
+    control.permit_mirror("m", &[1]).unwrap();
     assert_eq!(complete(queue).status, Status::Ok);
     control.remove_leg("m", "bad").unwrap();
     control.add_leg("m", "c").unwrap();
@@ -481,7 +528,7 @@ fn a_leg_that_comes_late_joins() {
     let daemon = start(&near);
     // Longer than a mirror waits for those that are late.
     until(&daemon, |mirror| mirror.state == MirrorState::Waiting);
-    daemon.client().permit_mirror("m").unwrap();
+    daemon.client().permit_mirror("m", &[1]).unwrap();
     let mut client = guest(&daemon);
     let queue = client.queue(0).unwrap();
     let slot = queue.take_slot().unwrap();

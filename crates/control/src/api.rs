@@ -49,7 +49,7 @@ use answer::{Refusal, body, off_thread};
 use connections::Limits;
 
 pub use dedup::Dedup;
-pub use mirrors::{Mirrors, NewLeg, RepairOfLeg};
+pub use mirrors::{Mirrors, NewLeg, Permission, RepairOfLeg};
 pub use new_device::NewDevice;
 pub use ports::{LimitsOfPort, PortFaults, PortRules};
 pub use remote::{Invitation, NewClient, NewIohost, NewLink, NewServe, ToLink};

@@ -42,9 +42,9 @@ mod source;
 pub use api::{
     Api, BindError, CaptureQuery, Controllers, CreateVolume, Dedup, Devices, ExtentsQuery,
     Invitation, LimitsOfPort, MetricsQuery, Mirrors, Named, NewClient, NewDevice, NewIohost,
-    NewLeg, NewLink, NewSchedule, NewSchedules, NewServe, NewStage, Place, PortFaults, PortRules,
-    Prune, Quota, RepairOfLeg, Resize, Schedules, Share, Sidecores, Socket, ToLink, TraceQuery,
-    Volumes,
+    NewLeg, NewLink, NewSchedule, NewSchedules, NewServe, NewStage, Permission, Place, PortFaults,
+    PortRules, Prune, Quota, RepairOfLeg, Resize, Schedules, Share, Sidecores, Socket, ToLink,
+    TraceQuery, Volumes,
 };
 pub use client::{Client, ClientError};
 pub use config::{Config, Depth, Problem, Problems};

@@ -76,11 +76,11 @@ pub trait Source: Send + Sync + 'static {
         range: (u64, Option<u64>),
     ) -> Result<(), OperationError>;
 
-    /// Lets half of a mirror's legs go on without the others, once.
+    /// Lets half of a mirror's legs go on without the others, once. Their numbers are `without`.
     ///
     /// # Errors
-    /// The mirror asks no operator, or waits for no permission.
-    fn permit_mirror(&self, mirror: &str) -> Result<(), OperationError>;
+    /// The mirror asks no operator, waits for no permission, or lacks other legs than these.
+    fn permit_mirror(&self, mirror: &str, without: &[usize]) -> Result<(), OperationError>;
 
     /// Returns the switches with the counters of their ports; with `asks` also what only their
     /// sidecores know, which waits for them.
@@ -277,8 +277,8 @@ impl Source for Assembly {
         Self::repair_leg(self, mirror, legs, range)
     }
 
-    fn permit_mirror(&self, mirror: &str) -> Result<(), OperationError> {
-        Self::permit_mirror(self, mirror)
+    fn permit_mirror(&self, mirror: &str, without: &[usize]) -> Result<(), OperationError> {
+        Self::permit_mirror(self, mirror, without)
     }
 
     fn switches(&self, asks: bool) -> Vec<SwitchReport> {

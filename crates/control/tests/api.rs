@@ -116,17 +116,17 @@ impl Source for StandIn {
 
     fn add_leg(&self, mirror: &str, store: &str) -> Result<usize, OperationError> {
         assert_eq!(store, "b");
-        self.permit_mirror(mirror).map(|()| 1)
+        self.permit_mirror(mirror, &[1, 3]).map(|()| 1)
     }
 
     fn remove_leg(&self, mirror: &str, leg: &str) -> Result<(), OperationError> {
         assert_eq!(leg, "1");
-        self.permit_mirror(mirror)
+        self.permit_mirror(mirror, &[1, 3])
     }
 
     fn attach_leg(&self, mirror: &str, store: &str) -> Result<(), OperationError> {
         assert_eq!(store, "b");
-        self.permit_mirror(mirror)
+        self.permit_mirror(mirror, &[1, 3])
     }
 
     fn repair_leg(
@@ -136,10 +136,11 @@ impl Source for StandIn {
         range: (u64, Option<u64>),
     ) -> Result<(), OperationError> {
         assert_eq!((legs, range), (("0", "b"), (4096, None)));
-        self.permit_mirror(mirror)
+        self.permit_mirror(mirror, &[1, 3])
     }
 
-    fn permit_mirror(&self, mirror: &str) -> Result<(), OperationError> {
+    fn permit_mirror(&self, mirror: &str, without: &[usize]) -> Result<(), OperationError> {
+        assert_eq!(without, [1, 3]);
         if mirror == "m" { Ok(()) } else { self.revoke(mirror) }
     }
 
@@ -341,8 +342,8 @@ fn mirrors_are_shown_and_changed() {
         len_bytes: None,
     };
     client.repair_leg("m", &repair).unwrap();
-    client.permit_mirror("m").unwrap();
-    assert!(client.permit_mirror("x").is_err());
+    client.permit_mirror("m", &[1, 3]).unwrap();
+    assert!(client.permit_mirror("x", &[1, 3]).is_err());
 }
 
 #[test]

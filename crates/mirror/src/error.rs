@@ -217,6 +217,17 @@ pub enum MirrorError {
     /// There is nothing to permit. In advance, the next failure would use the permission up.
     #[error("the mirror waits for no permission")]
     NotWaiting,
+    /// A permission is for other legs than those that are missing.
+    #[error(
+        "the mirror asks to go on without {missing}, not without {named}; make sure that these \
+         are not in use elsewhere, and name them"
+    )]
+    Without {
+        /// The legs that are not there.
+        missing: LegSet,
+        /// Those that the operator knows of.
+        named: LegSet,
+    },
     /// A thread, memory or a descriptor is missing.
     #[error("{0}")]
     Io(#[from] io::Error),

@@ -7,6 +7,7 @@ use sidecore_block::{BlockDevice, BlockError};
 
 use crate::epoch::StoreId;
 use crate::error::MirrorError;
+use crate::legs::LegSet;
 
 /// See the module.
 pub(crate) enum Message {
@@ -31,8 +32,8 @@ pub(crate) enum Command {
     Remove(usize),
     /// This leg is read while it is in sync.
     Prefer(usize),
-    /// Half of the legs goes on without the others.
-    Permit,
+    /// Half of the legs goes on without these.
+    Permit(LegSet),
     /// Bytes of one leg are written to another.
     Repair { from: usize, to: usize, offset_bytes: u64, len_bytes: u64 },
     /// The last one: no queue is open any more.

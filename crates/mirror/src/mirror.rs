@@ -303,12 +303,14 @@ impl Mirror {
         self.shared.is_ending.store(true, Ordering::Release);
     }
 
-    /// Lets half of the legs go on without the others, if the mirror waits for this permission now.
+    /// Lets half of the legs go on without the others, which are `without`, if the mirror waits for
+    /// this permission now.
     ///
     /// # Errors
-    /// It asks no operator, does not wait for a permission, or waits for something else meanwhile.
-    pub fn permit(&self) -> Result<(), MirrorError> {
-        self.tell(Command::Permit)
+    /// It asks no operator, does not wait for a permission, or waits for something else meanwhile:
+    /// also if other legs are missing than the operator knew.
+    pub fn permit(&self, without: LegSet) -> Result<(), MirrorError> {
+        self.tell(Command::Permit(without))
     }
 
     /// Opens a mirror whose keeper the caller runs, on this thread.

@@ -115,7 +115,7 @@ fn a_store_that_is_refused_leaves_those_that_wait_as_they_are() {
     let error = waiting.attach(Arc::clone(&zero)).unwrap_err();
     assert!(error.to_string().contains("went on by itself"), "{error}");
     assert!(waiting.store(2).is_some() && waiting.store(3).is_some());
-    waiting.permit().unwrap();
+    waiting.permit(common::missing(&waiting)).unwrap();
     until_in_sync(&waiting, &[2, 3]);
 }
 
@@ -143,7 +143,7 @@ fn a_leg_that_was_removed_keeps_older_ones_from_going_on() {
     assert!(matches!(mirror.status().waits, Some(Waits::Permission { .. })));
     let error = mirror.attach(Arc::clone(&removed)).unwrap_err();
     assert!(error.to_string().contains("leg 0 was removed"), "{error}");
-    assert!(mirror.permit().is_err());
+    assert!(mirror.permit(missing).is_err());
     assert_eq!(mirror.status().waits, Some(Waits::Bytes { missing }));
     mirror.attach(new).unwrap();
     until_in_sync(&mirror, &[1, 2]);

@@ -8,13 +8,13 @@ use std::sync::atomic::Ordering;
 use sidecore_block::{Batch, BlockDevice, BlockError, Geometry, Operation, RamStore, Tag};
 use sidecore_block_contract::{Harness, pattern};
 use sidecore_mirror::{
-    CreateOptions, LegError, LegState, Mirror, MirrorError, OpenOptions, Operator, Sleep, Waits,
-    create,
+    CreateOptions, LegError, LegSet, LegState, Mirror, MirrorError, OpenOptions, Operator, Sleep,
+    Waits, create,
 };
 use sidecore_stage_fault::{Affected, Fault, FaultPlan, FaultRule, FaultStore, When};
 use sidecore_units::Nanos;
 
-use common::{Yes, breakable, creation, mirror, options, ram, until, until_in_sync, with};
+use common::{Yes, breakable, creation, mirror, missing, options, ram, until, until_in_sync, with};
 
 const SCRATCH: u64 = 0x1_0000_0000;
 
@@ -72,7 +72,7 @@ fn requests_wait_until_an_operator_has_permitted_to_go_on_alone() {
     let mirror = Arc::new(Mirror::open(&legs, with(Arc::new(Operator))).unwrap());
     let mut guest = guest(&mirror);
     guest.store(0, &pattern(1, 512));
-    assert!(matches!(mirror.permit(), Err(MirrorError::NotWaiting)), "in advance");
+    assert!(matches!(mirror.permit(missing(&mirror)), Err(MirrorError::NotWaiting)), "in advance");
     is_broken.store(true, Ordering::SeqCst);
     let write = guest.request(Operation::Write, 0, &[(SCRATCH, 512)]);
     guest.submit(&mut vec![write]);
@@ -88,8 +88,8 @@ fn requests_wait_until_an_operator_has_permitted_to_go_on_alone() {
     });
     assert!(matches!(status.waits, Some(Waits::Permission { .. })), "{status:?}");
     assert!(status.waits.unwrap().to_string().starts_with("leg 1 missing"));
-    mirror.permit().unwrap();
-    assert!(matches!(mirror.permit(), Err(MirrorError::NotWaiting)), "twice");
+    mirror.permit(missing(&mirror)).unwrap();
+    assert!(matches!(mirror.permit(missing(&mirror)), Err(MirrorError::NotWaiting)), "twice");
     until(&mirror, "going on", |_| has_ended(&mut guest));
     let mut request = completed.pop().unwrap();
     assert_eq!(request.result, Ok(()));
@@ -105,7 +105,7 @@ fn a_permission_is_for_the_legs_that_are_missing_then() {
     assert!(matches!(mirror.status().waits, Some(Waits::Permission { .. })));
     // The leg comes first.
     mirror.attach(Arc::clone(&second)).unwrap();
-    assert!(matches!(mirror.permit(), Err(MirrorError::NotWaiting)));
+    assert!(matches!(mirror.permit(missing(&mirror)), Err(MirrorError::NotWaiting)));
     until_in_sync(&mirror, &[0, 1]);
     let mut guest = guest(&mirror);
     let mut completed = Batch::new();
@@ -124,7 +124,7 @@ fn a_permission_is_for_the_legs_that_are_missing_then() {
             status.waits.is_some()
         });
         assert!(matches!(status.waits, Some(Waits::Permission { .. })), "{status:?}");
-        mirror.permit().unwrap();
+        mirror.permit(missing(&mirror)).unwrap();
         is_broken.store(false, Ordering::SeqCst);
         mirror.attach(Arc::clone(&second)).unwrap();
         let mut ended = None;
@@ -139,7 +139,26 @@ fn a_permission_is_for_the_legs_that_are_missing_then() {
     }
     drop((guest, mirror));
     let other = Mirror::open(&legs[..1], with(Arc::new(Yes))).unwrap();
-    assert!(matches!(other.permit(), Err(MirrorError::NoOperator)));
+    assert!(matches!(other.permit(missing(&other)), Err(MirrorError::NoOperator)));
+}
+
+#[test]
+fn a_permission_for_other_legs_than_those_that_are_missing_now_is_refused() {
+    let legs = [ram(), ram(), ram(), ram()];
+    create(&legs, &creation(), &mut Sleep::default()).unwrap();
+    let mirror = Arc::new(Mirror::open(&legs[..2], options()).unwrap());
+    let (known, now) = (missing(&mirror), LegSet::of(1).with(LegSet::of(3)));
+    drop(mirror);
+    // Meanwhile leg 2 has come, and leg 1 is away.
+    let mirror =
+        Arc::new(Mirror::open(&[Arc::clone(&legs[0]), Arc::clone(&legs[2])], options()).unwrap());
+    for named in [known, LegSet::EMPTY, LegSet::of(1), now.with(LegSet::of(2))] {
+        let error = mirror.permit(named).unwrap_err();
+        assert!(matches!(error, MirrorError::Without { missing, .. } if missing == now), "{error}");
+        assert!(missing(&mirror) == now, "it waits as before");
+    }
+    mirror.permit(now).unwrap();
+    assert_eq!(mirror.status().waits, None);
 }
 
 #[test]
@@ -149,7 +168,7 @@ fn a_dead_leg_of_two_is_replaced_with_one_permission() {
         create(&legs, &creation(), &mut Sleep::default()).unwrap();
         let mirror = Arc::new(Mirror::open(&legs[..1], options()).unwrap());
         assert!(matches!(mirror.remove(1), Err(MirrorError::Waits(_))));
-        mirror.permit().unwrap();
+        mirror.permit(missing(&mirror)).unwrap();
         let third = ram();
         let add = || mirror.add((2, 12), Arc::clone(&third)).unwrap();
         if adds_first {

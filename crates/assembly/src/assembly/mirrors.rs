@@ -48,11 +48,11 @@ impl Assembly {
         self.lists.mirrors.repair(mirror, legs, range)
     }
 
-    /// Lets half of a mirror's legs go on without the others, once.
+    /// Lets half of a mirror's legs go on without the others, once. Their numbers are `without`.
     ///
     /// # Errors
-    /// The mirror asks no operator, or waits for no permission.
-    pub fn permit_mirror(&self, mirror: &str) -> Result<(), OperationError> {
-        self.lists.mirrors.permit(mirror)
+    /// The mirror asks no operator, waits for no permission, or lacks other legs than these.
+    pub fn permit_mirror(&self, mirror: &str, without: &[usize]) -> Result<(), OperationError> {
+        self.lists.mirrors.permit(mirror, without)
     }
 }

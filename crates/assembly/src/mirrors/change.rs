@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use sidecore_block::BlockDevice;
-use sidecore_mirror::{MAX_LEGS, Mirror, MirrorError};
+use sidecore_mirror::{LegSet, MAX_LEGS, Mirror, MirrorError};
 
 use super::{MirrorInUse, Mirrors, about};
 use crate::operation::{ErrorKind, OperationError};
@@ -110,10 +110,11 @@ impl Mirrors {
         }
     }
 
-    /// Lets half of the legs go on without the others, once.
-    pub(crate) fn permit(&self, name: &str) -> Result<(), OperationError> {
+    /// Lets half of the legs go on without these, once.
+    pub(crate) fn permit(&self, name: &str, without: &[usize]) -> Result<(), OperationError> {
         let (_, mirror) = self.find(name)?;
-        mirror.permit().map_err(|error| refused(name, error))
+        let without = without.iter().copied().map(LegSet::of).fold(LegSet::EMPTY, LegSet::with);
+        mirror.permit(without).map_err(|error| refused(name, error))
     }
 }
 

@@ -1,6 +1,6 @@
 //! The reports of mirrors.
 
-use sidecore_mirror::{LegState, Mirror, Status};
+use sidecore_mirror::{LegState, Mirror, Status, Waits};
 
 use super::{MirrorInUse, Mirrors, State};
 use crate::report::{LegReport, LegWord, MirrorReport, MirrorState};
@@ -47,6 +47,11 @@ impl MirrorInUse {
             None => MirrorState::Running,
         };
         report.reason = status.waits.as_ref().map(ToString::to_string);
+        if let (true, Some(Waits::Permission { missing, .. })) =
+            (self.spec.asks_operator, &status.waits)
+        {
+            report.asks_without = missing.numbers().collect();
+        }
         (report.epoch, report.read) = (status.epoch, status.read);
         (report.capacity_bytes, report.region_bytes) = (layout.capacity_bytes, layout.region_bytes);
         report.dirty_regions = status.dirty_regions as u64;

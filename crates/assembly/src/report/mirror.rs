@@ -13,6 +13,9 @@ pub struct MirrorReport {
     /// Why its requests wait, or why it is not open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// The numbers of the legs that an operator may permit it to go on without, now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub asks_without: Vec<usize>,
     /// The number of times that its legs in sync were others.
     pub epoch: u64,
     /// The number of the leg that is read.

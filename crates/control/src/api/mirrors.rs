@@ -43,6 +43,15 @@ pub struct RepairOfLeg {
     pub len_bytes: Option<u64>,
 }
 
+/// A permission to go on without legs: `POST /v1/mirrors/{mirror}/permit`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Permission {
+    /// The numbers of the legs that are not in use elsewhere, and will not be: all that the mirror
+    /// names in `asks_without`, and no others.
+    pub without: Vec<usize>,
+}
+
 type Shared = State<Arc<dyn Source>>;
 
 pub(super) async fn list(State(source): Shared) -> Json<Mirrors> {
@@ -86,6 +95,9 @@ pub(super) async fn repair(
 pub(super) async fn permit(
     State(source): Shared,
     Path(mirror): Path<String>,
+    request: Request,
 ) -> Result<StatusCode, Refusal> {
-    off_thread(move || source.permit_mirror(&mirror)).await.map(|()| StatusCode::NO_CONTENT)
+    let Permission { without } = body(request).await?;
+    let permit = move || source.permit_mirror(&mirror, &without);
+    off_thread(permit).await.map(|()| StatusCode::NO_CONTENT)
 }

@@ -17,9 +17,9 @@ use super::requests::{
 };
 use super::{
     Controllers, Dedup, Devices, Invitation, LimitsOfPort, Mirrors, NewClient, NewDevice,
-    NewIohost, NewLeg, NewLink, NewSchedules, NewServe, NewStage, PortFaults, PortRules,
-    RepairOfLeg, Schedules, Sidecores, Switches, ToLink, Volumes, capture, dedup, mirrors, ports,
-    remote, schedules, stages, trace, volumes,
+    NewIohost, NewLeg, NewLink, NewSchedules, NewServe, NewStage, Permission, PortFaults,
+    PortRules, RepairOfLeg, Schedules, Sidecores, Switches, ToLink, Volumes, capture, dedup,
+    mirrors, ports, remote, schedules, stages, trace, volumes,
 };
 use crate::Source;
 
@@ -180,7 +180,7 @@ routes! {
     post "/v1/mirrors/{mirror}/repair" => mirrors::repair,
         "Write bytes of one leg to another", Nothing, body RepairOfLeg;
     post "/v1/mirrors/{mirror}/permit" => mirrors::permit,
-        "Let half of the legs go on without the others, once", Nothing;
+        "Let half of the legs go on without the others, once", Nothing, body Permission;
     get "/v1/controllers" => volumes::list, "The controllers", json!(200, Controllers);
     get "/v1/controllers/{controller}" => volumes::show,
         "A controller", json!(200, ControllerReport);

@@ -4,7 +4,7 @@ use hyper::Method;
 use sidecore_assembly::report::MirrorReport;
 
 use super::{Client, ClientError, DISK_PATIENCE, LONG_PATIENCE, PATIENCE, escaped};
-use crate::api::{MIRRORS_PATH, Mirrors, NewLeg, RepairOfLeg};
+use crate::api::{MIRRORS_PATH, Mirrors, NewLeg, Permission, RepairOfLeg};
 
 fn path(mirror: &str) -> String {
     format!("{MIRRORS_PATH}/{}", escaped(mirror))
@@ -54,11 +54,12 @@ impl Client {
         self.post_only(&format!("{}/repair", path(mirror)), repair, LONG_PATIENCE).map(drop)
     }
 
-    /// Lets half of a mirror's legs go on without the others, once.
+    /// Lets half of a mirror's legs go on without the others, once: `without` has their numbers.
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub fn permit_mirror(&self, mirror: &str) -> Result<(), ClientError> {
-        self.ask(Method::POST, &format!("{}/permit", path(mirror)), None, PATIENCE).map(drop)
+    pub fn permit_mirror(&self, mirror: &str, without: &[usize]) -> Result<(), ClientError> {
+        let permission = Permission { without: without.to_vec() };
+        self.post_only(&format!("{}/permit", path(mirror)), &permission, PATIENCE).map(drop)
     }
 }

@@ -37,7 +37,7 @@ impl Keeper {
                 }
                 Ok(())
             }
-            Command::Permit => self.permit(wait),
+            Command::Permit(without) => self.permit(without, wait),
             Command::Repair { from, to, offset_bytes, len_bytes } => {
                 self.repair((from, to), (offset_bytes, len_bytes), wait)
             }
@@ -351,12 +351,15 @@ impl Keeper {
     ///
     /// # Errors
     /// The same.
-    pub fn permit(&mut self, wait: &mut dyn Wait) -> Result<(), MirrorError> {
+    pub fn permit(&mut self, without: LegSet, wait: &mut dyn Wait) -> Result<(), MirrorError> {
         if !self.options.witness.asks_operator() {
             return Err(MirrorError::NoOperator);
         }
         let missing = match &self.waits {
-            Some(Waits::Permission { missing, .. }) => missing,
+            Some(Waits::Permission { missing, .. }) if *missing == without => missing,
+            Some(Waits::Permission { missing, .. }) => {
+                return Err(MirrorError::Without { missing: *missing, named: without });
+            }
             // It says which legs are missing, and that no permission helps.
             Some(waits) => return Err(MirrorError::Waits(waits.clone())),
             None => return Err(MirrorError::NotWaiting),

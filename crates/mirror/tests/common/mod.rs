@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use sidecore_block::{BlockChannel, BlockDevice, BlockError, FilterChannel, Geometry, RamStore};
 use sidecore_mirror::{
-    Claim, CreateOptions, LegState, Mirror, OpenOptions, Operator, Sleep, Status, Witness, create,
+    Claim, CreateOptions, LegSet, LegState, Mirror, OpenOptions, Operator, Sleep, Status, Waits,
+    Witness, create,
 };
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
@@ -100,4 +101,12 @@ pub fn until(mirror: &Mirror, what: &str, mut is_so: impl FnMut(&Status) -> bool
 /// Waits until these legs are in sync.
 pub fn until_in_sync(mirror: &Mirror, legs: &[usize]) -> Status {
     until(mirror, "in sync", |status| legs.iter().all(|leg| status.legs[*leg] == LegState::InSync))
+}
+
+/// The legs without which a mirror asks to go on.
+pub fn missing(mirror: &Mirror) -> LegSet {
+    match mirror.status().waits {
+        Some(Waits::Permission { missing, .. }) => missing,
+        _ => LegSet::EMPTY,
+    }
 }

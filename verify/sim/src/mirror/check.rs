@@ -88,8 +88,10 @@ impl Left<'_> {
             let mut wait = Quiet(1);
             match Mirror::without_threads(&devices(&legs), options, &mut wait) {
                 Ok((mirror, mut keeper)) => {
-                    let waits = matches!(mirror.status().waits, Some(Waits::Permission { .. }));
-                    if waits && witness.permits() && keeper.permit(&mut wait).is_ok() {
+                    if let Some(Waits::Permission { missing, .. }) = mirror.status().waits
+                        && witness.permits()
+                        && keeper.permit(missing, &mut wait).is_ok()
+                    {
                         keeper.turn(&mut wait);
                     }
                     let given = self.given.clone();

@@ -391,9 +391,10 @@ impl World {
 
     /// Has the operator permit that legs go on alone, if the mirror waits for that.
     fn permit(&mut self) {
-        let waits = matches!(self.status().waits, Some(Waits::Permission { .. }));
-        if waits && self.witness.permits() {
-            let permitted = self.keeper.permit(&mut self.inner);
+        if let Some(Waits::Permission { missing, .. }) = self.status().waits
+            && self.witness.permits()
+        {
+            let permitted = self.keeper.permit(missing, &mut self.inner);
             self.inner.outcome.permits += u64::from(permitted.is_ok());
             self.inner.note(format!("the operator permits: {permitted:?}"));
             self.turn();
