@@ -77,14 +77,14 @@ impl Config {
         Self { epoch, parent, covered_from, members, former, is_permitted, in_sync, seen, stores }
     }
 
-    /// Whether this epoch has all writes that were answered in `other`, if that was in force. `None`
-    /// if other stores have the numbers of all legs that were in sync there.
+    /// Whether this epoch has all writes that were answered in `other`, if that was in force.
+    /// `None` if other stores have the numbers of all legs that were in sync there.
     ///
-    /// All of those legs held `other`. One that was in sync later, in an epoch before this one, came
-    /// there with what it knew: the keeper had it all the time, or has checked its header in this
-    /// way. Epochs of a leg grow, so it cannot have held `other` after that. And if this epoch comes
-    /// after `other`, `seen` has it for each of those legs, also for one that has left since, until
-    /// another store has the number.
+    /// All of those legs held `other`. One that was in sync later, in an epoch before this one,
+    /// came there with what it knew: the keeper had it all the time, or has checked its header in
+    /// this way. Epochs of a leg grow, so it cannot have held `other` after that. And if this epoch
+    /// comes after `other`, `seen` has it for each of those legs, also for one that has left since,
+    /// until another store has the number.
     fn has_writes_of(&self, other: &Self) -> Option<bool> {
         let is_same = |leg: &usize| self.store(*leg) == other.store(*leg);
         let seen = |leg: usize| self.seen.get(leg).copied().unwrap_or(0);
@@ -156,9 +156,9 @@ pub(crate) struct Assembled {
 ///
 /// A write of a header that failed may have reached the leg, so a leg may hold an epoch that was
 /// never in force. Such an epoch is passed over if the other legs show it: nothing was answered in
-/// it, and its legs have the bytes of its parent. Stores in `former` are no legs any more, and their
-/// headers count as those of the others in this: an epoch that only they hold is the newest one all
-/// the same, and the mirror waits for the legs that were in sync in it.
+/// it, and its legs have the bytes of its parent. Stores in `former` are no legs any more, and
+/// their headers count as those of the others in this: an epoch that only they hold is the newest
+/// one all the same, and the mirror waits for the legs that were in sync in it.
 ///
 /// # Errors
 /// A leg is of another history, was removed, or has missed more than the map knows. The number is

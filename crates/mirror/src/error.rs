@@ -47,7 +47,8 @@ pub enum LegError {
         /// The last epoch that the others know it to be in sync.
         since: u64,
     },
-    /// The leg is behind in an epoch in which legs have answered writes that the others do not have.
+    /// The leg is behind in an epoch in which legs have answered writes that the others do not
+    /// have.
     #[error(
         "{legs} went on without the others in epoch {epoch}, which it holds; decide which bytes to \
          keep, and leave out the other legs"

@@ -50,8 +50,8 @@ impl Granted {
         self.epoch <= claim.held || claim.legs.is_within(self.legs)
     }
 
-    /// What is remembered when a claim is granted after this one. Its epoch may be an older one, if
-    /// the claimants have died before they had written this one's.
+    /// Returns the memory of the witness after it has granted this claim, too. The claim's epoch
+    /// may be an older one, if the claimants have died before they had written that of `self`.
     #[must_use]
     pub fn then(&self, claim: &Claim) -> Self {
         Self { epoch: self.epoch.max(claim.epoch), legs: claim.legs }

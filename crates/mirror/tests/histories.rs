@@ -6,16 +6,16 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use sidecore_block::{Batch, BlockDevice, Geometry, Operation, RamStore, Tag};
+use sidecore_block::{Batch, BlockDevice, Geometry, RamStore, Tag};
 use sidecore_block_contract::{Harness, pattern};
 use sidecore_mirror::{LegError, LegState, Mirror, MirrorError, OpenOptions, Sleep, Waits, create};
 use twox_hash::XxHash3_64;
 
 use common::{
-    REGION_BYTES, Yes, breakable_of, creation, mirror, options, ram, until, until_in_sync, with,
+    REGION_BYTES, Yes, breakable_of, creation, mirror, options, poll, ram, send_write, until,
+    until_in_sync, with,
 };
 
-const SCRATCH: u64 = 0x1_0000_0000;
 /// Epochs and generations are smaller.
 const MAX_NUMBER: u64 = 1 << 63;
 
@@ -70,14 +70,9 @@ fn a_leg_that_is_behind_in_another_history_is_no_vote() {
     guest.store(0, &pattern(1, 128 << 10));
     other_is_broken.store(true, Ordering::SeqCst);
     is_broken.store(true, Ordering::SeqCst);
-    let write = guest.request(Operation::Write, 0, &[(SCRATCH, 512)]);
-    guest.submit(&mut vec![write]);
+    send_write(&mut guest);
     let mut completed = Batch::new();
-    let mut has_ended = |guest: &mut Harness| {
-        let now = guest.now();
-        guest.channel.poll(now, &mut completed);
-        !completed.is_empty()
-    };
+    let mut has_ended = |guest: &mut Harness| poll(guest, &mut completed);
     until(&first, "waiting", |status| {
         assert!(!has_ended(&mut guest), "a write that two legs have missed is answered");
         matches!(status.waits, Some(Waits::Legs { .. }))

@@ -18,9 +18,8 @@ use sidecore_reactor::CoreContext;
 use sidecore_stage_delay::DelayStore;
 use sidecore_units::Nanos;
 
-use common::{REGION_BYTES, creation, ram, with};
+use common::{REGION_BYTES, SCRATCH, creation, ram, with};
 
-const SCRATCH: u64 = 0x1_0000_0000;
 /// The map of dirty regions on a leg.
 const MAP: Range<u64> = 8192..12_288;
 /// A leg's delay: a request is in flight until the clock has gone on.

@@ -14,9 +14,10 @@ use sidecore_mirror::{
 use sidecore_stage_fault::{Affected, Fault, FaultPlan, FaultRule, FaultStore, When};
 use sidecore_units::Nanos;
 
-use common::{Yes, breakable, creation, mirror, missing, options, ram, until, until_in_sync, with};
-
-const SCRATCH: u64 = 0x1_0000_0000;
+use common::{
+    SCRATCH, Yes, breakable, creation, mirror, missing, options, poll, ram, send_write, until,
+    until_in_sync, with,
+};
 
 fn guest(mirror: &Arc<Mirror>) -> Harness {
     Harness::new(&(Arc::clone(mirror) as Arc<dyn BlockDevice>), 8)
@@ -74,14 +75,9 @@ fn requests_wait_until_an_operator_has_permitted_to_go_on_alone() {
     guest.store(0, &pattern(1, 512));
     assert!(matches!(mirror.permit(missing(&mirror)), Err(MirrorError::NotWaiting)), "in advance");
     is_broken.store(true, Ordering::SeqCst);
-    let write = guest.request(Operation::Write, 0, &[(SCRATCH, 512)]);
-    guest.submit(&mut vec![write]);
+    send_write(&mut guest);
     let mut completed = Batch::new();
-    let mut has_ended = |guest: &mut Harness| {
-        let now = guest.now();
-        guest.channel.poll(now, &mut completed);
-        !completed.is_empty()
-    };
+    let mut has_ended = |guest: &mut Harness| poll(guest, &mut completed);
     let status = until(&mirror, "waiting", |status| {
         assert!(!has_ended(&mut guest), "a write that one leg has missed is answered");
         status.waits.is_some()
@@ -116,8 +112,7 @@ fn a_permission_is_for_the_legs_that_are_missing_then() {
     };
     for round in 1..3 {
         is_broken.store(true, Ordering::SeqCst);
-        let write = guest.request(Operation::Write, 0, &[(SCRATCH, 512)]);
-        guest.submit(&mut vec![write]);
+        send_write(&mut guest);
         // It is asked again, though the leg that is missing is the one that was before.
         let status = until(&mirror, "waiting", |status| {
             assert!(has_ended(&mut guest).is_none(), "round {round}");

@@ -136,8 +136,8 @@ impl MirrorInUse {
         }
     }
 
-    /// The number of a leg that is named by its store or by its number. The name of a store is never
-    /// a number of another one's leg, also if the store is none now.
+    /// The number of a leg that is named by its store or by its number. The name of a store is
+    /// never a number of another one's leg, also if the store is none now.
     fn leg(&self, name: &str, mirror: &Mirror) -> Result<usize, OperationError> {
         let number = self.number_of(name, &self.state(), mirror);
         let members = mirror.status().members;

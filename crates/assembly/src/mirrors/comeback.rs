@@ -6,7 +6,8 @@ use sidecore_mirror::LegState;
 
 /// The time after which a device of an IOhost that has failed is tried again, though its IOhost was
 /// not seen to be away: it may have been, between two looks. Each further time is twice as long, as
-/// each copies all that was missed: a disk that fails now and then is not copied to again and again.
+/// each copies all that was missed: a disk that fails now and then is not copied to time and
+/// again.
 const UNSEEN: Duration = Duration::from_secs(30);
 /// The longest of these times.
 const LONGEST: Duration = Duration::from_secs(3600);

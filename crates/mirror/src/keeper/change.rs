@@ -196,8 +196,8 @@ impl Keeper {
         }
     }
 
-    /// Pauses when all legs that have failed by then have left: further decisions rest on those that
-    /// are in sync.
+    /// Pauses when all legs that have failed by then have left: further decisions rest on those
+    /// that are in sync.
     fn pause_decided(&mut self, wait: &mut dyn Wait) -> Result<(), MirrorError> {
         loop {
             self.must_run()?;

@@ -8,7 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use sidecore_block::{BlockChannel, BlockDevice, BlockError, FilterChannel, Geometry, RamStore};
+use sidecore_block::{
+    Batch, BlockChannel, BlockDevice, BlockError, FilterChannel, Geometry, Operation, RamStore,
+};
+use sidecore_block_contract::Harness;
 use sidecore_mirror::{
     Claim, CreateOptions, LegSet, LegState, Mirror, OpenOptions, Operator, Sleep, Status, Waits,
     Witness, create,
@@ -109,4 +112,20 @@ pub fn missing(mirror: &Mirror) -> LegSet {
         Some(Waits::Permission { missing, .. }) => missing,
         _ => LegSet::EMPTY,
     }
+}
+
+/// Where the bytes of writes lie in the memory of a guest.
+pub const SCRATCH: u64 = 0x1_0000_0000;
+
+/// Sends a write of the first sector.
+pub fn send_write(guest: &mut Harness) {
+    let write = guest.request(Operation::Write, 0, &[(SCRATCH, 512)]);
+    guest.submit(&mut vec![write]);
+}
+
+/// Whether requests have ended: then they are in `completed`.
+pub fn poll(guest: &mut Harness, completed: &mut Batch) -> bool {
+    let now = guest.now();
+    guest.channel.poll(now, completed);
+    !completed.is_empty()
 }
