@@ -121,6 +121,8 @@ impl Keeper {
         }
         while let Some((command, reply)) = self.commands.pop_front() {
             let result = self.carry_out(command, wait);
+            // The answer may be followed by a look at the state.
+            self.report();
             // The asking thread may be gone.
             let _ = reply.send(result);
         }
