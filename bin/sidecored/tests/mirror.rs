@@ -536,7 +536,11 @@ fn a_leg_that_comes_late_joins() {
     let far = start(&iohost(files.path()));
     assert!(until_in_sync(&daemon, 2).copied_bytes > 0);
     assert_round(queue, slot, 1);
+    write_all(queue, slot, 2);
     drop(client);
+    // The end of the guest is none of the legs' user, which flushes them and clears marks.
+    let clean = until(&daemon, |mirror| mirror.dirty_regions == 0);
+    assert_eq!((states(&clean), clean.leg_failures), (vec![LegWord::InSync; 2], 0));
     end(daemon);
     end(far);
 }

@@ -493,8 +493,7 @@ impl BlockDevice for Mirror {
         devices.iter().filter_map(|(_, device)| device.as_ref()).find_map(|it| it.loss())
     }
 
-    fn user_gone(&self) {
-        let devices: Vec<_> = self.shared.devices().iter().cloned().collect();
-        devices.iter().filter_map(|(_, device)| device.as_ref()).for_each(|it| it.user_gone());
-    }
+    /// Not passed on to the legs: their user is the mirror, which goes on. A leg that gave up what
+    /// it holds would differ from the others, with writes that were answered.
+    fn user_gone(&self) {}
 }

@@ -1,11 +1,12 @@
-//! Ends: of the mirror, of queues' channels to a leg that has left, and of patience with a store.
+//! Ends: of the mirror, of its users, of queues' channels to a leg that has left, and of patience
+//! with a store.
 
 mod common;
 
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use sidecore_mirror::{LegError, LegState, Mirror, MirrorError, OpenOptions, Slee
 use sidecore_reactor::CoreContext;
 use sidecore_units::Nanos;
 
-use common::{creation, mirror, options, ram, until, until_in_sync};
+use common::{breakable, creation, mirror, options, ram, until, until_in_sync};
 
 /// More than anything takes that does not hang.
 const LONG: Duration = Duration::from_secs(20);
@@ -227,4 +228,48 @@ fn an_idle_queue_closes_its_channel_to_a_leg_that_was_removed() {
         guest.channel.poll(now, &mut Batch::new());
         gate.channels.load(Ordering::SeqCst) == 0
     });
+}
+
+/// A store that takes requests until its user is gone, as a remote one takes writes.
+struct Left {
+    below: Arc<dyn BlockDevice>,
+    is_left: Arc<AtomicBool>,
+}
+
+impl BlockDevice for Left {
+    fn geometry(&self) -> Geometry {
+        self.below.geometry()
+    }
+
+    fn open_channel(&self, core: &CoreContext, depth: usize) -> io::Result<Box<dyn BlockChannel>> {
+        self.below.open_channel(core, depth)
+    }
+
+    fn loss(&self) -> Option<String> {
+        self.is_left.load(Ordering::SeqCst).then(|| "its user is gone".to_owned())
+    }
+
+    fn user_gone(&self) {
+        self.is_left.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn the_end_of_a_guest_is_none_of_the_legs_user() {
+    let (below, is_left) = breakable();
+    let leg = Arc::new(Left { below, is_left: Arc::clone(&is_left) });
+    let mirror = mirror(&[ram(), leg]);
+    let device = Arc::clone(&mirror) as Arc<dyn BlockDevice>;
+    let mut guest = Harness::new(&device, 8);
+    guest.store(0, &pattern(1, 4096));
+    assert!(mirror.status().dirty_regions > 0);
+    drop(guest);
+    device.user_gone();
+    assert!(!is_left.load(Ordering::SeqCst) && device.loss().is_none());
+    // The keeper flushes the legs, and clears marks there.
+    until(&mirror, "clean", |status| status.dirty_regions == 0);
+    let mut guest = Harness::new(&device, 8);
+    guest.store(4096, &pattern(2, 4096));
+    let status = until_in_sync(&mirror, &[0, 1]);
+    assert_eq!(status.failures, 0);
 }
