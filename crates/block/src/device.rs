@@ -190,6 +190,9 @@ pub trait BlockChannel {
 
     /// The requests in flight and the time of the next poll. Asked when a turn found nothing, so it
     /// takes constant time.
+    ///
+    /// A channel may say [`Next::Now`] with nothing in flight, to take a change over: it is polled
+    /// once then, and so is one whose descriptor is readable.
     fn readiness(&self) -> Readiness;
 
     /// When the oldest request was taken that waits for another thread, which needs a CPU: a worker

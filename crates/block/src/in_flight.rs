@@ -7,6 +7,8 @@
 //! so a front end keeps what it needs to answer a command, of a type of its own, and nothing is
 //! packed into tags.
 
+mod idle;
+mod log;
 mod swap;
 
 use std::marker::PhantomData;
@@ -15,10 +17,9 @@ use std::sync::Arc;
 use sidecore_memory::GuestMemory;
 use sidecore_units::Nanos;
 
-use crate::{
-    Batch, BlockChannel, BlockError, BlockRequest, Next, Operation, QueueStats, Readiness, Tag,
-};
+use crate::{Batch, BlockChannel, BlockRequest, Next, Operation, QueueStats, Readiness, Tag};
 
+pub use log::QueueName;
 use swap::Pause;
 pub use swap::{Paused, SwapChannel};
 
@@ -136,6 +137,8 @@ pub struct InFlight<C> {
     /// When the requests were taken that completed in the same poll, and their number. They end at
     /// the next poll's time, which saves a look at the clock.
     unmeasured: Option<(Nanos, u64)>,
+    /// See [`is_due`](Self::is_due).
+    is_called: bool,
     stats: Arc<QueueStats>,
     /// A channel beside the one in use, see [`SwapChannel`].
     spare: Option<Box<dyn BlockChannel>>,
@@ -159,6 +162,7 @@ impl<C: Context> InFlight<C> {
             rounds: 0,
             continues: false,
             unmeasured: None,
+            is_called: false,
             stats,
             spare: None,
             pause: Pause::No,
@@ -301,7 +305,7 @@ impl<C: Context> InFlight<C> {
 
     #[inline]
     fn ask_store(&mut self, now: Nanos) -> usize {
-        self.continues = false;
+        (self.continues, self.is_called) = (false, false);
         let Some(channel) = &mut self.channel else { return 0 };
         channel.exchange(now, &mut self.queued, &mut self.completed);
         // They are taken from the end: in the order in which the store completed them.
@@ -375,6 +379,7 @@ impl<C: Context> InFlight<C> {
         self.stats.polls.add(1);
         if work == 0 {
             self.stats.empty_polls.add(1);
+            self.look_if_idle();
         }
     }
 
@@ -421,37 +426,6 @@ fn carry_on(request: &mut BlockRequest) -> bool {
     }
 }
 
-/// The label of log lines about a store's errors.
-#[derive(Clone, Copy, Debug)]
-pub struct QueueName<'a> {
-    /// The device's name.
-    pub device: &'a str,
-    /// The queue's number.
-    pub queue: u16,
-}
-
-impl<C: Context> InFlight<C> {
-    /// Counts a request that the store has failed, and writes it to the log each time that their
-    /// number has doubled: a failing disk must not turn the sidecore into a log writer.
-    #[cold]
-    pub fn log_error(&self, name: QueueName<'_>, request: &BlockRequest, error: BlockError) {
-        self.stats.errors.add(1);
-        let errors = self.stats.errors.get();
-        if errors.is_power_of_two() {
-            let QueueName { device, queue } = name;
-            tracing::warn!(
-                device,
-                queue,
-                operation = ?request.operation,
-                offset_bytes = request.offset_bytes,
-                len_bytes = request.len_bytes,
-                errors,
-                "the store failed a request: {error}"
-            );
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
@@ -459,6 +433,7 @@ mod tests {
     use std::rc::Rc;
 
     use super::*;
+    use crate::BlockError;
 
     /// The operations that a scripted store was given, and the requests that it holds.
     #[derive(Default)]

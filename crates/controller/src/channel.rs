@@ -640,7 +640,8 @@ impl BlockChannel for FunctionChannel {
             let already = completed.len();
             self.stores.physical.poll(now, completed);
             self.end_detours(0, completed.get_mut(already..).unwrap_or_default());
-        } else if before > 0 {
+        } else {
+            // Also without requests: a store may have a change to take over, or a signal to take.
             self.take_back(now, completed);
         }
         if self.is_shared() || self.shown > 0 || self.has_more_to_start() {

@@ -84,3 +84,9 @@ fn a_snapshot_is_a_disk_that_cannot_be_written() {
     };
     contract::check(&open, &Options::default());
 }
+
+#[test]
+fn an_idle_channel_polls_its_store() {
+    let ram = Arc::new(RamStore::new(Geometry::new(16 * MIB, 512)).unwrap());
+    contract::passes_idle_polls(ram, |store| serve(store, 1024));
+}

@@ -72,9 +72,4 @@ impl Neglected {
     pub(crate) fn keeps(self, rule: Rule) -> bool {
         self.0 != Some(rule)
     }
-
-    /// Whether answered requests may still be at legs.
-    pub(crate) fn answers_early(self) -> bool {
-        matches!(self.0, Some(Rule::AllLegs | Rule::FlushAll))
-    }
 }

@@ -11,7 +11,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use sidecore_block::{Batch, BlockChannel, BlockDevice, Geometry, Next, Operation, Readiness};
-use sidecore_block_contract::{Harness, pattern};
+use sidecore_block_contract::{Asking, Harness, pattern};
 use sidecore_memory::GuestMemory;
 use sidecore_mirror::{LegError, LegState, Mirror, MirrorError, OpenOptions, Sleep, create};
 use sidecore_reactor::CoreContext;
@@ -223,11 +223,27 @@ fn an_idle_queue_closes_its_channel_to_a_leg_that_was_removed() {
     let mut guest = Harness::new(&(Arc::clone(&mirror) as Arc<dyn BlockDevice>), 8);
     guest.store(0, &pattern(1, 4096));
     mirror.remove(1).unwrap();
+    // Front ends poll an idle channel that says so.
     until(&mirror, "closed", |_| {
-        let now = guest.now();
-        guest.channel.poll(now, &mut Batch::new());
+        if guest.channel.readiness().next == Next::Now {
+            common::poll(&mut guest, &mut Batch::new());
+        }
         gate.channels.load(Ordering::SeqCst) == 0
     });
+    assert_eq!(guest.channel.readiness().next, Next::OnWake, "its sidecore may sleep");
+}
+
+#[test]
+fn an_idle_queue_takes_a_late_signal_of_a_leg() {
+    let leg = Asking::new(ram());
+    let mirror = mirror(&[ram(), Arc::clone(&leg) as Arc<dyn BlockDevice>]);
+    let mut guest = Harness::new(&(Arc::clone(&mirror) as Arc<dyn BlockDevice>), 8);
+    guest.store(0, &pattern(1, 4096));
+    // The keeper polls the leg as long as it has something to do there.
+    until(&mirror, "clean", |status| status.dirty_regions == 0);
+    leg.signal();
+    common::poll(&mut guest, &mut Batch::new());
+    assert!(leg.is_quiet());
 }
 
 /// A store that takes requests until its user is gone, as a remote one takes writes.

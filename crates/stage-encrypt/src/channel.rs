@@ -204,12 +204,13 @@ impl BlockChannel for EncryptChannel {
     }
 
     fn poll(&mut self, now: Nanos, completed: &mut Batch) {
+        if self.inbound.is_empty() {
+            // Also without requests: the store may have a change to take over, or a signal to take.
+            self.inner.poll(now, &mut self.arrived);
+            // The last one is decrypted first.
+            self.inbound.extend(self.arrived.drain(..).rev());
+        }
         if !self.table.is_empty() {
-            if self.inbound.is_empty() {
-                self.inner.poll(now, &mut self.arrived);
-                // The last one is decrypted first.
-                self.inbound.extend(self.arrived.drain(..).rev());
-            }
             self.pull();
             self.push(now);
         }

@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 
 use sidecore_block::{Geometry, RamStore};
-use sidecore_block_contract::check_at_each_depth;
+use sidecore_block_contract::{check_at_each_depth, passes_idle_polls};
 use sidecore_luks::SectorSize;
 use sidecore_stage_delay::DelayStore;
 use sidecore_units::Nanos;
@@ -30,4 +30,9 @@ fn large_blocks_of_small_sectors_keep_the_contract() {
 fn a_slow_store_keeps_the_contract() {
     let slow = || Arc::new(DelayStore::new(ram(), Nanos(700)));
     check_at_each_depth(&|| encrypted(slow(), segment(SectorSize::SMALLEST)));
+}
+
+#[test]
+fn an_idle_channel_polls_its_store() {
+    passes_idle_polls(ram(), |store| encrypted(store, segment(SectorSize::SMALLEST)));
 }

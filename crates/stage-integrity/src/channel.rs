@@ -258,12 +258,13 @@ impl BlockChannel for IntegrityChannel {
 
     fn poll(&mut self, now: Nanos, completed: &mut Batch) {
         (self.budget, self.now) = (POLL_BYTES, now);
+        if self.inbound.is_empty() {
+            // Also without requests: the store may have a change to take over, or a signal to take.
+            self.inner.poll(now, &mut self.arrived);
+            // The last one is taken first.
+            self.inbound.extend(self.arrived.drain(..).rev());
+        }
         if self.unfinished() > 0 || self.checkpoint.is_active() {
-            if self.inbound.is_empty() {
-                self.inner.poll(now, &mut self.arrived);
-                // The last one is taken first.
-                self.inbound.extend(self.arrived.drain(..).rev());
-            }
             self.pull();
             self.start(now);
         }

@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 
 use sidecore_block::{Geometry, open_stage};
-use sidecore_block_contract::check_at_each_depth;
+use sidecore_block_contract::{check_at_each_depth, passes_idle_polls};
 use sidecore_stage_delay::DelayStore;
 use sidecore_stage_integrity::IntegrityStage;
 use sidecore_units::Nanos;
@@ -58,4 +58,9 @@ fn a_slow_store_keeps_the_contract() {
         formatted(&below, 4096, None);
         open(&(Arc::new(DelayStore::new(below, Nanos(700))) as _))
     });
+}
+
+#[test]
+fn an_idle_channel_polls_its_store() {
+    passes_idle_polls(ram(STORE_BYTES, |it| it), |store| made(&store, 4096));
 }

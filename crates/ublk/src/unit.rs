@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use sidecore_block::{
-    BATCH, BlockChannel, BlockRequest, Budget, Context, Flush, Geometry, InFlight, Next, Operation,
+    BATCH, BlockChannel, BlockRequest, Budget, Context, Flush, Geometry, InFlight, Operation,
     Paused, QueueName, QueueStats, SwapChannel,
 };
 use sidecore_linux::IoResult;
@@ -226,7 +226,7 @@ impl<K: Kernel> Pollable for UblkUnit<K> {
     fn poll(&mut self, now: Nanos, budget: usize) -> Polled {
         self.engine.begin_poll(now);
         let mut work = 0_usize;
-        if self.engine.in_flight() > 0 {
+        if self.engine.is_due() {
             work = self.exchange(now);
         }
         self.turn();
@@ -253,7 +253,7 @@ impl<K: Kernel> Pollable for UblkUnit<K> {
     }
 
     fn arm(&mut self) -> Arm {
-        if self.engine.readiness().next == Next::Now {
+        if !self.engine.may_sleep() {
             return Arm::CannotSleep;
         }
         let takes = !self.halted && !self.engine.is_paused();
@@ -269,7 +269,12 @@ impl<K: Kernel> Pollable for UblkUnit<K> {
         channels.filter_map(BlockChannel::wake_fd).for_each(watch);
     }
 
-    fn on_wake(&mut self) {}
+    fn on_wake(&mut self) {
+        if !self.kernel.is_ready() {
+            // The store's descriptor, which only the store can clear.
+            self.engine.call();
+        }
+    }
 
     fn deadline(&self) -> Option<Nanos> {
         self.engine.readiness().next.deadline()

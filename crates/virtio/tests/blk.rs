@@ -10,6 +10,7 @@ use sidecore_block::{
     Batch, BlockChannel, BlockDevice, BlockError, Geometry, Operation, RamStore, Readiness,
     dropped_tags,
 };
+use sidecore_block_contract::Asking;
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint, RegionSpec, UserAddress};
 use sidecore_reactor::{Arm, CoreContext, EventFd, IdleMode, Pollable, Polled, Unit};
 use sidecore_ring::driver::{Buffer, DriverRing, RawDescriptor, RawRing};
@@ -507,6 +508,34 @@ fn a_failing_store_fails_that_request_and_is_counted() {
         assert_eq!(rig.device.queue_stats(0).unwrap().errors.get(), 1);
         assert!(rig.device.broken().is_none());
     }
+}
+
+#[test]
+fn an_idle_queue_polls_a_store_that_asks_for_it_and_then_sleeps() {
+    let store = Asking::new(Setup::default().store);
+    let mut rig = Rig::new(Setup { store: Arc::clone(&store) as _, ..Setup::default() });
+    assert_eq!((rig.poll(), rig.queue.arm()), (Polled::Idle, Arm::Armed));
+    store.ask();
+    assert_eq!(rig.queue.arm(), Arm::CannotSleep);
+    assert_eq!((rig.poll(), rig.queue.arm()), (Polled::Idle, Arm::Armed));
+    assert!(!store.asks());
+    // Its descriptor has woken the sidecore, and would again.
+    store.signal();
+    rig.queue.on_wake();
+    assert_eq!((rig.poll(), rig.queue.arm()), (Polled::Idle, Arm::Armed));
+    assert!(store.is_quiet());
+}
+
+#[test]
+fn a_queue_that_never_sleeps_polls_a_store_that_asks_for_it() {
+    let store = Asking::new(Setup::default().store);
+    let setup = Setup { store: Arc::clone(&store) as _, mode: IdleMode::Poll, ..Setup::default() };
+    let mut rig = Rig::new(setup);
+    store.ask();
+    for _ in 0..1025 {
+        assert_eq!(rig.poll(), Polled::Idle);
+    }
+    assert!(!store.asks());
 }
 
 #[test]

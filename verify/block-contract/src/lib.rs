@@ -17,6 +17,7 @@
 
 #![forbid(unsafe_code)]
 
+mod asking;
 mod guest;
 mod harness;
 mod runs;
@@ -31,6 +32,7 @@ use sidecore_block::{
     Batch, BlockDevice, BlockError, BlockRequest, Geometry, Mapped, Next, Operation, Readiness, Tag,
 };
 
+pub use asking::{Asking, passes_idle_polls};
 pub use guest::{guest_memory, request};
 pub use harness::Harness;
 pub use runs::{allocates_nothing, check_at_each_depth};

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use sidecore_block::{BlockChannel, Next};
+use sidecore_block::BlockChannel;
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 use sidecore_reactor::{Arm, CoreContext, EventFd, IdleMode, Pollable, Polled, Signal, WakeSet};
 use sidecore_ring::nvme::Doorbells;
@@ -270,7 +270,7 @@ impl Pollable for IoQueue {
         self.now = now;
         self.engine.begin_poll(now);
         let mut work = 0_usize;
-        if self.engine.in_flight() > 0 {
+        if self.engine.is_due() {
             work = self.exchange(now);
         }
         let ordinary = !self.attention && !self.seat.is_closed();
@@ -299,7 +299,7 @@ impl Pollable for IoQueue {
         let stuck = self.seat.is_closed()
             || self.fused.is_some()
             || (self.engine.in_flight() == 0 && !self.steps.queued.is_empty())
-            || self.engine.readiness().next == Next::Now;
+            || !self.engine.may_sleep();
         if stuck {
             return Arm::CannotSleep;
         }
@@ -330,6 +330,10 @@ impl Pollable for IoQueue {
     fn on_wake(&mut self) {
         let kicks = self.kick.drain();
         self.stats().kicks.add(kicks);
+        if kicks == 0 {
+            // The store's descriptor, which only the store can clear.
+            self.engine.call();
+        }
     }
 
     fn deadline(&self) -> Option<Nanos> {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sidecore_block::BlockDevice;
+use sidecore_block_contract::Asking;
 use sidecore_linux::{FileOptions, FileStore};
 use sidecore_memory::{GuestAddress, GuestMemory};
 use sidecore_nvme::{Done, QueueHost, Status};
@@ -334,4 +335,23 @@ fn what_the_store_and_the_clock_owe_wakes_it() {
     rig.until("the store answers", |rig| rig.take_quietly(1).is_some());
     assert!(rig.slept > slept, "it did not sleep while the store worked");
     rig.until("the interrupt", |_| event.drain() == 1);
+}
+
+#[test]
+fn an_idle_queue_polls_a_store_that_asks_for_it_and_then_sleeps() {
+    let store = Asking::new(ram(false));
+    let options = Options { store: Arc::clone(&store) as _, ..sleeping() };
+    let mut rig = Rig::with(options);
+    let slept = rig.slept;
+    rig.until("it sleeps", |rig| rig.slept > slept);
+    store.ask();
+    rig.until("it was polled", |_| !store.asks());
+    let slept = rig.slept;
+    rig.until("it sleeps again", |rig| rig.slept > slept);
+    // Its descriptor wakes the sidecore, and must not again.
+    store.signal();
+    for _ in 0..4 {
+        rig.turn();
+    }
+    assert!(store.is_quiet());
 }

@@ -5,7 +5,8 @@ use std::rc::Rc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sidecore_block::{BlockDevice as _, RamStore};
+use sidecore_block::{BlockDevice, RamStore};
+use sidecore_block_contract::Asking;
 use sidecore_linux::IoDescriptor;
 use sidecore_memory::{GuestAddress, GuestMemory, SharedPages};
 use sidecore_reactor::{CoreContext, EventFd};
@@ -83,12 +84,15 @@ struct Rig {
 }
 
 fn rig() -> Rig {
+    rig_of(&RamStore::new(Geometry::new(1 << 20, 512)).unwrap())
+}
+
+fn rig_of(store: &dyn BlockDevice) -> Rig {
     let (state, stats) = (Rc::<RefCell<State>>::default(), Arc::new(QueueStats::default()));
     let broken = Arc::<Mutex<Vec<String>>>::default();
     let pages = SharedPages::new("test", 4 * BUFFER_BYTES as usize).unwrap();
     let kernel = Fake { state: Rc::clone(&state), pages, event: EventFd::new().unwrap() };
-    let geometry = Geometry::new(1 << 20, 512);
-    let store = RamStore::new(geometry).unwrap();
+    let geometry = store.geometry();
     let channel = store.open_channel(&CoreContext::default(), 4).unwrap();
     let reasons = Arc::clone(&broken);
     let options = UnitOptions {
@@ -164,6 +168,22 @@ fn requests_that_come_together_cost_two_system_calls_and_an_idle_queue_none() {
     assert_eq!(rig.unit.arm(), Arm::Armed);
     rig.send(0, READ, 0, 1);
     assert_eq!(rig.unit.arm(), Arm::WorkPending);
+}
+
+#[test]
+fn an_idle_queue_polls_a_store_that_asks_for_it_and_then_sleeps() {
+    let store = Asking::new(Arc::new(RamStore::new(Geometry::new(1 << 20, 512)).unwrap()));
+    let mut rig = rig_of(&*store);
+    assert_eq!((rig.unit.poll(NOW, 32), rig.unit.arm()), (Polled::Idle, Arm::Armed));
+    store.ask();
+    assert_eq!(rig.unit.arm(), Arm::CannotSleep);
+    assert_eq!((rig.unit.poll(NOW, 32), rig.unit.arm()), (Polled::Idle, Arm::Armed));
+    assert!(!store.asks());
+    // Its descriptor has woken the sidecore, and would again.
+    store.signal();
+    rig.unit.on_wake();
+    assert_eq!((rig.unit.poll(NOW, 32), rig.unit.arm()), (Polled::Idle, Arm::Armed));
+    assert!(store.is_quiet());
 }
 
 #[test]

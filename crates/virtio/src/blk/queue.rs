@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use sidecore_block::{
-    BATCH, BlockChannel, BlockError, BlockRequest, Budget, Context, Flush, InFlight, Next,
-    Operation, Paused, QueueName, SwapChannel,
+    BATCH, BlockChannel, BlockError, BlockRequest, Budget, Context, Flush, InFlight, Operation,
+    Paused, QueueName, SwapChannel,
 };
 use sidecore_memory::{GuestAddress, GuestMemory, RegionHint};
 use sidecore_reactor::{Arm, EventFd, IdleMode, MakeSignal, Pollable, Polled, Signal, Unit};
@@ -356,7 +356,7 @@ impl Pollable for BlkQueue {
     fn poll(&mut self, now: Nanos, budget: usize) -> Polled {
         self.engine.begin_poll(now);
         let mut work = 0_usize;
-        if self.engine.in_flight() > 0 {
+        if self.engine.is_due() {
             work = self.exchange(now);
         }
         let mut taken = 0_usize;
@@ -407,7 +407,7 @@ impl Pollable for BlkQueue {
             self.consider_call();
         }
         self.halted |= self.device.is_broken();
-        if self.engine.readiness().next == Next::Now {
+        if !self.engine.may_sleep() {
             return Arm::CannotSleep;
         }
         // A queue that resumes is polled.
@@ -443,8 +443,11 @@ impl Pollable for BlkQueue {
     }
 
     fn on_wake(&mut self) {
-        if let Some(kick) = &self.kick {
-            self.engine.stats().kicks.add(kick.drain());
+        let kicks = self.kick.as_ref().map_or(0, EventFd::drain);
+        self.engine.stats().kicks.add(kicks);
+        if kicks == 0 {
+            // The store's descriptor, which only the store can clear.
+            self.engine.call();
         }
     }
 
