@@ -261,7 +261,7 @@ fn vmhost_with(files: &Path, fate: &str, legs: &[&str], keys: &str) -> String {
 #[test]
 fn a_leg_whose_iohost_is_killed_comes_back_on_its_own() {
     let files = files(&["near", "far"]);
-    let near = vmhost(files.path(), "on_disconnect = \"fail\"\nfail_after_s = 1\n");
+    let near = vmhost(files.path(), "on_disconnect = \"fail\"\nfail_after_s = 3\n");
     let made = make(&near, 3, &["near"]);
     let mut far = start(&iohost(files.path()));
     let daemon = start(&near);

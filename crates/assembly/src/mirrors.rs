@@ -339,7 +339,12 @@ impl MirrorInUse {
 
     /// Whether the IOhost of a store is there, or it has none.
     fn is_there(&self, leg: &str) -> bool {
-        self.devices.get(leg).is_none_or(|device| self.remote.is_ready(device))
+        self.presence(leg).0
+    }
+
+    /// The same, and the number of its IOhost's absences until now.
+    fn presence(&self, leg: &str) -> (bool, u64) {
+        self.devices.get(leg).map_or((true, 0), |device| self.remote.presence(device))
     }
 
     /// The state of the leg that a store is; `None` if it is none.

@@ -250,9 +250,17 @@ impl Remote {
 
     /// Whether a store's requests are carried out now, or it is no device of an IOhost.
     pub(crate) fn is_ready(&self, store: &str) -> bool {
+        self.presence(store).0
+    }
+
+    /// The same, and how often its requests have begun to wait until now.
+    pub(crate) fn presence(&self, store: &str) -> (bool, u64) {
         let parts = self.lock();
-        let mut used = parts.iohosts.values().filter_map(|used| used.stores.get(store));
-        used.all(|used| used.canceller.status().waiting.is_none())
+        let used = parts.iohosts.values().filter_map(|used| used.stores.get(store));
+        used.fold((true, 0), |(is_ready, waits), used| {
+            let status = used.canceller.status();
+            (is_ready && status.waiting.is_none(), waits.saturating_add(status.waits))
+        })
     }
 
     /// Fails the requests of a store whose IOhost is away.

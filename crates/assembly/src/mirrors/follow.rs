@@ -32,12 +32,13 @@ impl MirrorInUse {
             let mut legs: BTreeSet<String> = state.to_attach.drain(..).collect();
             let Some(mirror) = state.mirror.clone() else { return };
             drop(state);
-            let failed = self.came_back(&mut comebacks, &mirror);
             if next_try <= Instant::now() {
                 next_try = Instant::now() + RETRY;
                 legs.append(&mut late);
-                legs.extend(failed);
             }
+            let failed = self.came_back(&mut comebacks, &mirror);
+            // One whose last try failed is not tried at each look: guests wait for each try.
+            legs.extend(failed.into_iter().filter(|leg| !late.contains(leg)));
             for leg in legs {
                 if !self.attach_leg(&leg, &mirror) {
                     late.insert(leg);
@@ -57,8 +58,10 @@ impl MirrorInUse {
         let now = Instant::now();
         let mut came_back = Vec::new();
         for (leg, comeback) in comebacks {
+            // In this order: an absence that comes in between is counted at the next look.
+            let presence = self.presence(leg);
             let state = self.leg_state(leg, mirror);
-            if comeback.look(state.as_ref(), self.is_there(leg), now) {
+            if comeback.look(state.as_ref(), presence, now) {
                 came_back.push(leg.clone());
             }
         }

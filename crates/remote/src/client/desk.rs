@@ -544,7 +544,10 @@ impl<H: ClientHandshake> SessionDesk<H> {
             device.status.waiting = waits_for.map(|waits_for| Waiting { waits_for, since });
             let (iohost, name) = (&self.shared.name, &device.shared.name);
             match (before, waits_for) {
-                (None, Some(_)) => self.shared.stats.device_waits.add(1),
+                (None, Some(_)) => {
+                    device.status.waits = device.status.waits.wrapping_add(1);
+                    self.shared.stats.device_waits.add(1);
+                }
                 (Some(Waiting { since, .. }), None) => {
                     let waited_ms = now.since(since).0 / 1_000_000;
                     tracing::info!(iohost, device = name, waited_ms, "the device is served");

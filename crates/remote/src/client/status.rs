@@ -95,6 +95,9 @@ pub struct DeviceStatus {
     /// The wait of its requests, if they wait. `None` in the entry's absence means that the
     /// session has not been polled yet.
     pub waiting: Option<Waiting>,
+    /// How often its requests have begun to wait: also short waits, which no look at `waiting` may
+    /// see.
+    pub waits: u64,
     /// The IOhost's entry of the device, once it was attached: the newest one. Before that, the one
     /// that was promised, if one was.
     pub entry: Option<DeviceEntry>,
