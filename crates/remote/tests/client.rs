@@ -224,17 +224,22 @@ fn the_writes_of_a_user_that_is_gone_are_flushed_and_then_none_is_missing() {
     assert_eq!(rig.iohost.vrio_stats().counts().abandoned, 0);
 }
 
-#[test]
-fn requests_fail_after_the_time_that_was_set_and_not_before() {
-    let fail_after = Nanos::from_millis(3_000);
+/// A device with a local queue and another one, whose requests fail after this time.
+fn failing_after(time: Nanos, entries: &[DeviceEntry]) -> Rig {
     let mut options = session_options(LinkAddress::Ethernet(IOHOST));
-    options.client =
-        ClientOptions { on_disconnect: OnDisconnect::Fail(fail_after), ..options.client };
-    let entries = [entry(0, "disk1")];
-    let mut rig = Rig::with(5, Faults::default(), &entries, options);
+    options.client = ClientOptions { on_disconnect: OnDisconnect::Fail(time), ..options.client };
+    let mut rig = Rig::with(5, Faults::default(), entries, options);
     rig.open("disk1");
     rig.add_queue(0, true, 4);
     rig.add_queue(0, false, 4);
+    rig
+}
+
+#[test]
+fn requests_fail_after_the_time_that_was_set_and_not_before() {
+    let entries = [entry(0, "disk1")];
+    let fail_after = Nanos::from_millis(3_000);
+    let mut rig = failing_after(fail_after, &entries);
     let bytes = rig.write(0, 0, 1, 1 << 16);
     let disks = rig.kill(false);
     let killed_at = rig.now;
@@ -254,6 +259,45 @@ fn requests_fail_after_the_time_that_was_set_and_not_before() {
     rig.revive(&entries, disks);
     rig.run_until("it is back", |rig| rig.status(0).is_none());
     assert_eq!(rig.read(0, 0, 1 << 16), bytes);
+}
+
+#[test]
+fn requests_fail_after_that_time_also_in_a_session_without_their_device() {
+    let entries = [entry(0, "disk1")];
+    let fail_after = Nanos::from_millis(1_500);
+    let mut rig = failing_after(fail_after, &entries);
+    let bytes = rig.write(0, 0, 1, 1 << 16);
+    let killed_at = rig.now;
+    let disks = rig.kill(true);
+    for queue in 0..2 {
+        let write = rig.request(queue, 1, Operation::Write, (1 << 18, 4096), 0);
+        rig.queues[queue].batch.push(write);
+    }
+    rig.run_for(Nanos::from_millis(1_200));
+    rig.revive(&[entry(0, "disk2")], disks);
+    rig.run_until("no device", |rig| rig.status(0) == Some(WaitsFor::Device));
+    assert!(rig.queues.iter().all(|queue| queue.completed.is_empty()));
+    let timed_out = Err(BlockError::Io { errno: 110 });
+    assert_eq!((rig.wait(0), rig.wait(1)), (timed_out, timed_out));
+    let waited = rig.now.since(killed_at);
+    assert!((fail_after..fail_after.after(Nanos::from_millis(50))).contains(&waited), "{waited:?}");
+    let flush = rig.request(1, 1, Operation::Flush, (0, 0), 0);
+    let before = rig.now;
+    assert_eq!(rig.run(1, flush), timed_out, "it covers what the IOhost has lost");
+    assert!(rig.now.since(before) < MS);
+    // It comes in this session, and gets what was answered; what has failed is not sent.
+    rig.host.as_mut().unwrap().set_devices(&entries);
+    rig.run_until("it is back", |rig| rig.status(0).is_none());
+    assert_eq!(rig.read(0, 0, 1 << 16), bytes);
+    assert_eq!(rig.read(0, 1 << 18, 4096), [0; 4096]);
+    assert_eq!(rig.flush(0), Ok(()));
+    // It goes away in a session: what is unanswered fails, and what comes later after that time.
+    rig.host.as_mut().unwrap().set_devices(&[entry(0, "disk2")]);
+    rig.run_until("no device", |rig| rig.status(0) == Some(WaitsFor::Device));
+    let before = rig.now;
+    let read = rig.request(0, 1, Operation::Read, (0, 512), 0);
+    assert_eq!(rig.run(0, read), timed_out);
+    assert!(rig.now.since(before) > Nanos::from_millis(1_400));
 }
 
 /// The drain of the only session.

@@ -84,13 +84,13 @@ impl Default for Timing {
     }
 }
 
-/// The fate of requests while the IOhost is away.
+/// The fate of requests while the IOhost is away, or does not have their device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnDisconnect {
     /// They wait, as long as it takes.
     Stall,
-    /// They fail when the IOhost has been away for this time, and new ones at once until it is
-    /// back.
+    /// They fail when the IOhost has been away for this time, or has not had their device, and new
+    /// ones at once until it is back.
     Fail(Nanos),
 }
 
@@ -618,8 +618,10 @@ impl<H: ClientHandshake> Client<H> {
         let Self { handshake, channel, core, .. } = self;
         core.heard_at.get_or_insert(now);
         core.keep_session(now, channel, handshake, port);
-        if !core.phase.is_connected() {
+        if !core.has_all_devices() {
             core.fail_late(now);
+        }
+        if !core.phase.is_connected() {
             return;
         }
         if core.next_due <= now {
@@ -659,8 +661,10 @@ impl<H: ClientHandshake> Client<H> {
     pub fn deadline(&self) -> Nanos {
         let core = &self.core;
         let next = core.session_deadline();
+        let fails_at = if core.has_all_devices() { Nanos::MAX } else { core.failure_deadline() };
+        let next = next.min(fails_at);
         if !core.phase.is_connected() {
-            return next.min(core.failure_deadline());
+            return next;
         }
         // A link without room wakes its sidecore when there is some.
         let sends = || !core.sending.is_empty() || core.has_packets_queued();

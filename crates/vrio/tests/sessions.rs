@@ -418,7 +418,7 @@ fn requests_fail_after_the_time_that_is_configured_and_not_before() {
     assert_eq!(rig.client_counts().timed_out, 1);
     // The IOhost is back.
     rig.completed.clear();
-    rig.run_until(Nanos::from_millis(1_000), |rig| rig.client.is_connected());
+    rig.run_until(Nanos::from_millis(1_000), |rig| rig.client.is_ready(0));
     assert_eq!(rig.read(2, 0, 512), [0; 512]);
 }
 

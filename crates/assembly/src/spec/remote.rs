@@ -221,15 +221,15 @@ pub const IOHOST: &[Key] = &[
         "on_disconnect",
         Kind::Word(&["stall", "fail"]),
         "`\"stall\"`",
-        "the fate of requests while the IOhost is away: with `stall` they wait for it, with \
-         `fail` they fail after \
-         `fail_after_s`",
+        "the fate of requests while the IOhost is away or does not have their device: with \
+         `stall` they wait for it, with `fail` they fail after `fail_after_s`",
     ),
     Key::new(
         "fail_after_s",
         Kind::Number(1, 3_600),
         "30",
-        "how long the IOhost may be away before requests fail, 1 to 3600 seconds",
+        "how long the IOhost may be away, or a device of it missing, before requests fail, 1 to \
+         3600 seconds",
     ),
 ];
 

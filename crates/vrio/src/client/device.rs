@@ -31,6 +31,10 @@ pub(super) struct Device {
     claimed_bytes: u64,
     /// The IOhost has attached the device to this session.
     pub(super) is_attached: bool,
+    /// Since when the IOhost does not serve it, as far as that is known.
+    pub(super) away_since: Option<Nanos>,
+    /// Requests of the caller that have not ended.
+    pub(super) guest_requests: u16,
     /// It is attached once more, and requests wait for that: see [`Client::claim`].
     pub(super) claims: bool,
     /// Its user is gone: see [`Client::leave`].
@@ -111,6 +115,8 @@ impl Device {
             promised: DeviceEntry::default(),
             claimed_bytes: 0,
             is_attached: false,
+            away_since: None,
+            guest_requests: 0,
             claims: false,
             is_left: false,
             gone: 0,
@@ -271,8 +277,9 @@ impl Device {
         self.entry.has(device_flag::VOLATILE_CACHE)
     }
 
-    /// The session is over.
-    pub(super) fn detach(&mut self, stats: &VrioStats) {
+    /// The session is over, or the IOhost has it no longer: it was served at `now` last.
+    pub(super) fn detach(&mut self, now: Nanos, stats: &VrioStats) {
+        self.away_since.get_or_insert(now);
         if let Some(nic) = &mut self.nic {
             nic.detach(stats);
         }
@@ -287,7 +294,7 @@ impl Device {
     /// may be lost, and are sent again. Those of users that are gone are abandoned; returns their
     /// number.
     pub(super) fn attach(&mut self, executor: Executor, replays: bool) -> u64 {
-        self.is_attached = true;
+        (self.is_attached, self.away_since) = (true, None);
         let abandoned = if self.executor == Some(executor) { 0 } else { self.abandon() };
         let (next, end) = (self.log.base(), self.log.end());
         if replays && next < end && self.executor != Some(executor) {

@@ -6,7 +6,7 @@ use sidecore_units::Nanos;
 use super::device::Device;
 use super::entry::{Entry, Origin};
 use super::slots::Slot;
-use super::{Core, OWN_REQUESTS, OnDisconnect};
+use super::{Core, OWN_REQUESTS};
 use crate::channel::Channel;
 use crate::port::{Payload, Port, Seal};
 use crate::request::result_of;
@@ -14,8 +14,6 @@ use crate::segmentation::{bits, segment_bytes};
 use crate::wire::{AnswerBody, Kind, RequestBody, answer_state, request_flag, status};
 use crate::{Reason, Request, Rule, Segmentation};
 
-/// The error of a request that has waited for an IOhost for too long (Linux' ETIMEDOUT).
-const TIMED_OUT: BlockError = BlockError::Io { errno: 110 };
 /// So many of the engine's own requests are left to replays; the others are flushes'.
 const REPLAYS_MAX: u16 = OWN_REQUESTS - 8;
 /// Tries after which a client gives up that neglects to leave errors to the owner.
@@ -537,6 +535,7 @@ impl Core {
                     None => {}
                 }
                 self.guest_requests = self.guest_requests.saturating_sub(1);
+                device.guest_requests = device.guest_requests.saturating_sub(1);
                 self.stats.requests.add(1);
                 self.completed.push_back((tag, result));
             }
@@ -595,25 +594,6 @@ impl Core {
         let entries = &self.entries;
         let order = |index: &u16| entries.get(usize::from(*index)).map_or(0, |entry| entry.order);
         self.waiting.make_contiguous().sort_unstable_by_key(order);
-    }
-
-    /// When requests fail because the IOhost is away.
-    pub(super) fn failure_deadline(&self) -> Nanos {
-        let (OnDisconnect::Fail(after), Some(heard_at)) =
-            (self.options.on_disconnect, self.heard_at)
-        else {
-            return Nanos::MAX;
-        };
-        if self.guest_requests == 0 { Nanos::MAX } else { heard_at.after(after) }
-    }
-
-    /// Fails all requests if the IOhost has been away for too long. They may have been executed;
-    /// none of them is executed later than the first request of the next session.
-    pub(super) fn fail_late(&mut self, now: Nanos) {
-        if self.failure_deadline() <= now {
-            self.stats.timed_out.add(self.guest_requests.into());
-            self.fail(|entry| matches!(entry.origin, Origin::Guest { .. }), TIMED_OUT);
-        }
     }
 }
 

@@ -475,8 +475,9 @@ impl Core {
         self.hellos.seek(now, &self.options.timing);
         self.untold.connected = false;
         self.untold.disconnected = true;
+        let heard_at = self.heard_at.unwrap_or(now);
         for device in &mut self.devices {
-            device.detach(&self.stats);
+            device.detach(heard_at, &self.stats);
         }
         self.requeue();
         self.fail_left();
@@ -634,11 +635,12 @@ impl Core {
         let Some(device) = self.devices.get_mut(index) else { return };
         let was_attached = device.is_attached;
         if was_attached {
-            device.detach(&self.stats);
+            device.detach(now, &self.stats);
             device.is_untold = true;
             self.untold.devices = true;
         }
         device.ask_at = now.after(ask_after);
+        self.is_asking = true;
         if was_attached {
             let lost = device.lost;
             self.fail(|entry| entry.device == index, BlockError::EIO);

@@ -93,6 +93,9 @@ impl Core {
         let entry = self.accept(Origin::Guest { tag }, usize::from(device), request);
         let entry = entry.ok_or(SubmitError::Full)?;
         self.guest_requests = self.guest_requests.saturating_add(1);
+        if let Some(device) = self.device_mut(device) {
+            device.guest_requests = device.guest_requests.saturating_add(1);
+        }
         if is_left && request.operation != Operation::Read {
             self.end(entry, Err(GONE));
             return Ok(None);
