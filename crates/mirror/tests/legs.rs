@@ -3,7 +3,7 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use sidecore_block::{Batch, BlockDevice, BlockError, Geometry, Operation, RamStore, Tag};
 use sidecore_block_contract::{Harness, pattern};
@@ -468,4 +468,48 @@ fn reads_go_to_the_leg_that_is_preferred() {
     assert_eq!(mirror.status().read, Some(0));
     mirror.prefer(1).unwrap();
     until(&mirror, "read from leg 1", |status| status.read == Some(1));
+}
+
+/// Legs, and for each of them whether it is broken.
+type Breakable = (Vec<Arc<dyn BlockDevice>>, Vec<Arc<AtomicBool>>);
+
+/// A mirror of four legs that goes on without legs 2 and 3, as an operator has permitted.
+fn half_of_four() -> (Arc<Mirror>, Breakable) {
+    let (legs, broken): Breakable = (0..4).map(|_| breakable()).unzip();
+    let mirror = mirror(&legs);
+    broken[2..].iter().for_each(|is_broken| is_broken.store(true, Ordering::SeqCst));
+    let mut guest = guest(&mirror);
+    send_write(&mut guest);
+    until(&mirror, "waiting", |status| status.waits.is_some());
+    assert_eq!(missing(&mirror), LegSet::of(2).with(LegSet::of(3)));
+    mirror.permit(missing(&mirror)).unwrap();
+    let mut completed = Batch::new();
+    until(&mirror, "going on", |_| poll(&mut guest, &mut completed));
+    let mut request = completed.pop().unwrap();
+    assert_eq!(request.result, Ok(()));
+    request.tag.take().map(Tag::into_bits);
+    (mirror, (legs, broken))
+}
+
+#[test]
+fn a_permission_ends_with_a_change_that_makes_the_mirror_wait() {
+    let (mirror, (legs, broken)) = half_of_four();
+    // The header that a removal needs cannot be written.
+    broken[1].store(true, Ordering::SeqCst);
+    let error = mirror.remove(2).unwrap_err();
+    assert!(matches!(error, MirrorError::Waits(Waits::Legs { .. })), "{error}");
+    broken[1].store(false, Ordering::SeqCst);
+    mirror.attach(Arc::clone(&legs[1])).unwrap();
+    assert_eq!(missing(&mirror), LegSet::of(2).with(LegSet::of(3)), "{:?}", mirror.status());
+    mirror.permit(missing(&mirror)).unwrap();
+    until_in_sync(&mirror, &[0, 1]);
+}
+
+#[test]
+fn a_change_that_is_refused_leaves_a_permission_in_force() {
+    let (mirror, _) = half_of_four();
+    let error = mirror.remove(0).unwrap_err();
+    assert!(matches!(error, MirrorError::Waits(Waits::Legs { .. })), "{error}");
+    assert_eq!(mirror.status().waits, None, "it goes on at once");
+    until_in_sync(&mirror, &[0, 1]);
 }

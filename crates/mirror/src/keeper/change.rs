@@ -307,10 +307,16 @@ impl Keeper {
         if has_changed {
             before.without(members).numbers().for_each(|leg| self.forget(leg));
         }
+        let refusal = installed.as_ref().err().cloned();
         self.conclude(installed, wait);
-        // Without the change the mirror may go on as before.
-        self.excused = excused;
-        if has_changed { Ok(()) } else { self.must_run() }
+        let Some(waits) = refusal else { return Ok(()) };
+        if !excused.is_empty() {
+            // The mirror may go on with its members as they are. The permission is used for that
+            // now, or ends: it must not outlive a wait.
+            self.excused = excused;
+            self.settle(wait);
+        }
+        if has_changed { Ok(()) } else { Err(MirrorError::Waits(waits)) }
     }
 
     /// [`Mirror::remove`](crate::Mirror::remove), on the keeper's own thread.
