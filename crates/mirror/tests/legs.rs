@@ -513,3 +513,19 @@ fn a_change_that_is_refused_leaves_a_permission_in_force() {
     assert_eq!(mirror.status().waits, None, "it goes on at once");
     until_in_sync(&mirror, &[0, 1]);
 }
+
+#[test]
+fn a_store_whose_addition_is_refused_is_left_out() {
+    let (leg, is_broken) = breakable();
+    let (legs, store) = ([ram(), leg], ram());
+    let mirror = mirror(&legs);
+    is_broken.store(true, Ordering::SeqCst);
+    let error = mirror.add((2, 12), Arc::clone(&store)).unwrap_err();
+    assert!(matches!(error, MirrorError::Waits(Waits::Permission { .. })), "{error}");
+    assert!(mirror.store(2).is_none());
+    is_broken.store(false, Ordering::SeqCst);
+    mirror.attach(Arc::clone(&legs[1])).unwrap();
+    until_in_sync(&mirror, &[0, 1]);
+    mirror.add((2, 13), store).unwrap();
+    until_in_sync(&mirror, &[0, 1, 2]);
+}

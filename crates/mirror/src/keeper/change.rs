@@ -304,9 +304,8 @@ impl Keeper {
         }
         let (has_changed, excused) = (self.config.members == members, self.excused);
         // Before requests start: a queue closes its channel with the plan that it takes over.
-        if has_changed {
-            before.without(members).numbers().for_each(|leg| self.forget(leg));
-        }
+        let left = if has_changed { before.without(members) } else { members.without(before) };
+        left.numbers().for_each(|leg| self.forget(leg));
         let refusal = installed.as_ref().err().cloned();
         self.conclude(installed, wait);
         let Some(waits) = refusal else { return Ok(()) };
