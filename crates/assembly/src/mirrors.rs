@@ -272,7 +272,8 @@ impl MirrorInUse {
             true => Arc::new(Operator),
             false => Arc::new(NoWitness),
         };
-        let mut options = OpenOptions {
+        // It collects what stores tell that are no legs any more.
+        let options = OpenOptions {
             name: self.name.clone(),
             copy_bytes_per_s: self.spec.copy_bytes_per_s,
             ..OpenOptions::new(witness)
@@ -286,13 +287,9 @@ impl MirrorInUse {
                 Err(MirrorError::Count(0)) => return Ok((None, left_out)),
                 Err(error) => return Err(error.to_string()),
             };
-            let (name, device) = stores.remove(store);
+            let (name, _) = stores.remove(store);
             if !error.leaves_others() {
                 return Err(format!("leg \"{name}\": {error}"));
-            }
-            // One that has a header tells of epochs that the others may have missed.
-            if error.is_of_former_leg() {
-                options.former.push(device);
             }
             left_out.insert(name, error);
         }

@@ -158,7 +158,7 @@ impl LegError {
 
     /// Whether the store's header tells which epochs were in force, though it is no leg now.
     #[must_use]
-    pub const fn is_of_former_leg(&self) -> bool {
+    pub(crate) const fn is_of_former_leg(&self) -> bool {
         matches!(self, Self::Removed { .. } | Self::TooOld { .. })
     }
 

@@ -29,6 +29,7 @@ mod channel;
 mod disk;
 mod epoch;
 mod error;
+mod former;
 mod header;
 mod keeper;
 mod layout;
@@ -49,6 +50,7 @@ mod witness;
 pub use disk::{Sleep, Wait};
 pub use epoch::StoreId;
 pub use error::{LegError, MirrorError, Waits};
+pub use former::Former;
 #[doc(hidden)]
 pub use header::decodes;
 pub use keeper::Keeper;

@@ -14,6 +14,7 @@ use crate::channel::MirrorChannel;
 use crate::disk::{LegDisk, Sleep, Wait};
 use crate::epoch::{Config, StoreId};
 use crate::error::{LegError, MirrorError};
+use crate::former::Former;
 use crate::header::{Header, Identity, slot_bytes};
 use crate::keeper::{Found, Keeper, Late, read_leg};
 use crate::layout::{BLOCK_BYTES, Layout, SLOTS};
@@ -56,8 +57,8 @@ pub struct OpenOptions {
     pub patience: Nanos,
     /// Decides whether half of the legs goes on.
     pub witness: Arc<dyn Witness>,
-    /// Stores that were refused as legs: their headers tell which epochs were in force.
-    pub former: Vec<Arc<dyn BlockDevice>>,
+    /// Stores that earlier openings have refused as legs.
+    pub former: Former,
     /// A rule that is neglected, for simulations.
     #[cfg(feature = "neglect")]
     pub neglect: Option<crate::rules::Rule>,
@@ -74,7 +75,7 @@ impl OpenOptions {
             clear_after: Nanos::from_millis(5000),
             patience: Nanos::from_millis(10_000),
             witness,
-            former: Vec::new(),
+            former: Former::default(),
             #[cfg(feature = "neglect")]
             neglect: None,
         }
@@ -330,7 +331,7 @@ impl Mirror {
 
     fn open_here(
         devices: &[Arc<dyn BlockDevice>],
-        mut options: OpenOptions,
+        options: OpenOptions,
         end: End,
         wait: &mut dyn Wait,
     ) -> Result<(Self, Keeper), MirrorError> {
@@ -345,11 +346,7 @@ impl Mirror {
         let Some(identity) = found.first().map(|found| found.header.identity) else {
             return Err(MirrorError::Count(0));
         };
-        let mut former = Vec::new();
-        for device in std::mem::take(&mut options.former) {
-            let header = probe(&device, None, wait).and_then(|(_, header)| header);
-            former.extend(header.ok().filter(|header| header.identity == identity));
-        }
+        let former = options.former.of(&identity);
         let geometry = geometry(&identity, devices);
         let (sender, inbox) = mpsc::channel();
         let (layout, neglected) = (identity.layout, options.neglected());

@@ -8,7 +8,9 @@ use std::sync::atomic::Ordering;
 
 use sidecore_block::{Batch, BlockDevice, Geometry, RamStore, Tag};
 use sidecore_block_contract::{Harness, pattern};
-use sidecore_mirror::{LegError, LegState, Mirror, MirrorError, OpenOptions, Sleep, Waits, create};
+use sidecore_mirror::{
+    Former, LegError, LegState, Mirror, MirrorError, OpenOptions, Sleep, Waits, create,
+};
 use twox_hash::XxHash3_64;
 
 use common::{
@@ -124,15 +126,20 @@ fn a_leg_that_was_removed_keeps_older_ones_from_going_on() {
     mirror.remove(0).unwrap();
     drop(mirror);
     // Half of the legs that it knows, with a permission: but leg 2 has gone on without it.
-    let error = open(&[&removed, &old], options()).err().expect("a refusal");
+    let (removed, is_broken) = breakable_of(removed);
+    let former = Former::default();
+    let collecting = OpenOptions { former: former.clone(), ..options() };
+    let error = open(&[&removed, &old], collecting).err().expect("a refusal");
     let is_removed =
         matches!(error, MirrorError::Leg { store: 0, error: LegError::Removed { leg: 0 } });
     assert!(is_removed, "{error}");
-    let former = vec![Arc::clone(&removed)];
+    // It was read, and need not be readable again.
+    is_broken.store(true, Ordering::SeqCst);
     let mirror = open(&[&old], OpenOptions { former, ..with(Arc::new(Yes)) }).unwrap();
     let missing = sidecore_mirror::LegSet::of(2);
     assert_eq!(mirror.status().waits, Some(Waits::Bytes { missing }));
     drop(mirror);
+    is_broken.store(false, Ordering::SeqCst);
     // It comes while the others wait for a permission.
     let mirror = open(&[&old], options()).unwrap();
     assert!(matches!(mirror.status().waits, Some(Waits::Permission { .. })));

@@ -94,7 +94,12 @@ impl Keeper {
         wait: &mut dyn Wait,
     ) -> Result<Self, MirrorError> {
         let headers: Vec<&Header> = found.iter().map(|found| &found.header).collect();
-        let at = |(store, error)| MirrorError::Leg { store, error };
+        let at = |(store, error): (usize, LegError)| {
+            if let Some(header) = headers.get(store).filter(|_| error.is_of_former_leg()) {
+                options.former.note(header);
+            }
+            MirrorError::Leg { store, error }
+        };
         let assembled = assemble_found(&headers, &former, shared.neglected).map_err(at)?;
         let map = DirtyMap::new(identity.layout.regions(), &identity.uuid);
         let mut keeper = Self {
