@@ -45,14 +45,13 @@ impl Mirrors {
     }
 
     /// Adds a mirror that is to be [opened](MirrorInUse::open). `stores`: the legs' stores that are
-    /// open or refused already. `devices`: of each leg that is a device of an IOhost, the store at
-    /// its bottom.
+    /// open or refused already. `devices`: of each leg that lies on a device of an IOhost.
     pub(crate) fn begin(
         &self,
         name: &str,
         spec: &MirrorSpec,
         stores: BTreeMap<String, Opened>,
-        (devices, remote): (BTreeMap<String, String>, &Arc<Remote>),
+        (devices, remote): (BTreeMap<String, LegDevice>, &Arc<Remote>),
     ) -> Arc<MirrorInUse> {
         let mirror = Arc::new(MirrorInUse {
             name: name.to_owned(),
@@ -129,11 +128,20 @@ impl Mirrors {
     }
 }
 
+/// The device of an IOhost that a leg lies on.
+pub(crate) struct LegDevice {
+    /// The store that it is.
+    pub(crate) store: String,
+    /// A controller is in between. Once it could not flush, it takes no changes until it is opened
+    /// again, so that the leg does not come back with its IOhost.
+    pub(crate) has_controller: bool,
+}
+
 /// A mirror, and the stores that may be its legs.
 pub(crate) struct MirrorInUse {
     name: String,
     spec: MirrorSpec,
-    devices: BTreeMap<String, String>,
+    devices: BTreeMap<String, LegDevice>,
     remote: Arc<Remote>,
     state: Mutex<State>,
     changed: Condvar,
@@ -341,7 +349,7 @@ impl MirrorInUse {
 
     /// The same, and the number of its IOhost's absences until now.
     fn presence(&self, leg: &str) -> (bool, u64) {
-        self.devices.get(leg).map_or((true, 0), |device| self.remote.presence(device))
+        self.devices.get(leg).map_or((true, 0), |device| self.remote.presence(&device.store))
     }
 
     /// The state of the leg that a store is; `None` if it is none.

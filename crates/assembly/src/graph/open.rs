@@ -10,7 +10,7 @@ use sidecore_block::BlockDevice;
 use super::{Graph, Occasion, Opened, PATIENCE};
 use crate::AssemblyError;
 use crate::controllers::ControllerHandle;
-use crate::mirrors::MirrorInUse;
+use crate::mirrors::{LegDevice, MirrorInUse};
 use crate::plan::{
     Part, Parts, Phase, bottom, device_below, find_store, has_far_bottom, is_leg, may_not_answer,
 };
@@ -112,8 +112,10 @@ impl Graph {
             } else if !refusal.is_empty() {
                 stores.insert(leg.clone(), Err(refusal));
             }
-            let device = device_below(leg, next);
-            devices.extend(device.map(|device| (leg.clone(), device.name.clone())));
+            if let Some((device, has_controller)) = device_below(leg, next) {
+                let store = device.name.clone();
+                devices.insert(leg.clone(), LegDevice { store, has_controller });
+            }
         }
         let remote = (devices, &self.lists.remote);
         self.lists.mirrors.begin(name, mirror, stores, remote)

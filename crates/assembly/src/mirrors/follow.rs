@@ -15,11 +15,13 @@ const LOOK: Duration = Duration::from_millis(500);
 impl MirrorInUse {
     /// Attaches stores that come late, and devices of IOhosts that were away and have failed
     /// meanwhile: nothing is wrong with their disks. A leg of this machine that has failed is
-    /// attached by command only: a disk that fails now and then would be copied to each time.
+    /// attached by command only: a disk that fails now and then would be copied to each time. So is
+    /// one on a controller, which may have to be opened again.
     pub(super) fn follow(self: Arc<Self>) {
         // This thread may have missed why they have failed, until it has seen them in sync.
-        let unseen = |leg: &String| (leg.clone(), Comeback::of_unseen());
-        let mut comebacks: BTreeMap<String, Comeback> = self.devices.keys().map(unseen).collect();
+        let direct = self.devices.iter().filter(|(_, device)| !device.has_controller);
+        let unseen = |(leg, _): (&String, _)| (leg.clone(), Comeback::of_unseen());
+        let mut comebacks: BTreeMap<String, Comeback> = direct.map(unseen).collect();
         let mut late = BTreeSet::new();
         let mut next_try = Instant::now();
         loop {

@@ -110,13 +110,13 @@ impl Below for Parts<'_> {
     }
 }
 
-/// The device of an IOhost that a store is or lies on, also below controllers.
-pub(crate) fn device_below<'a>(leg: &str, parts: &Parts<'a>) -> Option<&'a StoreSpec> {
+/// The device of an IOhost that a store is or lies on, and whether a controller is in between.
+pub(crate) fn device_below<'a>(leg: &str, parts: &Parts<'a>) -> Option<(&'a StoreSpec, bool)> {
     let mut bottom = parts.bottom(leg)?;
     // Each step reaches a new store, unless the parts form a cycle.
-    for _ in 0..=parts.spec().stores.len() {
+    for step in 0..=parts.spec().stores.len() {
         if bottom.kind.remote().is_some() {
-            return Some(bottom);
+            return Some((bottom, step > 0));
         }
         let controller = parts.controller(bottom.kind.controller()?)?;
         bottom = parts.bottom(&controller.store)?;

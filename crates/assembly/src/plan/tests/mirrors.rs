@@ -52,8 +52,15 @@ fn the_iohost_below_the_controller_of_a_leg_is_known() {
     on_controller(&mut spec, "far");
     assert!(dry_run(&spec).is_ok());
     let parts = Parts::of(&spec);
-    let below = |leg: &str| device_below(leg, &parts).map(|device| device.name.clone());
-    assert_eq!([below("part"), below("disk")], [Some("far".to_owned()), None]);
+    let below = |leg: &str| {
+        let (device, has_controller) = device_below(leg, &parts)?;
+        Some((device.name.clone(), has_controller))
+    };
+    let far = |has_controller| Some(("far".to_owned(), has_controller));
+    assert_eq!(
+        ["part", "before", "far", "disk"].map(below),
+        [far(true), far(false), far(false), None]
+    );
 }
 
 #[test]
