@@ -110,9 +110,15 @@ struct World {
 }
 
 impl History {
-    pub(super) fn new(seed: u64, _options: &Options) -> Self {
+    pub(super) fn new(seed: u64, options: &Options) -> Self {
         let mut random = Random::new(seed);
-        let habits = Habits::draw(&mut random);
+        let mut habits = Habits::draw(&mut random);
+        // Few histories without an operator would show this neglect.
+        habits.is_operator |= options.neglect == Some(Rule::PermitOnce);
+        if habits.is_operator {
+            // An operator is asked when legs fail.
+            habits.steps_per_break = 40;
+        }
         let order = Order::default();
         let image = fill(1).repeat(LEG_BYTES / SECTOR_BYTES);
         let mut stores: Vec<LegStore> = (0..habits.legs)
