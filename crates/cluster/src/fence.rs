@@ -112,14 +112,17 @@ pub trait Fence: Send + Sync {
 /// it is seen by the fence, before the command has opened anything.
 ///
 /// The file has the number of the boot whose process has taken the lock last: its name changes with
-/// the host's machine ID, and the processes of one boot fence each other whatever the name.
+/// the host's name and machine ID, and the processes of one boot fence each other whatever these
+/// are.
 #[derive(Clone, Debug)]
 pub struct HostLock {
     record: PathBuf,
     path: PathBuf,
     /// The lock of a version that knows no machine IDs, and of a host without one.
     plain: PathBuf,
-    boot: String,
+    /// The contents of a lock that a process of this boot has taken; empty if the boot has no
+    /// number.
+    signature: Vec<u8>,
 }
 
 /// A fence for candidates on one host: the locks of the owner's processes.
@@ -190,11 +193,17 @@ impl HostLock {
     #[must_use]
     pub fn beside(record: &Path, me: &Member) -> Self {
         let plain = Member { host: me.host_name().to_owned(), ..Member::default() };
+        let mut signature = me.boot().as_bytes().to_vec();
+        if !signature.is_empty() {
+            // The name of another record may begin with the name of this one.
+            let name = record.file_name().unwrap_or_default();
+            signature.extend([b" ", name.as_encoded_bytes(), b"\n"].concat());
+        }
         Self {
             record: record.to_owned(),
             path: beside(record, me, LOCK),
             plain: beside(record, &plain, LOCK),
-            boot: me.boot().to_owned(),
+            signature,
         }
     }
 
@@ -205,46 +214,35 @@ impl HostLock {
     pub fn take(&self) -> Result<File, String> {
         let lock = lock(&self.path)?;
         let sign = || -> io::Result<()> {
-            let mut found = String::new();
-            (&lock).read_to_string(&mut found)?;
-            if found != self.boot {
+            let mut found = Vec::new();
+            (&lock).read_to_end(&mut found)?;
+            if found != self.signature {
                 lock.set_len(0)?;
-                (&lock).write_all(self.boot.as_bytes())?;
+                (&lock).write_all(&self.signature)?;
             }
             Ok(())
         };
-        sign().map_err(|error| format!("cannot write {}: {error}", self.path.display()))?;
+        sign().map_err(|error| format!("cannot read or write {}: {error}", self.path.display()))?;
         Ok(lock)
     }
 
-    /// Takes this lock, and each one that a process of this boot can have by another machine ID.
+    /// Takes this lock, and each one that a process of this boot can have by another name.
     fn take_all(&self) -> Result<Vec<File>, String> {
         let mut locks = vec![self.take()?];
         for path in files_beside(&self.record, LOCK)? {
-            let is_other = path != self.path;
-            if is_other
-                && (path == self.plain || self.is_namesake(&path) && self.is_signed(&path)?)
-            {
+            if path != self.path && self.is_of_this_boot(&path)? {
                 locks.push(lock(&path)?);
             }
         }
         Ok(locks)
     }
 
-    /// Whether a lock is that of a host of this name with a machine ID.
-    fn is_namesake(&self, path: &Path) -> bool {
-        let stem = self.plain.with_extension("");
-        let [name, stem] = [path, &stem].map(|path| path.as_os_str().as_encoded_bytes());
-        let id = name.strip_prefix(stem).and_then(|rest| rest.strip_prefix(b"."));
-        let id = id.and_then(|rest| rest.strip_suffix(b".lock"));
-        id.is_some_and(|id| id.len() == 32 && id.iter().all(u8::is_ascii_hexdigit))
-    }
-
-    /// Whether a process of this boot was the last one to take a lock.
-    fn is_signed(&self, path: &Path) -> Result<bool, String> {
-        let boot = std::fs::read_to_string(path);
-        let boot = boot.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-        Ok(!boot.is_empty() && boot == self.boot)
+    /// Whether a process of this boot can have been the last one to take a lock.
+    fn is_of_this_boot(&self, path: &Path) -> Result<bool, String> {
+        let found = std::fs::read(path);
+        let found = found.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        // An older version signs nothing.
+        Ok(if found.is_empty() { path == self.plain } else { found == self.signature })
     }
 }
 
@@ -490,6 +488,7 @@ mod tests {
         let locked = beside(&former).take().unwrap();
         refused(&later);
         refused("h/1");
+        fence("renamed/1").quiet().expect_err("the host has another name now");
         fence(&of_boot("2", &second)).quiet().expect("that of another host of this name");
         drop(locked);
         fence(&later).quiet().unwrap();
@@ -501,11 +500,21 @@ mod tests {
             }
             refused(&later);
         }
+        // A namesake without a machine ID, whose lock outlives it.
+        let locked = beside("h/2").take().unwrap();
         fence(&later).quiet().unwrap();
+        drop(locked);
         // Another store's.
         let other = directory.path().join("disk.owner.h");
-        let _locked = HostLock::beside(&other, &member("a", "h/1", 1)).take().unwrap();
+        let locked = HostLock::beside(&other, &member("a", "h/1", 1)).take().unwrap();
         fence(&later).quiet().unwrap();
+        drop(locked);
+        // After a loss of power a file can have any bytes.
+        let path = beside(&later).path;
+        std::fs::write(&path, [0xff; 40]).unwrap();
+        let locked = beside(&later).take().unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"1 disk.owner\n");
+        drop(locked);
     }
 
     #[test]
