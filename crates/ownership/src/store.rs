@@ -268,8 +268,12 @@ impl Store {
     /// The ledger of a key that is released after a fence was begun, and before the store was
     /// opened. The suspects are those of before, unless the fence may have let this host in.
     fn unopened(&self) -> Ledger {
-        let admitted = self.fence_admits && self.has_admitted;
-        if admitted { self.ledger.clone() } else { self.before.clone() }
+        if self.stays_suspect() { self.ledger.clone() } else { self.before.clone() }
+    }
+
+    /// Whether this host may have been let in by the fence of its claim.
+    fn stays_suspect(&self) -> bool {
+        self.fence_admits && self.has_admitted
     }
 
     /// Takes what etcd has of the store, read while this daemon had the lease.
@@ -413,8 +417,7 @@ impl Store {
     }
 
     fn released(&mut self, now: Nanos, then: Then, options: &Options) {
-        // Without a suspect that stays behind, a pause that grows only delays a sole candidate.
-        let doublings = if self.fence_admits { self.vain.min(DOUBLINGS) } else { 0 };
+        let doublings = self.vain.min(DOUBLINGS);
         self.not_before =
             now.after(Nanos(options.yields.0.saturating_mul(2_u64.saturating_pow(doublings))));
         self.hands_over = false;
@@ -577,8 +580,9 @@ impl Store {
             Phase::Fencing { .. } if !self.is_lost => {
                 self.failures = self.failures.saturating_add(1);
                 if self.failures >= options.fence_attempts {
-                    // This host may not reach what another one reaches.
-                    self.vain = self.vain.saturating_add(1);
+                    // This host may not reach what another one reaches. Without a suspect that
+                    // stays behind, a pause that grows would only delay a sole candidate.
+                    self.vain = self.vain.saturating_add(self.stays_suspect().into());
                     let ledger = self.unopened();
                     self.phase = Phase::Releasing { ledger, then: Then::Yield };
                 }

@@ -148,18 +148,21 @@ fn a_fence_that_lets_no_host_in_leaves_no_suspect_when_it_fails() {
 
 #[test]
 fn a_sole_candidate_finds_a_fence_that_works_again_within_a_lease() {
-    let mut rig = Rig::new();
-    let options = Options { fence_admits: false, ..Options::of_lease(3) };
-    rig.daemon = Daemon::new(member("a"), options, 5);
-    rig.daemon.add("disk");
-    let suspects = vec![member("b")];
-    rig.ledger = Some((4, Ledger { store: 9, suspects, ..Ledger::default() }));
-    for claim in 0..10 {
-        fail_fences(&mut rig);
-        let released_at = rig.now;
-        rig.run_to(State::Fencing);
-        let waited = Nanos(rig.now.since(released_at).0);
-        assert!(waited < ms(3_000), "{waited:?} after claim {claim}");
+    // A fence that lets no host in, and one that has sent no order.
+    for fence_admits in [false, true] {
+        let mut rig = Rig::new();
+        let options = Options { fence_admits, ..Options::of_lease(3) };
+        rig.daemon = Daemon::new(member("a"), options, 5);
+        rig.daemon.add("disk");
+        let suspects = vec![member("b")];
+        rig.ledger = Some((4, Ledger { store: 9, suspects, ..Ledger::default() }));
+        for claim in 0..10 {
+            fail_fences_by(&mut rig, &unfenced(false, !fence_admits));
+            let released_at = rig.now;
+            rig.run_to(State::Fencing);
+            let waited = Nanos(rig.now.since(released_at).0);
+            assert!(waited < ms(3_000), "{waited:?} after claim {claim}: {fence_admits}");
+        }
     }
 }
 
