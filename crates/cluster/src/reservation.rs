@@ -344,13 +344,15 @@ fn show(error: ReservationError) -> String {
 /// a disk that is not acquired keeps no other one from getting the key of this claim.
 fn all_disks<T>(
     disks: &[T],
-    (answers, mut acquire): (
+    (mut answers, mut acquire): (
         impl FnMut(&T) -> Result<(), String>,
         impl FnMut(&T) -> Result<(), String>,
     ),
     ends: impl Fn() -> bool,
 ) -> Result<(), String> {
-    disks.iter().try_for_each(answers)?;
+    let goes_on = || if ends() { Err("the attempt was given up".to_owned()) } else { Ok(()) };
+    disks.iter().try_for_each(|disk| goes_on().and_then(|()| answers(disk)))?;
+    goes_on()?;
     let mut acquired = Ok(());
     for disk in disks {
         if acquired.is_err() && ends() {
@@ -395,6 +397,8 @@ fn found_of(disk: DiskReservation) -> Found {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use sidecore_ownership::Notes;
 
     use super::*;
@@ -475,25 +479,33 @@ mod tests {
 
     #[test]
     fn each_claim_changes_all_disks_or_none() {
-        let run = |silent: Option<usize>, failing: Option<usize>, ends: bool| {
-            let mut acquired = Vec::new();
-            let answers =
-                |disk: &usize| if silent == Some(*disk) { Err("silent".into()) } else { Ok(()) };
+        // The attempt is given up after so many calls.
+        let run = |silent: Option<usize>, failing: Option<usize>, calls: usize| {
+            let (mut acquired, left) = (Vec::new(), Cell::new(calls));
+            let call = || left.set(left.get().saturating_sub(1));
+            let answers = |disk: &usize| {
+                call();
+                if silent == Some(*disk) { Err("silent".into()) } else { Ok(()) }
+            };
             let acquire = |disk: &usize| {
+                call();
                 acquired.push(*disk);
                 if failing.is_some_and(|failing| failing <= *disk) {
                     return Err(format!("disk {disk}"));
                 }
                 Ok(())
             };
-            let result = all_disks(&[1, 2, 3], (answers, acquire), || ends);
+            let result = all_disks(&[1, 2, 3], (answers, acquire), || left.get() == 0);
             (result.err().unwrap_or_default(), acquired)
         };
-        assert_eq!(run(None, None, false), (String::new(), vec![1, 2, 3]));
-        assert_eq!(run(Some(2), None, false), ("silent".to_owned(), vec![]));
-        assert_eq!(run(None, Some(2), false), ("disk 2".to_owned(), vec![1, 2, 3]));
+        assert_eq!(run(None, None, 9), (String::new(), vec![1, 2, 3]));
+        assert_eq!(run(Some(2), None, 9), ("silent".to_owned(), vec![]));
+        assert_eq!(run(None, Some(2), 9), ("disk 2".to_owned(), vec![1, 2, 3]));
         // An attempt that hangs or has lost its key goes on to no further disk.
-        assert_eq!(run(None, Some(2), true), ("disk 2".to_owned(), vec![1, 2]));
+        assert_eq!(run(None, Some(2), 5), ("disk 2".to_owned(), vec![1, 2]));
+        for calls in 1..=3 {
+            assert_eq!(run(None, None, calls), ("the attempt was given up".to_owned(), vec![]));
+        }
     }
 
     #[test]
