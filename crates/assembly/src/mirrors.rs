@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use sidecore_block::BlockDevice;
 use sidecore_mirror::{
-    Claim, End, LegError, LegState, Mirror, MirrorError, OpenOptions, Operator, Witness,
+    Claim, End, Former, LegError, LegState, Mirror, MirrorError, OpenOptions, Operator, Witness,
 };
 
 use crate::AssemblyError;
@@ -201,13 +201,15 @@ impl MirrorInUse {
             self.state().failure = Some(why.clone());
             AssemblyError::Mirror { name: self.name.clone(), why }
         };
+        // Headers of stores that are no legs any more.
+        let former = Former::default();
         let mut tried = 0;
         let (mirror, left_out) = loop {
             let stores = self.stores_that_are_there(&mut tried);
             if self.state().is_closed {
                 return Err(AssemblyError::Ending);
             }
-            let (mirror, left_out) = self.open_with(stores).map_err(refused)?;
+            let (mirror, left_out) = self.open_with(stores, &former).map_err(refused)?;
             match mirror {
                 Some(mirror) => break (Arc::new(mirror), left_out),
                 // Another one may come and be a leg.
@@ -275,15 +277,16 @@ impl MirrorInUse {
     fn open_with(
         &self,
         mut stores: Vec<(String, Arc<dyn BlockDevice>)>,
+        former: &Former,
     ) -> Result<(Option<Mirror>, BTreeMap<String, LegError>), String> {
         let witness: Arc<dyn Witness> = match self.spec.asks_operator {
             true => Arc::new(Operator),
             false => Arc::new(NoWitness),
         };
-        // It collects what stores tell that are no legs any more.
         let options = OpenOptions {
             name: self.name.clone(),
             copy_bytes_per_s: self.spec.copy_bytes_per_s,
+            former: former.clone(),
             ..OpenOptions::new(witness)
         };
         let mut left_out = BTreeMap::new();
