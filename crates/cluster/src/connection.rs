@@ -74,7 +74,10 @@ impl Connection {
             let config = config.await.map_err(|error| error.to_string())??;
             let connected = TlsConnector::from(config).connect(name, stream).await;
             let stream = connected.map_err(|error| match error.kind() {
-                io::ErrorKind::UnexpectedEof => NO_TLS.to_owned(),
+                // How a member without TLS ends it depends on what it has read by then.
+                io::ErrorKind::UnexpectedEof
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::BrokenPipe => NO_TLS.to_owned(),
                 _ => describe(&error, access, endpoint),
             })?;
             start(stream).await?
